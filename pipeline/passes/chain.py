@@ -34,7 +34,7 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """One stage of the chain as loaded in this process."""
+    """One stage of a chain, as it is loaded in this process."""
 
     name: str
     key: str
@@ -52,8 +52,8 @@ _loaded: dict[str, LoadedStage] = {}
 
 def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     """Return the stages of a chain, loaded and set up. A warm child (a worker process that is used for several tasks)
-    keeps the stages of its latest chain, because models take long to load. It drops all other stages, because a task
-    declares memory for its own stages only."""
+    keeps the stages of its latest chain, because models take long to load. It drops the stages of earlier chains,
+    because a task declares memory for its own stages only."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):
@@ -79,16 +79,17 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
 
 class Chain:
-    """Runs batches of documents through stages and counts them: `counters["stages"]` by stage,
-    `counters["dropped_bytes"]` by source. With `until_drop`, a document goes no further than the stage that drops
-    it."""
+    """Runs batches of documents through stages and counts the documents. `counters["stages"]` has the counts of each
+    stage, and `counters["dropped_bytes"]` the bytes of dropped documents by source. With `until_drop`, a dropped
+    document does not go through the later stages."""
 
     def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
         """Run a batch through `steps`, which change its documents in place. Returns the verdicts on dropped documents,
-        and the failures. With `sign` -1, the batch is subtracted from the counters instead of added."""
+        and the documents on which a stage failed. With `sign` -1, the batch is subtracted from the counters instead of
+        added."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
@@ -133,8 +134,8 @@ class Chain:
     def _apply(self, place: int, step: LoadedStage, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
         """Run the documents `alive` through one stage. Returns (item, verdict) for each document on which the stage
-        does not fail; the verdict is None (keep) or the reason to drop it. The other documents are added to `failures`,
-        except those with an earlier verdict."""
+        does not fail. The verdict is None (keep) or the reason to drop the document. A document on which the stage
+        fails is added to `failures`, unless an earlier stage has already dropped it (it is in `verdicts`)."""
         stage, foreign, after = step.stage, step.foreign, []
         batch_verdicts: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents before the stage
@@ -181,7 +182,8 @@ class Chain:
 
 
 def _cpu_s() -> float:
-    """CPU time of this thread, and of the processes that stages started and waited for (OCR)."""
+    """Return the CPU time of this thread, and of the finished processes that stages have started (for OCR, for
+    example)."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.thread_time() + waited.ru_utime + waited.ru_stime
 

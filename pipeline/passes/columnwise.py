@@ -1,16 +1,17 @@
 """Evaluates a function that is written for one document, such as the verdict of a stage, on many documents at once. The
 results are those of a call for each document.
 
-The verdicts of stages are written for one document: `doc.signals["words"] < self.config.min_words`. A million calls
-take seconds. Here the function is called with a document that stands for many: a signal is a whole column, and each
-comparison is made for all documents at once. Where the documents differ in the answer, this call continues with those
-that have the first answer. The function is called again for the others, and gets the answers up to that comparison
-without computing them. So the function runs once for each path through it, a dozen times instead of a million, and no
-rule is written twice.
+The verdict of a stage is written for one document: `doc.signals["words"] < self.config.min_words`. A million calls take
+seconds. This module calls the function with an object that stands for many documents: each of its signals is a whole
+column, and each comparison is made for all documents at once. If the documents differ in the answer, the call continues
+with those that have the first answer. Later the function is called again for the other documents. Up to that
+comparison, the second call gets stored answers instead of computing them. So the function runs once for each path
+through it, a dozen times instead of a million, and a stage needs no second version of its rules.
 
-A function that does something with a number other than arithmetic and comparison (`math.log(value)`), or that reads
-anything but signals, language and source, raises `NotColumnwise`; the caller then calls it document by document. The
-function must not depend on the type of a number, which cannot be detected. Stages from outside Tokenmill may do so.
+A function raises `NotColumnwise` if it uses a number in another way than arithmetic and comparison (`math.log(value)`),
+or reads anything but signals, language and source. The caller then calls it for each document. If the
+function depends on the type of a number, the result may be wrong, because this cannot be detected. Tokenmill's own
+stages do not depend on it; stages from outside may.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ EXACT = 2 ** 53
 
 
 class NotColumnwise(BaseException):
-    """The function cannot run over columns. It is not an Exception, so that a stage that catches exceptions does not
-    take it for an error of a document."""
+    """Raised when a function cannot be evaluated on many documents at once. It is not an Exception, so that a stage
+    that catches exceptions does not take it for an error of a document."""
 
 
 @dataclass
 class Columns:
-    """Documents as columns of length `rows`. `signals`: name → values (float64). `present`: name → whether each
-    document has the signal; a signal that all documents have is not in it. `language` and `source`: for each document,
-    an index into `languages` and `sources`. A signal that no document has is in neither dict."""
+    """The fields of `rows` documents as columns. `signals` maps the name of a signal (a number stored beside a
+    document) to its values (float64). `present` maps it to whether each document has the signal, and lacks signals that
+    all documents have. A signal that no document has is in neither dict. `language` and `source` hold, for each
+    document, an index into `languages` and `sources`."""
 
     rows: int
     signals: dict[str, np.ndarray] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Columns:
     sources: list[str] = field(default_factory=list)
 
     def document(self, row: int) -> Document:
-        """One of the documents, without its text."""
+        """Return the document of one row, without its text."""
         signals = {name: float(column[row]) for name, column in self.signals.items()
                    if name not in self.present or self.present[name][row]}
         return Document("", language=self.languages[self.language[row]], source=self.sources[self.source[row]],
@@ -62,8 +64,9 @@ class Columns:
 
 def for_all(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray,
             one_by_one: bool = True) -> tuple[list[Result], np.ndarray]:
-    """Returns the different results of `function` on the documents `rows`, and for each of these rows the number of its
-    result. Without `one_by_one`, raises NotColumnwise where the function would have to be called for each document."""
+    """Returns the distinct results of `function` on the documents `rows`, and for each of these rows the index of its
+    result. If the function cannot be evaluated on many documents at once, it is called for each document, or
+    NotColumnwise is raised if `one_by_one` is false."""
     numbers: dict[Result, int] = {}
     codes = np.empty(len(rows), np.int32)
     for start in range(0, len(rows), BLOCK):
@@ -94,7 +97,8 @@ def _paths(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray
 
 
 class _Path:
-    """One call of the function: the documents that are still on this path, and the answers that led to it."""
+    """One call of the function that is evaluated. It has the documents for which the function takes this path, and the
+    answers (such as results of comparisons) that led to the path."""
 
     def __init__(self, rows: np.ndarray, places: np.ndarray, answers: list[Any],
                  waiting: list[tuple[np.ndarray, list[Any]]]) -> None:
@@ -103,8 +107,9 @@ class _Path:
         self.rows = rows[places]
 
     def ask(self, question: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """The answer to a question on this path. `question` gives the answer for each row; documents that answer
-        otherwise are left to another path."""
+        """Returns the answer to a question, such as a comparison, in this call of the function. `question` computes the
+        answers for the given rows. The call continues with the documents that have the first answer; the other
+        documents are left to later calls."""
         if self._answered < len(self._answers):
             self._answered += 1
             return self._answers[self._answered - 1]
@@ -124,7 +129,8 @@ class _Path:
 
 
 class ManyDocuments:
-    """Stands for all documents of a path, as far as a verdict may ask: `signals`, `language` and `source`."""
+    """Stands for many documents in one call of a function. It has the fields of a document on which a verdict may
+    depend: `signals`, `language` and `source`."""
 
     def __init__(self, path: _Path, columns: Columns) -> None:
         self._path, self._columns = path, columns
@@ -141,8 +147,8 @@ class ManyDocuments:
         return self._columns.sources[code]
 
     def caller_column(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> CallerColumn:
-        """Returns a column with the number values[row] for each document. When a signal is compared with it, the values
-        of the signal are added to `compared`."""
+        """Returns a column that holds the number values[row] for the document of each row. When a signal is compared
+        with this column, the values of the signal are appended to `compared`."""
         return CallerColumn(self._path, lambda rows: values[rows], compared)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -208,8 +214,8 @@ def _values(number: Any, rows: np.ndarray) -> Any:
 
 
 class Column:
-    """A number of each document of a path. It can be compared, and be reckoned with as far as Python's floats and
-    numpy's agree."""
+    """A column with one number for each of many documents, used in place of a single number. It supports comparison,
+    and the arithmetic in which Python's floats and numpy's agree."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray]) -> None:
         self.path, self.values = path, values
@@ -256,8 +262,8 @@ class Column:
 
 
 class CallerColumn(Column):
-    """A column of numbers that the caller brings, for example a threshold for each document. `compared` collects the
-    columns that it is compared with."""
+    """A column of numbers that the caller supplies, for example one threshold for each document. `compared` collects
+    the values of the signals that are compared with it."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

@@ -53,10 +53,11 @@ SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 
 
 class DocumentPass:
-    """The task that runs the document pass (described at the top of this module).
+    """The task of the document pass: runs the documents of one partition through a chain of stages.
 
-    Its input is given by `source`, `reader` {name, key, config} and `slices` [$file…], or by `part` {text: $ref, gone:
-    $ref of a row set or null, removed: $ref of a removal slice or null, barrier: name}. The other args are
+    The input is given by `source`, `reader` {name, key, config} and `slices` [$file…], or by `part` {text: $ref, gone:
+    $ref of a row set (list of rows that are gone) or null, removed: $ref of a removal slice (list of rows that a
+    barrier removes) or null, barrier: name}. The other args are
 
     * rewrites: true to write kept.parquet, false to write a row set
     * where {source | language: [values]}: only matching documents are taken
@@ -64,7 +65,7 @@ class DocumentPass:
     * signals [names]: the signals that get a column
     * signals_mode: until-drop (a dropped document goes no further) or all (later stages still compute its signals)
     * $volatile (does not enter the task's key): quarantined, the commit log's entries about quarantined documents;
-      replay, which is `replay.replay_arg` of the same pass under other thresholds
+      replay, which describes an earlier run of the pass under other thresholds (`replay.replay_arg`)
     """
 
     name = "documents"

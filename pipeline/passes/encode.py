@@ -2,9 +2,9 @@
 
 `EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
 writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
-of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). Its bytes therefore
-depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls `encode_drafts`
-and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
+of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). The bytes of the
+stream therefore depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls
+`encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """Encodes the documents of one part. args: part ($ref of kept.parquet), tokenizer ($ref), eos (id of the
-    end-of-text token), libraries, where, val {share, seed}, $volatile {quarantined: the commit log's entries under
-    `encode_key`}.
+    """Encodes the documents of one part (file of documents) as tokens. args: part ($ref of kept.parquet), tokenizer
+    ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, $volatile
+    {quarantined: the commit log's entries under `encode_key`}.
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
@@ -63,11 +63,11 @@ class EncodePart:
     reads them but does not learn to predict them.
 
     Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
-    not held out itself goes into neither split if a deduplication found that it resembles a held-out one, because
-    training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the
-    tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the
-    order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
-    every attempt. Memory: one row group and the tokens of one batch.
+    not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
+    it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the tokenizer
+    crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the order of
+    the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in every
+    attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"
@@ -79,14 +79,14 @@ class EncodePart:
 
 
 def encode_key(args: Mapping[str, Any]) -> str:
-    """Returns a key that covers all that determines the tokens of a text, whatever part or stream the text is in. The
-    commit log lists the documents that encoding quarantined under this key, as it does for the key of a stage. `args`
-    are those of an EncodePart."""
+    """Returns a hash of everything that determines the tokens of a text: tokenizer, end-of-text token and libraries. It
+    does not depend on the part or stream that the text is in. The commit log lists the documents that could not be
+    encoded under this key. `args` are those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 
 class _Encoding:
-    """One run of the task EncodePart."""
+    """One execution of the task EncodePart, which encodes the documents of one part (file of documents) as tokens."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
@@ -140,9 +140,9 @@ class _Encoding:
 
     def _tokens(self, batch: Rows, places: list[int],
                 failures: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
-        """Encode the documents at these `places` of a batch. Returns the places of those that could be encoded, their
-        tokens back to back, the number of tokens of each, and a u8 for each token: 1 if it counts for the loss (None if
-        all count). The documents that could not be encoded are added to `failures`."""
+        """Encode the documents at the positions `places` of a batch. Returns the positions of those that could be
+        encoded, their tokens back to back, the number of tokens of each document, and a u8 for each token: 1 if it
+        counts for the loss (None if all count). The documents that could not be encoded are added to `failures`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if places:
             self.cursor.set(int(rows[places[0]]), int(rows[places[-1]]), 0)
@@ -199,8 +199,8 @@ def _raise_unless_text_caused(error: Exception) -> None:
     """Raise the error again if no text can have caused it. The cause is then a fault of the machine, or a tokenizer
     whose end-of-text token can be spelt in a text.
 
-    A panic of a tokenizer written in Rust is not an Exception and is not handled here. It ends the child process,
-    because it may leave locks held, and the supervisor then finds the text that caused it.
+    A panic of a tokenizer written in Rust is not an Exception and does not reach this function. It ends the child
+    process, because it may leave locks held, and the supervisor then finds the text that caused it.
     """
     if isinstance(error, TokenizerError) or not to_blame(error):
         raise error
@@ -211,8 +211,8 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document that is not held out itself resembles a held-out one. The documents that it resembles are
-    those that a deduplication noted in its metadata."""
+    """Whether a document resembles a held-out one (in val) but is not held out itself. The documents that it resembles
+    are listed in its metadata, where a deduplication noted them."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -220,8 +220,8 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
-    """Returns the tokenizer of a file. A warm child (a worker process that is used for several tasks) keeps the
-    tokenizers it has loaded."""
+    """Returns the tokenizer in a file. A warm child (a worker process that is used for several tasks) keeps the
+    tokenizers that it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
@@ -229,7 +229,8 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
 
 
 class _PartWriter:
-    """Writes SPLIT.tokens, SPLIT.parquet and SPLIT.loss for one split of one part (see `EncodePart`)."""
+    """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
+    each document ends) and SPLIT.loss (which tokens count for the loss)."""
 
     def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
@@ -269,12 +270,13 @@ class _PartWriter:
 
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
-    """Assembles one shard: writes the documents that start in the token range [start, stop) of a stream.
+    """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
+    stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, maybe loss:
-    $ref}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the
-    tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count
-    for the loss.
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, and loss: $ref
+    if the piece has a loss mask}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan
+    order. Writes body (the tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some
+    token does not count for the loss.
     """
 
     name = "assemble_shard"
@@ -314,8 +316,8 @@ class AssembleShard:
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def libraries() -> dict[str, str | None]:
-    """Returns the versions of LIBRARIES (None: not installed). They are task arguments, because another version may
-    tokenize a text differently."""
+    """Returns the versions of the libraries that tokenizers use (None: not installed). The versions are task arguments,
+    because another version of a library may tokenize a text differently."""
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -325,10 +327,10 @@ def libraries() -> dict[str, str | None]:
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
                   quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
-    """Returns one EncodePart task for each part, in plan order. `tokenizer`: the result of
-    `fit_tokenizer.tokenizer_info`. `config`: the recipe's entry under `shards:` (`where`; `val`, the share held out)
-    and `seed`. `quarantined`: a function like `Planner.quarantined`, which returns the commit log's quarantine entries
-    under the given keys."""
+    """Returns the EncodePart tasks, one for each part (file of documents), in plan order. `tokenizer` is the result of
+    `fit_tokenizer.tokenizer_info`. `config` is the recipe's entry under `shards:` (`where`; `val`, the share held out),
+    with the `seed`. `quarantined` is a function like `Planner.quarantined`, which returns the commit log's quarantine
+    entries under the given keys."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
@@ -340,8 +342,8 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
-    """Returns one AssembleShard task for each shard of each split. `encoded` are the results of the tasks of
-    `encode_drafts`, in plan order."""
+    """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
+    the tasks of `encode_drafts`, in plan order."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -380,8 +382,9 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
     has taken over the store, because the manifests of that driver must not be replaced.
 
-    Returns {name, tokenizer (sha256), dtype, train: {path, sha256, tokens, documents, bytes}, val: the same or None},
-    which is the form that `tokenizer.mixture.resolve.resolve` takes. Publishing the same results again changes nothing.
+    Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
+    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` may be None. Publishing the same
+    results again changes nothing.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []

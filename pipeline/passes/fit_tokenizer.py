@@ -28,15 +28,15 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways: by parts [$ref of kept.parquet,
-    in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, from which this task
-    draws it; or by picked [$ref], the texts that `pipeline.passes.sample_text` has drawn. Further args: kind bpe |
-    sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
+    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either the args are parts [$ref
+    of kept.parquet, in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, and
+    this task draws the sample. Or the arg is picked [$ref], files of texts that `pipeline.passes.sample_text` has
+    drawn. Further args: kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
-    document that would make it larger than `sample` bytes. It therefore does not depend on how the dataset is cut into
-    parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and sizes,
-    then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
+    document that would make it larger than `sample` bytes. The sample therefore does not depend on how the dataset is
+    cut into parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and
+    sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
     """
 
     name = "fit_tokenizer"
@@ -64,14 +64,15 @@ class FitTokenizer:
 
 
 def _picked(inputs: Inputs) -> Iterator[str]:
-    """Returns the texts of the sample that `sample_text.PickTexts` tasks have drawn."""
+    """Yields the texts of the tokenizer's sample from the files in which `sample_text.PickTexts` tasks have written
+    them."""
     if not any(ref["rows"] for ref in inputs.args["picked"]):
         raise TokenizerError(NO_DOCUMENT)
     return (text for ref in inputs.args["picked"] if ref["rows"] for _, text in picked_texts(inputs.fetch(ref)))
 
 
 def _drawn(inputs: Inputs) -> Iterator[str]:
-    """Returns the texts of the sample, which this function draws from all parts."""
+    """Draws the tokenizer's sample from all parts (files of documents) of the dataset, and yields the texts."""
     args, where = inputs.args, Selection(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
     chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
@@ -101,8 +102,9 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int) -> dict[str, int]:
-    """Returns {id: bytes} of the sample. By rising PRF (a pseudo-random number for each id), it consists of the first
-    documents that together have at most `size` bytes, and of at least one document."""
+    """Draws a sample of documents, and returns {id: bytes of text}. The documents are taken by rising PRF (a
+    pseudo-random number for each id), as long as they have at most `size` bytes in all. At least one document is
+    taken."""
     heap: list[tuple[int, str, int]] = []            # a heap, highest PRF first
     total = 0
     # the document with the lowest PRF that did not fit. The documents below it only get more, so no document with a
@@ -125,9 +127,10 @@ def _sample(paths: Sequence[str], where: Selection, size: int, seed: int) -> dic
 # -- for planners ------------------------------------------------------------------------------------------------
 def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     sizes: Sizes = SIZES) -> list[Wave]:
-    """Returns the waves of tasks for `tokenizer: {train: …}` of a recipe (`train` holds kind, model, vocab, sample,
-    where) over the `parts` of its dataset. The last wave, `fit`, is one task. It draws the sample from the parts, or
-    reads the texts that the waves before it have picked."""
+    """Returns the waves (groups of tasks that can run at the same time) that make the tokenizer for `tokenizer: {train:
+    …}` of a recipe. `train` holds kind, model, vocab, sample and where; `parts` are the files of the dataset. The last
+    wave, `fit`, is one task. It draws the sample from the parts, or reads the texts that the earlier waves have
+    picked."""
     def fit(done: Done) -> list[TaskDraft]:
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
@@ -137,8 +140,8 @@ def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     picked: Sequence[FileRef] = ()) -> TaskDraft:
-    """Returns the task that trains the tokenizer. It trains on the texts of `picked` or, if there are none, on a sample
-    that it draws from the parts."""
+    """Returns the task that trains the tokenizer. The task reads the sampled texts in the files `picked`. If there are
+    none, it draws a sample from the parts (files of documents) itself."""
     sample, weight = int(train["sample"]), sum(p.bytes for p in parts)
     args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
             "libraries": libraries()}
@@ -155,7 +158,8 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None) -> TaskDraft:
     """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver can
-    read. `copy_folder`: a folder of the store that holds a copy of it, for workers that cannot read `path`."""
+    read. For workers that cannot read `path`, `copy_folder` is a folder of the store that holds a copy of the
+    tokenizer."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
@@ -175,7 +179,7 @@ def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]
 
 
 def publish_tokenizer(store: Store, info: Mapping[str, Any]) -> str:
-    """Link the tokenizer beside the shards, and return its path in the store."""
+    """Publish the tokenizer: link its file into the folder of the shards. Returns the path in the store."""
     ref: FileRef = info["ref"]
     link_committed(store, ref["$ref"], info["path"])
     return info["path"]

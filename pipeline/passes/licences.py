@@ -1,8 +1,8 @@
 """Names the licence that a document states about itself, so that a pass can count documents by licence.
 
-Readers of source code note an SPDX expression in `meta.licence`, the step `html` the address of a licence in
-`meta.license`. A column of the input may hold any string under these names, so that only known licences have a label of
-their own. The labels are the identifiers of licences on the Hugging Face hub.
+Readers of source code note an SPDX expression in `meta.licence`, and the step `html` notes the URL of a licence in
+`meta.license`. A column of the input may hold any string under these names. Therefore only known licences get a label,
+which is the identifier of the licence on the Hugging Face hub. All other strings share one label.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _LONGEST = 200
 
 
 def licence_label(meta: Mapping[str, Any]) -> str:
-    """The licence that a document states, as a key of counters; '' where it states none."""
+    """Return the label under which a document is counted by licence: the licence that its metadata names, 'other' if
+    this is not a known licence, or '' if the metadata names none."""
     stated = meta.get("licence") or meta.get("license")
     if not stated:
         return ""

@@ -71,9 +71,9 @@ class ScatterWindows:
     them. A super-window is a stretch of `longest` tokens of the stream.
 
     args: curriculum (JSON), stream (index), first, stop (range of super-windows), shards [{body, ends, blocks: $ref,
-    offset, tokens, documents, maybe loss: $ref}] of the stream that hold the range, file_bytes, masked (true if a shard
-    of any stream has a loss mask). Writes an exchange file phaseP.seg for each phase P that draws from the range, with
-    one bucket per output file. Memory: one block of tokens and its records.
+    offset, tokens, documents, and loss: $ref if the shard has a loss mask}] of the stream that hold the range,
+    file_bytes, masked (true if a shard of any stream has a loss mask). Writes an exchange file phaseP.seg for each
+    phase P that draws from the range, with one bucket per output file. Memory: one block of tokens and its records.
     """
 
     name = "scatter_windows"
@@ -117,10 +117,10 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """Returns the records of the windows that begin at the offsets `starts` of a block of tokens. The caller fills in
-    sample number and origin. `flags` maps a field of the record to one flag (u8, 0 or 1) for each token of the block.
-    The field gets the flags of the window as bits: bit p - 1 is the flag of the token at position p of the window, for
-    p in [1, L]."""
+    """Returns the exchange records of the windows (samples of `length` tokens) that begin at the offsets `starts` of a
+    block of tokens. The caller fills in sample number and origin. `flags` maps a field of the record to one flag (u8, 0
+    or 1) for each token of the block. The field gets the flags of the window as bits: bit p - 1 is the flag of the
+    token at position p of the window, for p in [1, L]."""
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
     records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]
@@ -193,8 +193,9 @@ class _Source:
 
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
-    """A reduce task: writes one output file. args: segments [$ref of phaseP.seg], bucket, first (sample number), rows,
-    sequence, dtype, streams [names], format bytes | parquet, masked (true if a shard has a loss mask).
+    """A reduce task: collects the training samples of one output file and writes the file. args: segments [$ref of
+    phaseP.seg], bucket, first (sample number), rows, sequence, dtype, streams [names], format bytes | parquet, masked
+    (true if a shard has a loss mask).
 
     With format bytes, the output consists of tokens, bounds, origin, and loss if some token does not count for the
     loss. With format parquet it is rows.parquet. Memory: one output file and one segment.
@@ -235,8 +236,8 @@ class WriteRows:
 
 
 def _masked(loss: np.ndarray, length: int) -> np.ndarray:
-    """Returns bool (rows,), computed from the loss bits: whether a row has a target token that does not count for the
-    loss."""
+    """Returns for each row (training sample) whether any of its `length` target tokens does not count for the loss, as
+    bool (rows,). `loss` has one bit per token: 1 if it counts."""
     all_ones = pack_bits(np.ones((1, length), np.uint8))
     return (_bits(loss) != all_ones).any(1)
 
@@ -268,17 +269,18 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, fields: 
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Returns the bits of rows as u8 (rows, ceil(L / 8)). The exchange holds them as raw bytes (numpy's type V)."""
+    """Converts the bit fields of rows to u8 (rows, ceil(L / 8)) from the raw bytes (numpy's type V) in which exchange
+    files hold them."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the map tasks, which read the shards. Each reads `map_bytes` of tokens. By default this is so much that a
-    task writes SEGMENT bytes or more, on average, for each output file. A task needs scratch space for the bytes it
-    reads. Raises CurriculumError if this version computes another order hash for the curriculum, and ShardError if a
-    shard set that the curriculum names is missing."""
+    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is so
+    large that a task writes at least SEGMENT bytes, on average, for each output file. A task needs scratch space for
+    the bytes it reads. Raises CurriculumError if this version computes another order hash for the curriculum, and
+    ShardError if a shard set that the curriculum names is missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
@@ -329,8 +331,8 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the reduce tasks, which write the rows: one task per output file, in order of sample number. `mapped`:
-    the results of the tasks of `map_drafts`. `format`: bytes or parquet."""
+    """Returns the reduce tasks, which write the training samples into files: one task per output file, in order of
+    sample number. `mapped` are the results of the tasks of `map_drafts`. `format` is bytes or parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]
@@ -357,9 +359,10 @@ def _dtype(curriculum: Curriculum) -> np.dtype:
 
 def publish_rows(store: Store, folder: str, curriculum: Curriculum, drafts: Sequence[TaskDraft],
                  written: Sequence[TaskResult], check_lease: Callable[[], None] = lambda: None) -> RowManifest:
-    """Link the row files under `folder` (for example runs/RUN/rows), write the manifest rows.json last, and return it.
-    `drafts` are the tasks of `reduce_drafts` and `written` their results, in the same order. `check_lease`
-    (`Log.check_lease`) is called before rows.json is written; it raises if another driver has taken over the store."""
+    """Link the files of training samples under `folder` (for example runs/RUN/rows), write the manifest rows.json last,
+    and return it. `drafts` are the tasks of `reduce_drafts`, and `written` are the results of these tasks in the same
+    order. `check_lease` (`Log.check_lease`) is called before rows.json is written; it raises if another driver has
+    taken over the store."""
     index = {phase.start: p for p, phase in enumerate(curriculum.phases)}
     files, phase, number = [], -1, 0
     for draft, result in zip(drafts, written, strict=True):

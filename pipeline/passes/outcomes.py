@@ -1,12 +1,14 @@
-"""Predicts, from stored signals, what would become of a document of a finished run under other thresholds, or if a step
-were left out.
+"""Predicts what would become of a document of a finished run under other thresholds, or if a step were left out. The
+prediction uses the stored signals of the document (numbers that the steps computed).
 
-The verdicts are those of the stages (`pipeline.passes.verdicts`, as in replay). This module decides which verdict
-counts, and where no verdict can be known. If a step dropped a document and would now let it pass, the later steps have
-not seen the document: their signals are missing, unless the run had `signals: all`. Steps behind a change to a step
-that edits the text, and steps behind the next barrier (a step over all documents at once, such as deduplication) or in
-the next pass, would see other documents than they saw. Such an outcome is `unknown`, with the reason, and never
-guessed.
+The stages give the verdicts, as in replay (`pipeline.passes.verdicts`). This module decides which verdict counts, and
+when no verdict can be known. In these cases the outcome is `unknown`, with the reason, and never guessed:
+
+* A step dropped the document and would now let it pass. The later steps have not seen it, so their signals are missing,
+  unless the run had `signals: all`.
+* A step that edits the text is changed. The later steps would see another text than they saw.
+* The step is after the next barrier (a step over all documents at once, such as deduplication) or in the next pass. It
+  would see other documents than it saw.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ REASONS = {
 
 
 class Outcome(NamedTuple):
-    """`side`: kept, dropped or unknown. `stage`: the step that drops the document, or behind which it is unknown.
-    `reason`: why it is dropped, or a key of REASONS."""
+    """What would become of a document. `side`: kept, dropped or unknown. `stage`: the step that drops the document, or
+    the first step whose verdict is unknown. `reason`: why the step drops the document, or a key of REASONS for an
+    unknown outcome."""
 
     side: str
     stage: str = ""
@@ -50,7 +53,8 @@ KEPT = Outcome("kept")
 @dataclass(frozen=True)
 class Link:
     """A step of a dataset. `number`: its place in the recipe's list. `part`: the number of the pass that runs it.
-    `foreign`: not one of Tokenmill's own; with `opaque`, its code is not loaded and `stage` is a blank Stage."""
+    `foreign`: the step is not one of Tokenmill's own. `opaque`: its code is not loaded, and `stage` is a blank
+    Stage."""
 
     name: str
     number: int
@@ -64,19 +68,21 @@ class Link:
         return isinstance(self.stage, Barrier)
 
     def lets_pass(self) -> bool:
-        """Whether the step keeps every document, whatever its signals."""
+        """Whether the step keeps every document, whatever the signals of the document (numbers stored beside it)
+        are."""
         stage = self.stage
         return (not self.foreign and not stage.drops and type(stage).verdict is not Stage.verdict
                 and stored_verdicts(Document(""), stage) == (None,))
 
 
 class Moved:
-    """The steps of a dataset with some changed. `changes`: place of a step → its new thresholds, or None to leave the
-    step out. `until_drop`: the run's setting `signals`.
+    """The steps of a dataset with changed thresholds or left-out steps, for predicting the outcome of documents.
+    `changes` maps the place of a step to its new thresholds, or to None to leave the step out. `until_drop` is false if
+    the run had `signals: all`, so that steps also computed signals of dropped documents.
 
-    Documents are followed up to `end`, the place of the first barrier behind the first change (or the number of steps).
-    A document that gets there counts as kept. With `all_unknown`, the barrier itself or a step behind it is changed, so
-    that nothing is known of those that get there.
+    Documents are followed up to `end`, the place of the first barrier (such as deduplication) after the first change,
+    or the number of steps. A document that reaches `end` counts as kept. With `all_unknown`, the barrier or a step
+    after it is changed, so that nothing is known about documents that reach the barrier.
     """
 
     def __init__(self, links: Sequence[Link], changes: Mapping[int, Mapping[str, Any] | None],
@@ -94,27 +100,31 @@ class Moved:
                       for place, link in enumerate(links)] + [len(links)]
 
     def other_texts(self) -> list[str]:
-        """The names of steps that edit texts and are left out: kept documents may have other texts without them."""
+        """Return the names of the left-out steps that edit texts. Without these steps, kept documents may have other
+        texts."""
         return [self.links[place].name for place, new in sorted(self.now.items())
                 if new is None and self.links[place].stage.edits]
 
     def barrier(self) -> str:
-        """The name of the barrier up to which documents are followed; "" where it is the end of the dataset."""
+        """Return the name of the barrier (such as deduplication) up to which documents are followed. It is "" if they
+        are followed to the end of the dataset."""
         return self.links[self.end].name if self.end < len(self.links) else ""
 
     def signals(self) -> set[str]:
-        """The signals that outcomes may depend on."""
+        """Return the names of the signals (numbers stored beside a document) on which outcomes may depend."""
         places = self.now if self.until_drop else range(self.first, self.end)
         return {name for place in places if place < self.end for stage in (self.links[place].stage, self.now.get(place))
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
 
     def before(self, end: int, reason: str) -> Outcome:
-        """What the run made of a document that the step at `end` dropped for `reason`; `end` is the number of steps
-        where none did."""
+        """Return the outcome of a document in the run itself. The step at place `end` dropped the document for
+        `reason`; for a document that no step dropped, `end` is the number of steps."""
         return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
 
     def outcome(self, doc: Any, end: int, reason: str) -> Outcome:
-        """What becomes of such a document now. `doc`: its signals, language and source."""
+        """Return what would become of a document with the changed steps. In the run, the step at place `end` dropped it
+        for `reason`; for a document that no step dropped, `end` is the number of steps. `doc` has the document's
+        signals, language and source."""
         last = self._last[end]
         if end >= self.end and self.all_unknown:
             return Outcome("unknown", self.barrier(), "barrier")
@@ -130,8 +140,8 @@ class Moved:
         return KEPT
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
-        """The outcome at a step that the document has been through; None where it passes. The step at `end` dropped
-        it."""
+        """Return the outcome of a document at a step that the document went through in the run, or None if the step
+        would let it pass. The step at place `end` dropped the document in the run."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")
@@ -162,8 +172,8 @@ class Moved:
         return None
 
     def _behind(self, walk: _Walk, doc: Any, place: int, end: int, last: int) -> Outcome | None:
-        """The outcome at a step behind the one that dropped the document and now lets it pass; None where it passes
-        here, too."""
+        """Return the outcome of a document at a step after the step that dropped it in the run and would now let it
+        pass. Returns None if the step at `place` would let it pass, too."""
         link, new = self.links[place], self.now.get(place, self.links[place].stage)
         if new is None:
             walk.leave_out(link.stage)
@@ -185,7 +195,8 @@ class Moved:
         return None
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
-        """Why the stored signals of a step behind the one at `end` do not tell its verdict; "" where they may."""
+        """Return why the verdict of a later step on a document dropped at place `end` cannot be told from stored
+        signals (a key of REASONS). Returns "" if the signals may tell it."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"
@@ -202,8 +213,8 @@ class Moved:
 
 @dataclass
 class _Walk:
-    """A document on its way through the changed steps. `edited`: the steps behind would see another text or language
-    than they saw. `left_out`: a step has been left out."""
+    """The state of a document on its way through the changed steps. `edited`: later steps would see another text or
+    language of the document than in the run. `left_out`: a step has been left out."""
 
     edited: bool = False
     left_out: bool = False

@@ -1,11 +1,11 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
 A partition is the input of one task: either slices of source files, or one part (the output of one earlier task). Two
-tables may say which rows of a part are gone: the removal slice of the barrier before this pass (a barrier is a step
-that needs all documents at once, such as deduplication), and the row set that earlier passes left. Some records have an
-outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or hung a process
-before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a document does not
-depend on the batch it is in.
+tables may say which rows of a part are gone. One is the removal slice of the barrier before this pass (a barrier is a
+step that needs all documents at once, such as deduplication). The other is the row set that earlier passes left. Some
+records have an outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or
+hung a process before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a
+document does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ VERDICTS = 1024
 
 @dataclass
 class Removed:
-    """A document that the barrier before this pass removed (a barrier is a step such as deduplication). It goes through
-    no stage. `size`: its bytes."""
+    """A document that a barrier (a step such as deduplication) removed before this pass. It goes through no stage of
+    the pass. `size` is the document's number of bytes."""
 
     doc: Document
     reason: str
@@ -47,7 +47,8 @@ class Removed:
     size: int
 
     def count(self, counters: Counters, barrier: str, sign: int = 1) -> None:
-        """Count the document as dropped by the barrier; with `sign` -1, subtract it."""
+        """Count the document as dropped by the barrier `barrier` (a step such as deduplication). With `sign` -1, it is
+        subtracted from the counts."""
         stats = counters["stages"].setdefault(
             f"barrier:{barrier}", {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}})
         stats["in"] += sign
@@ -58,8 +59,8 @@ class Removed:
 
 @dataclass
 class Settled:
-    """A document whose verdict in an earlier run of this pass still holds. `doc` is the document as that run wrote it.
-    `dropped` is (stage, reason), or None when the document was kept."""
+    """A document whose verdict in an earlier run of the pass still holds. `doc` is the document as the earlier run
+    wrote it. `dropped` is (stage, reason), or None when the document was kept."""
 
     doc: Document
     dropped: tuple[str, str] | None
@@ -86,9 +87,9 @@ Items = list[tuple[int, Item]]
 
 
 class _Verdicts:
-    """Looks up the entries of a removal slice or a row set by row of the part. Only VERDICTS entries are decoded at a
-    time, which suffices because a part is read in order. Dicts for all entries would exceed the memory of the task when
-    documents are short."""
+    """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
+    a barrier removes) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time, because a part is
+    read in order. Dicts for all entries could exceed the memory of the task."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table, self._first = table, 0
@@ -97,7 +98,8 @@ class _Verdicts:
         self.rows: dict[int, int] = {row: place for place, row in enumerate(table["row"].to_pylist())}
 
     def get(self, row: int) -> dict[str, Any] | None:
-        """The entry about a row, as a dict with the columns of SLICE_SCHEMA, or None."""
+        """Return the entry about a row of the part as a dict with the columns of SLICE_SCHEMA, or None if the table has
+        no entry about the row."""
         place = self.rows.get(row)
         if place is None:
             return None
@@ -108,8 +110,9 @@ class _Verdicts:
 
 
 class PartitionReader:
-    """Reads the records of one partition in batches. The attribute `quarantined` maps the id of a document that killed
-    or hung a process at a stage of `steps` to its entry in the commit log."""
+    """Reads the records of one partition (the input of a document pass task) in batches. The attribute `quarantined`
+    holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit
+    log."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -127,8 +130,9 @@ class PartitionReader:
         self._earlier, self._slice = self._verdicts(part.get("gone")), self._verdicts(part.get("removed"))
 
     def batches(self) -> Iterator[Items]:
-        """Yields the items of the partition in batches. A batch ends when it has BATCH_DOCS documents (fewer in crash
-        triage), BATCH_BYTES bytes or BATCH_RECORDS records."""
+        """Yields the documents of the partition in batches, together with records whose outcome is already known. A
+        batch ends when it has BATCH_DOCS documents (fewer after a crash), BATCH_BYTES bytes or BATCH_RECORDS
+        records."""
         batch: Items = []
         documents = size = 0
         limit = min(BATCH_DOCS, self.inputs.batch_rows or BATCH_DOCS)
@@ -143,8 +147,8 @@ class PartitionReader:
             yield batch
 
     def _items(self) -> Iterator[tuple[int, Item, int]]:
-        """Yields (number, item, bytes of the item) and counts the records. Documents that the argument `where` does not
-        select are left out."""
+        """Yields (number, item, bytes of the item) and counts the records. An item is a document, or a record whose
+        outcome is already known. Documents that the argument `where` does not select are left out."""
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
@@ -177,8 +181,8 @@ class PartitionReader:
             read["lost"] = self._reader.lost
 
     def _records(self) -> Iterator[tuple[int, Document | BadRecord | Removed]]:
-        """Yields (number, record) for all records of the partition, in order. The crash cursor points at the record
-        being read."""
+        """Yields (number, record) for all records of the partition, in order. The number of the record being read is
+        kept in the crash cursor, from which the supervising process sees which record caused a crash."""
         if "part" not in self.args:
             files = SourceFiles(self.inputs, self.cursor, self.out, self.counters, self._bad_files)
             self._reader = files.reader
@@ -209,11 +213,13 @@ class PartitionReader:
         return _Verdicts(read_table(self.inputs.fetch(ref)) if ref else SLICE_SCHEMA.empty_table())
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
-        """Returns the row set of the part after this pass, in the columns of SLICE_SCHEMA. It lists each row that is
-        gone, with the reason; `lost` are the rows that stages of this pass dropped or failed on. It also lists rows
-        that stay, if a barrier noted their cluster or near duplicates. The entry of a row that is gone does not name
-        the document kept in its place. Otherwise a different choice among duplicates would change the keys of later
-        tasks."""
+        """Returns the row set of the part after this pass: a table (SLICE_SCHEMA) of the rows that are gone, each with
+        the reason. `lost` are the rows that stages of this pass dropped or failed on. The table also lists rows that
+        stay, if a barrier noted their cluster or near duplicates.
+
+        The entry of a row that is gone does not name the document that was kept in its place. If it did, another choice
+        among duplicates would change the keys of later tasks.
+        """
         lost, barrier = set(lost), self.args["part"]["barrier"]
         rows = sorted({*self._earlier.rows, *self._slice.rows, *lost})
         columns: dict[str, list[Any]] = {name: [None] * len(rows) for name in SLICE_SCHEMA.names}
@@ -237,8 +243,8 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
-        """Returns the quarantine entry of a document that killed or hung a process in an attempt at this task
-        (`Inputs.skip`), or earlier according to the commit log. Returns None for other documents."""
+        """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
+        this task (`Inputs.skip`) or according to the commit log. Returns None for other documents."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
@@ -251,7 +257,8 @@ class PartitionReader:
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
-    """Copy what a barrier noted about a document (its cluster and near duplicates) into its metadata."""
+    """Copy the notes of a barrier (such as deduplication) about a document into the document's metadata. The notes are
+    its cluster and its near duplicates."""
     doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:
         doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}

@@ -1,10 +1,11 @@
 """Reads the records of a task's input files, and handles files that cannot be read.
 
 The reading of a file ends early in three cases: its reader yields a fatal `BadRecord`, its reader raises an exception,
-or the process dies while it reads the file. The rest of the file (or of the piece that the task reads) is then
-quarantined as one record and counted under `bad_files` in the counters, and the task goes on with the next file. If the
-process died and the file is Parquet, only the rest of the row group is lost. A record that killed a process is written
-to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at this record.
+or the process dies while it reads the file. The unread rest of the file (or of the piece that the task reads) is then
+quarantined as one record and counted under `bad_files` in the counters, and the task continues with the next file. If
+the process died and the file is Parquet, only the unread rows of the row group are lost. A record that killed a process
+is written to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at
+this record.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Stop = tuple[int, str]
 
 
 class _NotFetched(Exception):
-    """Raised when a file could not be fetched from its storage, which is not the file's fault."""
+    """Raised when a file could not be fetched from its storage. The cause is not the content of the file."""
 
 
 def to_blame_file(error: Exception) -> bool:
@@ -52,7 +53,7 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: Inputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Returns the local path of an input file. Of a remote file, only the ranges that the reader needs are
+    """Returns the local path of an input file. From a remote file, only the byte ranges that the reader needs are
     downloaded."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
@@ -68,9 +69,9 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 
 class SourceFiles:
-    """Iterates over (row, record) in the source files of a document pass. Before a record is read, its number is
-    written to the crash cursor, so that a record that kills the process can be identified. `quarantined`: the commit
-    log's entries about files of this reader."""
+    """Yields (row, record) for all records in the source files of a document pass. Before a record is read, its number
+    is written to the crash cursor, so that the supervising process can identify a record that kills the process.
+    `quarantined` are the commit log's entries about files of this reader."""
 
     def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:
@@ -110,7 +111,8 @@ class SourceFiles:
             yield items[0][0], [piece for _, piece in items]
 
     def _records(self, file: int, together: list[Piece], row: int) -> Iterator[Document | BadRecord]:
-        """Yields the records of a unit. `row` is the number of its first record."""
+        """Yields the records of a unit (one slice of a file, or the slices of files that must be read together). `row`
+        is the number of its first record."""
         if reason := next((arg["bad"] for arg, _ in together if "bad" in arg), ""):    # marked bad in the listing
             yield self._rest_record(together, None, reason)
             return
@@ -162,9 +164,10 @@ class SourceFiles:
         return checked(self.reader, self.reader.read_files(files()))
 
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
-        """Returns the stops of a unit: the numbers of records after which its reading stops, because the next record
-        killed a process. They come from the commit log as it was when the task was planned, and from crash triage since
-        then (`Inputs.skip`). The latter are also noted in the record of this task."""
+        """Returns the stops of a piece of a file: numbers of records after which its reading stops, because the next
+        record killed a process. They come from two places: from the commit log as it was when the task was planned, and
+        from earlier attempts at this task (`Inputs.skip`). Stops from earlier attempts are also noted in the record of
+        this task."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
@@ -185,9 +188,9 @@ class SourceFiles:
 
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
-        """Returns the bad record that stands for the lost rest of a unit: what follows its record `last`, up to the
-        slice `resume_at` if reading resumes there. With `look`, the file may be read to find how many bytes are
-        lost."""
+        """Returns a bad record that stands for all records of a unit that cannot be read. They begin after the record
+        `last` and end at the slice `resume_at`, if reading resumes there. With `look`, the file may be read to find how
+        many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -198,9 +201,9 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
-        """Returns how many bytes of the stored file lie between `offset` and `resume_at`. Returns the size of all files
-        of the unit if it has several files, if the format cannot tell, or if the file must not be read (`look` is
-        False)."""
+        """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at` (or the end).
+        Returns the size of all files together if there are several, if the format cannot tell, or if the file must not
+        be read (`look` is False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             missing = Slice(slice.source, slice.path, max(offset, slice.start),

@@ -38,27 +38,29 @@ THRESHOLDS = b"tokenmill.thresholds"
 
 
 def thresholds(steps: Sequence[LoadedStage]) -> dict[bytes, bytes]:
-    """Returns the `decision` fields of a chain, as Parquet metadata for the file that the pass writes."""
+    """Returns the thresholds of a chain of stages (the `decision` fields of their configs), as metadata for the Parquet
+    file that the pass writes."""
     decisions = [{field: value for field, value in step.stage.config.model_dump(mode="json").items()
                   if role_of(type(step.stage.config), field) == "decision"} for step in steps]
     return {THRESHOLDS: json.dumps(decisions, sort_keys=True).encode()}
 
 
 def replay_arg(record: PartRecord) -> dict[str, Any]:
-    """Describes an earlier task, as the argument `replay` of the new task. It never enters the key of the new task."""
+    """Returns the argument `replay` of a new task, which describes an earlier task whose results it may reuse. The
+    argument does not enter the key of the new task."""
     return {"files": {name: info.ref() for name, info in record.files.items()}, "counters": record.counters,
             "cpu_s": record.cpu_s}
 
 
 class NotReproduced(Exception):
-    """Raised when the files of the earlier pass cannot be read, or when its chain, run again, gives other verdicts than
-    those it recorded. The pass then starts again without replay."""
+    """Raised when the results of an earlier pass cannot be reused. Either its files cannot be read, or its chain of
+    stages, run again, gives other verdicts than those it recorded. The new pass then starts again without replay."""
 
 
 @contextlib.contextmanager
 def _decoding_errors_as_not_reproduced() -> Iterator[None]:
-    """Turns errors of decoding into NotReproduced. Arrow raises them as ValueError, or as OSError without errno; an
-    OSError with errno is a fault of the machine and is raised unchanged."""
+    """Turns errors of decoding Parquet files into NotReproduced. Arrow raises them as ValueError, or as OSError without
+    errno. An OSError with errno is a fault of the machine and is raised unchanged."""
     try:
         yield
     except (ValueError, OSError) as e:
@@ -70,15 +72,15 @@ def _decoding_errors_as_not_reproduced() -> Iterator[None]:
 class Replay:
     """Copies documents from an earlier run of this pass if their verdicts still hold, in input order.
 
-    `steps` is the chain of this pass. The earlier chain has the same stages under the earlier thresholds; the two share
-    their models.
+    `steps` is the chain of stages of this pass. The earlier chain has the same stages under the earlier thresholds. The
+    stages of both chains share their models.
     """
 
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """Returns the replay that the task's arguments ask for, or None if the pass must run from scratch. Apart from
-        arguments that ask for no replay, this is so in three cases:
+        """Returns the replay that the task's arguments ask for. Returns None if they ask for none, or if the pass must
+        run from scratch, which is so in three cases:
 
         * The earlier files are missing, damaged or made by other code.
         * The earlier pass counts a document that was quarantined since (`quarantined`).
@@ -130,8 +132,9 @@ class Replay:
         counters["replayed"] = {"docs": 0, "cpu_s": cpu_s + earlier.get("replayed", {}).get("cpu_s", 0.0)}
 
     def settled(self, batches: Iterable[Items]) -> Iterator[Items]:
-        """Yields the batches. A document whose verdict is unchanged is replaced by its row of the earlier pass
-        (`Settled`). Raises NotReproduced."""
+        """Yields the batches. A document whose verdict is unchanged since an earlier run of the pass is replaced by its
+        row in the output of that run (`Settled`). Raises NotReproduced if the earlier run's results cannot be
+        reused."""
         counters = self._chain.counters
         for batch in batches:
             with _decoding_errors_as_not_reproduced():
@@ -148,12 +151,13 @@ class Replay:
         _drop_zeros(counters)
 
     def _saw(self, id: str) -> bool:
-        """Whether the earlier chain saw this document."""
+        """Whether the earlier pass ran the document with this id through its stages."""
         return id in self._rows or id in self._drops or id in self._failed
 
     def _verdict(self, doc: Document) -> Settled | None:
-        """Returns the document's row in the earlier output if the changed thresholds leave its verdict the same.
-        Returns None if the document has to go through the chain again. Must be called in the order of the input."""
+        """Returns the document's row in the output of the earlier pass, if the new thresholds do not change its
+        verdict. Returns None if the document has to go through the chain of stages again. Must be called in the order
+        of the input."""
         row, drop = self._rows.get(doc.id), self._drops.get(doc.id)
         if row is not None:
             kept = next((d for n, d in self._kept if n == row), None)
@@ -171,10 +175,10 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Check that the earlier chain, run again, gives these documents the outcomes that it recorded; raise
-        NotReproduced if not. This fails for a user's stage whose verdict depends on more than the document. It also
-        fails for a stage that computes something from its thresholds in `setup`, because the two chains share the
-        result of `setup`."""
+        """Check that the earlier chain of stages, run again, gives these documents the outcomes that it recorded; raise
+        NotReproduced if not. The check fails for a user's stage whose verdict depends on more than the document. It
+        also fails for a stage that computes something from its thresholds in `setup`, because the earlier and the new
+        chain share the result of `setup`."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
@@ -185,9 +189,10 @@ class Replay:
                 raise NotReproduced(doc.id)
 
     def _same(self, stored: Document, end: int, reason: str | None) -> bool:
-        """Whether the changed stages give the same verdict on a stored document under both thresholds. The stage at
-        place `end` of the chain dropped the document for `reason` (for a kept document, `end` is the length of the
-        chain). Stages after `end` have seen the document only with `signals: all`, and may have changed its text."""
+        """Whether every changed stage gives a stored document the same verdict under the earlier and the new
+        thresholds. The stage at place `end` of the chain dropped the document for `reason`; for a kept document, `end`
+        is the length of the chain. Stages after `end` have seen the document only with `signals: all`, and may have
+        changed its text."""
         for place in self._changed:
             if place > end and self._chain.until_drop:
                 break
@@ -203,7 +208,7 @@ class Replay:
 
 
 def _drop_zeros(counters: Counters) -> None:
-    """Remove counters that dropped to zero, because a pass from scratch would not have them."""
+    """Remove counters that are zero after subtractions, because a pass that ran from scratch would not have them."""
     sources: set[str] = set()
     for stats in counters["stages"].values():
         stats["dropped"] = without_zeros(stats["dropped"])
@@ -213,13 +218,14 @@ def _drop_zeros(counters: Counters) -> None:
 
 
 def without_zeros(counters: Mapping[str, Any]) -> Counters:
-    """A copy of the counters without zeros and empty dicts."""
+    """Return a copy of the counters without zeros and empty dicts."""
     clean = {k: without_zeros(v) if isinstance(v, Mapping) else v for k, v in counters.items()}
     return {k: v for k, v in clean.items() if v}
 
 
 class _SideRows:
-    """Reads the rows of a side table in ascending order. The table has at most one row for each kept document."""
+    """Reads the rows of a side table (values that a stage computed for a later barrier) in ascending order. The table
+    has at most one row for each kept document."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)

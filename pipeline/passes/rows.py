@@ -1,5 +1,5 @@
-"""Reads parts (Parquet files of documents) for the tasks that make tokens: the rows that a stream takes, in batches of
-bounded size."""
+"""Reads parts (Parquet files of documents) for the tasks that make tokens. It yields the rows that a token stream
+takes, in batches of bounded size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, BATCH_BYTES = 256, 8 << 20
 
 class Selection:
     """Decides which documents a stream or a dataset takes, by the setting `where` of the recipe: {source: [names],
-    language: [codes]}. None takes all."""
+    language: [codes]}. Without this setting, all documents are taken."""
 
     def __init__(self, where: Mapping[str, Any] | None) -> None:
         self.config = Where.Config(**where) if where else None
@@ -31,7 +31,7 @@ class Selection:
         return self.config is None or not self.config.refuses(doc.source, doc.language, doc.signals.get("script"))
 
     def mask(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Returns bool (rows,): which rows of a batch are taken."""
+        """Returns which rows of a batch are selected, as bool (rows,)."""
         if self.config is None:
             return np.ones(len(batch), bool)
         rows = list(zip(*(_column(batch, name) for name in ("source", "language")), _scripts(batch)))
@@ -44,7 +44,8 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _scripts(batch: pa.RecordBatch) -> list[float | None]:
-    """The signal `script` (the number of a script) of each row; None where it was not computed."""
+    """Return the signal `script` of each row: the number of the writing system of its text, or None where it was not
+    computed."""
     if "signals" in batch.schema.names:
         signals = batch.column("signals")
         if signals.type.get_field_index("script") >= 0:
@@ -54,7 +55,7 @@ def _scripts(batch: pa.RecordBatch) -> list[float | None]:
 
 @dataclass
 class Rows:
-    """A batch of rows taken from a part, in order."""
+    """A batch of rows taken from a part (file of documents), in order."""
 
     batch: pa.RecordBatch
     rows: np.ndarray              # their row numbers in the part, int64
@@ -71,9 +72,9 @@ class Rows:
 
 
 def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
-    """Yields the rows of a part that `selection` takes, at most `batch` rows and BATCH_BYTES of text at a time; a
-    longer document is a batch of its own. The column `bytes`, the UTF-8 length of the text, is available without
-    reading the texts. Memory: one row group of the columns read."""
+    """Yields the rows of a part (file of documents) that `selection` takes, at most `batch` rows and BATCH_BYTES of
+    text at a time. A document longer than BATCH_BYTES is a batch of its own. The column `bytes`, the UTF-8 length of
+    the text, is available without reading the texts. Memory: one row group of the columns read."""
     need = {"id", *columns, *selection.columns} - {"bytes"}
     if "bytes" in columns:
         need |= {"signals.bytes"}
@@ -92,8 +93,8 @@ def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int 
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields a batch in pieces of consecutive rows. A piece has at most BATCH_BYTES of text, or is a single longer
-    row."""
+    """Cuts a batch and yields the pieces, each with consecutive rows. A piece has at most BATCH_BYTES of text, or is a
+    single row with a longer text."""
     if "text" not in batch.schema.names:
         yield batch
         return

@@ -22,8 +22,8 @@ GROUP_BYTES = 8 << 20
 
 class DrawSample:
     """Draws a sample of the records of one source. args: source, reader {name, key, config}, files [$file], seed, share
-    (of all records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (the task
-    stops after it has read so many bytes).
+    (of all records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (the number
+    of bytes after which the task stops reading).
 
     Each record has a rank, PRF(seed, id), which is a pseudo-random number. The sample consists of the records with the
     lowest ranks: the given share of all records, and at least `least` records. Writes drawn.parquet
@@ -65,8 +65,9 @@ class DrawSample:
 
 
 class Draw:
-    """Keeps the records with the lowest ranks while records are read. It keeps all records with a rank below `limit`,
-    and at least `least` records, but drops those with the highest ranks when the kept ones exceed `most` bytes."""
+    """Keeps the records with the lowest ranks (pseudo-random numbers) while records are read. It keeps all records with
+    a rank below `limit`, and at least `least` records. If the kept records exceed `most` bytes, those with the highest
+    ranks are dropped."""
 
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most
@@ -86,7 +87,7 @@ class Draw:
             self.bytes, self.below = self.bytes - dropped_bytes, min(self.below, -top)
 
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """Returns (bytes, row) in the order in which the records were seen."""
+        """Returns (bytes, row) for the records drawn, in the order in which the records were read."""
         return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
 
 

@@ -1,13 +1,14 @@
 """Draws the text sample for the training of a tokenizer, in many tasks, from a dataset too large for one task.
 
 Three waves of tasks run before the training. (The tasks of a wave may run at the same time.) First, each `RankTexts`
-task takes a group of parts, ranks their documents by PRF(seed, id), a pseudo-random number, and notes their sizes. Then
-the single `CutSample` task merges these lists by rising rank, up to the first document that would make the sample too
-large; it reads little beyond that document. Last, each `PickTexts` task copies the texts of a group up to that rank.
+task takes a group of parts (files of documents), ranks their documents by PRF(seed, id), a pseudo-random number, and
+notes the sizes of the documents. Then the single `CutSample` task merges these lists by rising rank, up to the first
+document that would make the sample too large; it reads little beyond that document. Last, each `PickTexts` task copies
+the texts of a group up to that rank.
 
 By rising rank, the sample consists of the first documents that together have at most `sample` bytes, and of at least
-one document. It is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task would
-draw from the same dataset.
+one document. The sample is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task
+would draw from the same dataset.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def rank_of(seed: int, id: str) -> int:
 
 
 class RankTexts:
-    """Ranks the documents of a group of parts. args: parts [$ref of kept.parquet], where (see
-    `pipeline.passes.rows.Selection`), sample (bytes), seed.
+    """Ranks the documents of a group of parts (files of documents) by a pseudo-random number, to draw a sample of
+    texts. args: parts [$ref of kept.parquet], where (see `pipeline.passes.rows.Selection`), sample (bytes), seed.
 
     Writes the exchange file `ranks.seg` (RANK, one bucket per range of ranks, sorted) with the documents of the group
     that can be in a sample of `sample` bytes. Memory: 100 bytes per document of the group.
@@ -72,8 +73,9 @@ class RankTexts:
 
 
 class CutSample:
-    """Finds where the sample ends, and counts its documents and bytes. args: ranks [$ref of ranks.seg], sample (maximum
-    bytes). The counter `max_rank` is the rank of the last document of the sample, or -1 if the sample is empty."""
+    """Finds the rank at which a sample of texts ends, and counts its documents and bytes. A rank is a pseudo-random
+    number of a document. args: ranks [$ref of ranks.seg], sample (maximum bytes). The counter `max_rank` is the rank of
+    the last document of the sample, or -1 if the sample is empty."""
 
     name = "cut_sample"
     version = 1
@@ -97,8 +99,9 @@ class CutSample:
 
 
 class PickTexts:
-    """Copies those texts of a group of parts that are in the sample. args: parts, where, seed (as for RankTexts), last
-    (rank of the last document of the sample). Writes picked.parquet (PICKED), in the order of the parts."""
+    """Copies those texts of a group of parts (files of documents) that are in a sample. args: parts [$ref of
+    kept.parquet], where (selects documents), seed, last (rank of the last document of the sample). Writes
+    picked.parquet (PICKED), in the order of the parts."""
 
     name = "pick_texts"
     version = 2
@@ -137,7 +140,8 @@ class PickTexts:
 
 
 def _chosen(path: str, where: Selection, seed: int, last: int) -> tuple[list[str], np.ndarray]:
-    """Returns (ids, rows) of the documents of a part that are in the sample."""
+    """Returns (ids, row numbers) of the documents of a part that are in the sample, whose last document has the rank
+    `last`."""
     ids: list[str] = []
     rows: list[int] = []
     for batch in rows_of(path, where, ()):
@@ -149,7 +153,7 @@ def _chosen(path: str, where: Selection, seed: int, last: int) -> tuple[list[str
 
 
 def picked_texts(path: str) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of the documents in a picked.parquet. Memory: a row group."""
+    """Yields (id, text) of the documents in a picked.parquet, a file of sampled texts. Memory: a row group."""
     with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(256, row_groups=[group]):
@@ -159,8 +163,9 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 # -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int,
                  sizes: Sizes = SIZES) -> list[Wave]:
-    """Returns the waves of tasks `rank`, `cut` and `pick`. They have no tasks for a dataset of at most
-    `sizes.group_bytes`, because the training task can then draw the sample itself."""
+    """Returns the waves `rank`, `cut` and `pick` (groups of tasks that can run at the same time), which draw a sample
+    of texts. For a dataset of at most `sizes.group_bytes` the waves have no tasks, because the training task can draw
+    the sample itself."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     common = {"where": dict(where), "seed": seed}
 

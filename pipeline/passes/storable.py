@@ -1,9 +1,9 @@
 """Checks that documents can be stored, and removes personal data from the rows that people see.
 
-A stage or reader of a user may write any value. All columns are therefore checked after each of them. A wrong type is
-an error of that one document, with a message that names the column; it does not fail the whole part. Rows of dropped
-and quarantined documents are meant to be read by people. Every field of them that may hold text of the page therefore
-passes the scrubber, which removes personal data.
+A stage or reader of a user may write any value. All columns are therefore checked after each such stage or reader. A
+wrong type is an error of one document, with a message that names the column; it does not fail the whole part (file of
+documents). Rows of dropped and quarantined documents are meant to be read by people. Personal data is therefore removed
+from every field of them that may hold text of the page.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ LONGEST_REASON = 200
 
 
 def language_label(language: str) -> str:
-    """The language as a key of counters. A string that does not look like a language becomes OTHER, because a column
-    may hold any string."""
+    """Return the language under which a document is counted. A string that does not look like the code of a language
+    becomes OTHER, because a user's column may hold any string."""
     return language if _LANGUAGE.fullmatch(language) else OTHER
 
 
 def scrub_row(doc: Document) -> None:
-    """Remove personal data from every field of a dropped document that is shown (id, source and signals hold none)."""
+    """Remove personal data from the fields of a dropped document, because people read them. The id, the source and the
+    signals hold no personal data and stay."""
     doc.text, doc.url, doc.language = scrub_text(doc.text), scrub_text(doc.url), scrub_text(doc.language)
     if doc.date is not None:
         doc.date = scrub_text(doc.date)
@@ -47,14 +48,15 @@ State = tuple[Any, ...]
 
 
 def state_of(doc: Document) -> State:
-    """Returns the state of a document, with which `restore` can undo all later changes to it."""
+    """Returns a copy of everything in a document that stages may change. `restore` undoes all later changes with it."""
     meta = dict(doc.meta) if _flat(doc.meta) else copy.deepcopy(doc.meta)
     return (doc.text, dict(doc.locator), meta, dict(doc.signals), dict(doc.side),
             *(getattr(doc, name) for name in _FIELDS), copy.deepcopy(doc.loss_spans))
 
 
 def _flat(meta: dict[str, Any]) -> bool:
-    """Whether all keys are strings, and all values are immutable and stored unchanged by JSON."""
+    """Whether a document's metadata can be copied without copying its values. All keys must be strings, and all values
+    immutable and stored unchanged by JSON."""
     return all(type(k) is str and isinstance(v, (str, int, float, type(None))) for k, v in meta.items())
 
 
@@ -104,9 +106,9 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raise TypeError or ValueError if a document cannot be stored as a stage left it, or if the stage's verdict
-    `reason` cannot. `before` is the document's state before the stage (`state_of`). Signals are converted to floats,
-    and metadata to its JSON round trip, in which keys are strings and sorted."""
+    """Raise TypeError or ValueError if a document, as a stage left it, cannot be stored, or if the stage's verdict
+    `reason` cannot be stored. `before` is the document's state before the stage (`state_of`). Signals are converted to
+    floats. Metadata is replaced by its JSON round trip, in which keys are strings and sorted."""
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -118,7 +120,8 @@ def check(doc: Document, reason: Any, before: State) -> None:
 
 
 def _check_columns(doc: Document, who: str) -> None:
-    """Check text, url, language, date, metadata and signals."""
+    """Raise TypeError or ValueError if the text, url, language, date, metadata or signals of a document cannot be
+    stored."""
     for name in ("text", "url", "language"):
         if not isinstance(value := getattr(doc, name), str):
             raise TypeError(f"the {who} set {name} to {_shown(value)}, it must be a string")
@@ -136,8 +139,9 @@ def _check_columns(doc: Document, who: str) -> None:
 
 
 def _check_places(doc: Document, who: str) -> None:
-    """Check the locator ({file: string, sub: string, offset: 64-bit integer, record: 64-bit integer}, all optional) and
-    `loss_spans` (None or a list of {start, end})."""
+    """Raise TypeError if the locator or the `loss_spans` of a document have a wrong form. The locator is {file: string,
+    sub: string, offset: 64-bit integer, record: 64-bit integer}, all optional; `loss_spans` is None or a list of
+    {start, end}. `who` (stage or reader) set them and is named in the message."""
     if type(doc.locator) is not dict:
         raise TypeError(f"the {who} set locator to {_shown(doc.locator)}, it must be a dict")
     for name, kind in (("file", str), ("sub", str), ("offset", int), ("record", int)):
@@ -152,15 +156,15 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`. `text` and `spans` are the
-    values before the stage. Only text inside the spans counts for the loss, so old spans would make wrong text
-    count."""
+    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`, outside which text does not
+    count for the loss. `text` and `spans` are the values before the stage. With a changed text, old spans would mark
+    wrong passages."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")
 
 
 def _shown(value: Any) -> str:
-    """Returns a wrong value as an error message shows it. If the value may hold text of the document, only its type is
-    shown."""
+    """Returns the form in which an error message shows a wrong value. If the value may hold text of the document, this
+    is only its type."""
     return f"{value!r}" if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"

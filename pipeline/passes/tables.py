@@ -32,10 +32,10 @@ def quarantine_row(id: str, source: str, locator: Mapping[str, Any], stage: str,
 
 
 def to_blame(error: Exception) -> bool:
-    """Whether the document may have caused an error that a stage raised on it. False for a lack of memory, a missing
-    library and an error of the operating system such as a full disk. False, too, if a process that the stage started
-    was killed; the supervisor then finds the cause. True for an operation that the confinement of the process forbids,
-    because a parser tried it on this document."""
+    """Whether the document may have caused an error that a stage raised on it. A lack of memory, a missing library or
+    an error of the operating system, such as a full disk, is not the document's fault. If a process that the stage
+    started was killed, the answer is also False; the supervisor then finds the cause. An operation that the confinement
+    of the process forbids counts as the document's fault, because a parser tried it on this document."""
     if isinstance(error, PermissionError) and confinement.sealed():
         return True
     return not (isinstance(error, (MemoryError, ImportError, ProcessDied)) or (isinstance(error, OSError)
@@ -43,7 +43,7 @@ def to_blame(error: Exception) -> bool:
 
 
 class RowWriter:
-    """Writes rows into a Parquet file (side tables, quarantine), and flushes after every 8,192 rows."""
+    """Writes rows into a Parquet file, for example of quarantined records, and flushes after every 8,192 rows."""
 
     FLUSH = 1 << 13
 

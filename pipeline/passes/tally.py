@@ -1,4 +1,4 @@
-"""Counts the documents of a pass for the report, which then need not read the documents.
+"""Counts the documents of a pass for the report, so that the report need not read the documents.
 
 Every count is taken from a row when it is written. So a document whose verdict was copied from an earlier run
 (`replay`) counts like a new one. The counters of all tasks can be added up (`pipeline.store.records.merge_counters`)::
@@ -54,7 +54,8 @@ def score_bin(score: float) -> int | None:
 
 
 def bin_edges(number: int) -> tuple[float, float]:
-    """Returns (from, to) of a bin: it holds the scores s with from <= |s| < to."""
+    """Returns the edges (from, to) of the histogram bin with this number. It holds the scores s with from <= |s| <
+    to."""
     if not number:
         return 0.0, 2.0 ** LOWEST
     octave, place = divmod(abs(number) - 1, BINS)
@@ -63,8 +64,9 @@ def bin_edges(number: int) -> tuple[float, float]:
 
 
 class Tally:
-    """Counts the documents of a pass as they are written. `steps`: the chain of stages. `signals`: the names of all
-    signal columns. With `until_drop`, a document goes no further than the stage that drops it."""
+    """Counts the documents of a pass as they are written. `steps` is the chain of stages, and `signals` are the names
+    of all signal columns (numbers stored beside a document). With `until_drop`, a document goes no further than the
+    stage that drops it."""
 
     def __init__(self, steps: Sequence[LoadedStage], signals: Iterable[str], until_drop: bool) -> None:
         self._places = {step.name: place for place, step in enumerate(steps)}
@@ -83,7 +85,7 @@ class Tally:
         self._tallies: Counters = {}
 
     def kept(self, docs: Iterable[Document]) -> None:
-        """Count documents that are kept."""
+        """Count documents that every stage kept."""
         stages_count, pii = bool(self._scores or self._counting), self._pii
         for doc in docs:
             kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
@@ -102,7 +104,8 @@ class Tally:
                 self._count_stages(doc, self._end)
 
     def dropped(self, doc: Document, stage: str) -> None:
-        """Count a document that a stage of the chain dropped, from its row."""
+        """Count a document that the stage `stage` of the chain dropped. The counts are taken from the row that is
+        written about it."""
         self._count_dropped(doc, stage)
         self._count_stages(doc, self._places[stage] if self._until_drop else self._end)
 
@@ -120,8 +123,8 @@ class Tally:
         self._dropped[kind] = self._dropped.get(kind, 0) + 1
 
     def _count_stages(self, doc: Document, last: int) -> None:
-        """Count the scores of a document, and what the stages count themselves, for the stages up to place `last` of
-        the chain."""
+        """Count the scores of a document, and call `Stage.counts` for the stages' own counts. Only stages up to the
+        place `last` of the chain are included, because later ones have not seen the document."""
         for place, name in self._scores:
             score = doc.signals.get(name) if place <= last else None
             number = None if score is None else score_bin(score)
@@ -154,5 +157,5 @@ class Tally:
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:
-    """Returns the bins in order, with strings as keys for JSON."""
+    """Returns the bins of a histogram in ascending order, with strings as keys for JSON."""
     return {str(number): docs for number, docs in sorted(bins.items())}

@@ -1,8 +1,8 @@
 """Asks a stage for its verdict on stored signals under other thresholds.
 
-Signals are numbers that stages store beside a document; thresholds are the `decision` fields of their configs. Replay
-(`pipeline.passes.replay`) decides with these functions which documents a pass processes again. The playground of the
-service decides with the same functions which documents would change sides.
+Signals are numbers that stages store beside a document; thresholds are the `decision` fields of the stages' configs.
+Replay (`pipeline.passes.replay`) uses these functions to decide which documents a pass processes again. The service's
+playground uses them to decide which documents would be kept instead of dropped, or dropped instead of kept.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from stages.stage import Stage
 
 
 class Judge(Protocol):
-    """The attributes of a loaded stage that `overwritten` needs, as `pipeline.passes.chain.LoadedStage` has them.
-    `foreign`: it is a user's own stage."""
+    """The attributes of a loaded stage that the function `overwritten` needs; `pipeline.passes.chain.LoadedStage` has
+    them. `foreign` is true for a user's own stage."""
 
     @property
     def name(self) -> str: ...
@@ -28,15 +28,17 @@ class Judge(Protocol):
 
 
 def with_thresholds(stage: Stage, thresholds: Mapping[str, Any]) -> Stage:
-    """Returns a copy of a stage with other thresholds. The two share the models that the stage has loaded."""
+    """Returns a copy of a stage with other thresholds. The stage and its copy share the models that the stage has
+    loaded."""
     other = copy.copy(stage)
     other.config = type(stage.config).model_validate({**stage.config.model_dump(), **thresholds})
     return other
 
 
 def stored_verdicts(doc: Document, *stages: Stage) -> tuple[str | None, ...] | None:
-    """The verdict of each stage on a document, from its stored signals. None where one cannot be given: the stage has
-    no `verdict` method, or a signal was not computed. Then only `process` can decide."""
+    """Return the verdict of each stage on a document, computed from the document's stored signals. Returns None if any
+    stage cannot give a verdict in this way, because it has no `verdict` method or a signal was not computed. Only the
+    stage's method `process` can then decide."""
     try:
         return tuple(stage.verdict(doc) for stage in stages)
     except MemoryError:
@@ -46,9 +48,9 @@ def stored_verdicts(doc: Document, *stages: Stage) -> tuple[str | None, ...] | N
 
 
 def overwritten(steps: Sequence[Judge], place: int) -> int | None:
-    """The place of the first later stage that may overwrite a signal on which the verdict of the stage at `place`
-    depends; None when no stage may. For a document that has been through that later stage, the stored value is not the
-    one that decided the verdict."""
+    """Return the place of the first later stage that may overwrite a signal on which the verdict of the stage at
+    `place` depends, or None. If a document has been through the later stage, the stored signal may differ from the
+    value that decided the verdict."""
     stage = steps[place].stage
     used = {*stage.signals, *stage.reads()}
     return next((number for number, later in enumerate(steps[place + 1:], place + 1)

@@ -1,5 +1,6 @@
 """Finds the settings of a recipe that differ from the latest run of the same recipe in a store, to show them to people.
-They do not decide which results are stale (have to be made again); `pipeline.store.content_keys` does."""
+Which results are stale (have to be made again) does not depend on these differences; `pipeline.store.content_keys`
+decides it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MOST = 40
 
 
 def latest_run(store: Store) -> str | None:
-    """Name of the run that the store's report.json is about; None when no run has finished there."""
+    """Return the name of the run that the store's report.json describes, which is the latest finished one. None when no
+    run has finished in the store."""
     try:
         return str(json.loads(store.read("report.json"))["run"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -25,7 +27,7 @@ def latest_run(store: Store) -> str | None:
 
 
 def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
-    """recipe.yaml of a run as plain values; {} when the run has none."""
+    """Return the recipe of a run (its recipe.yaml) as plain values; {} when the run has no readable recipe."""
     try:
         document = yaml.safe_load(store.read(f"runs/{run}/recipe.yaml"))
     except (OSError, yaml.YAMLError):
@@ -34,10 +36,10 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
-    """The settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}. `was`
-    or `now` is None where the key is missing. Locations of inputs do not count, because no result depends on them.
-    Returns None when no run has finished, or when so much differs that the latest run must have been of another
-    recipe."""
+    """Return the settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}.
+    `was` or `now` is None where the key is missing. Locations of inputs are not compared, because no result depends on
+    them. Returns None when no run has finished, or when so many settings differ that the latest run must have been of
+    another recipe."""
     run = latest_run(store)
     if run is None:
         return None
@@ -65,6 +67,6 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """The names of the steps or phases in a list. If the old and the new list give the same names, the caller compares
-    them item by item."""
+    """Return the names of the steps or phases in a list. Two lists with equal names are compared item by item, other
+    lists as a whole."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

@@ -1,9 +1,11 @@
 """Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes. A
-node is a pass, a barrier (a step that needs all documents at once), the tokenizer, or the shards of a stream.
+node is a pass (steps that run together, document by document), a barrier (a step that needs all documents at once), the
+tokenizer, or the shards of a stream.
 
-The driver (the process that runs this) holds no documents, only the tasks in flight and their records. A node continues
-as soon as its own tasks are done, independent of other nodes. The tasks of all nodes share the workers, largest first.
-A node whose tasks all have results in the store (`pipeline.plan.fresh`) ends at once.
+The driver (the process that runs this module) holds no documents, only the tasks in progress and the records of their
+results. A node continues as soon as its own tasks are done, independent of other nodes. The tasks of all nodes share
+the workers; the largest tasks run first. A node whose tasks all have results in the store (`pipeline.plan.fresh`) ends
+at once.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from pipeline.store.dataset import stream_quarantine
 
 
 class TooManyErrors(TokenmillError):
-    """More documents of a pass or a token stream failed than `run.max_error_rate` allows. The code is then more likely
-    to be wrong than the data."""
+    """Raised when more documents failed in a pass or in the encoding of a token stream than `run.max_error_rate`
+    allows. In this case the code is more likely to be wrong than the data."""
 
 
 #: called with each node that ends, the results so far, and the sums over the records of its tasks
@@ -32,8 +34,8 @@ Finished = Callable[[Node, Results, NodeSums], None]
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run all nodes, except those for which `fresh` finds that the store has all results. Returns the results of all
-    nodes, by name."""
+    """Run the nodes of a plan and return their results by name. `finished` is called for each node that ends. A node is
+    not run if `fresh` finds that the store already has the results of all its tasks."""
     # closed here even when a second signal interrupts: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished, fresh)) as going:
         while True:
@@ -46,8 +48,8 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: Fr
 
 def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
           fresh: FreshNodes | None = None) -> Generator[None, None, Results]:
-    """A generator that does the work of `drive`. It yields after each step of the scheduler, and returns the
-    results."""
+    """Run the nodes of a plan, as `drive` does, but yield after each step of the scheduler. The generator returns the
+    results of the nodes."""
     results = Results()
     waiting = list(nodes)
     active: dict[int, tuple[Node, Work]] = {}             # by number of the batch the node waits for
@@ -65,7 +67,7 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
         finished(node, results, node_fresh.sums)
 
     def go_on(node: Node, work: Work, records: Any) -> None:
-        """Resume the node until it yields its next batch of tasks, or ends."""
+        """Resume the generator of a node, which runs until it yields its next batch of tasks or ends."""
         before = len(all_warnings)
         try:
             specs = next(work) if records is None else work.send(records)
@@ -101,7 +103,7 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
 
 
 def _sums(node: Node) -> NodeSums:
-    """The sums over the tasks of a node that ended. Reads the record of every task."""
+    """Return the sums over the tasks of a node that has ended. This reads the record of every task."""
     summing = Summing(node.name, node.kind)
     for batch in node.batches:
         summing.begin(batch.node)
@@ -114,10 +116,10 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors: more than
     ten, and more than the share `allowed` of its documents.
 
-    Records of input files that could not be read are not counted here. Instead, warnings are returned about sources
-    that lost more than `allowed` of their records, sources that gave no document at all, and column values that
-    documents could not keep. `picks` says that a `where` selects documents: a source without any bad record may then
-    give no document.
+    Records of input files that could not be read do not count as lost documents. The function returns warnings about
+    them: about sources that lost more than the share `allowed` of their records, sources that gave no document at all,
+    and column values that documents could not keep. `picks` says that the pass selects documents by a `where`. A source
+    without unreadable records may then give no document.
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
@@ -139,7 +141,8 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """A warning about a source with too many unreadable records, or without documents; "" for any other."""
+    """Return a warning if too many records of a source could not be read, or if the source gave no document; otherwise
+    ""."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {node.dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")
@@ -153,7 +156,8 @@ def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, pick
 
 
 def _unkept_values(source: str, columns: dict[str, dict[str, int]]) -> str:
-    """A warning about column values of a source that its documents could not keep."""
+    """Return a warning that documents could not keep some column values of a source. `columns` counts these values by
+    column and reason."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "

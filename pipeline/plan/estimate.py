@@ -1,8 +1,8 @@
-"""Estimates a run before it starts: how many tasks are done and how many have to run, bytes read, CPU time, disk space.
+"""Estimates a run before it starts: the numbers of finished and remaining tasks, bytes read, CPU time and disk space.
 
-Speeds and sizes are measured on the runs that the store holds. For a store without runs the constants below are used,
-which were measured on one core of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores; divide it
-by the number of workers to estimate the wall-clock time.
+Speeds and sizes are measured on the runs that the store holds. For a store without runs, the constants of this module
+are used. They were measured on one core of a 2-vCPU Xeon (AVX-512) over real web pages. CPU time is a sum over cores;
+divide it by the number of workers to estimate the wall-clock time.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Measured speeds. `stages` gives bytes of text per CPU-second, and `remaining` the bytes of text that remain per
-    byte read, both by name of step or node. For a step that was not measured, `of` returns what the step declares.
-    `compressed` is the measured number of bytes stored per byte of text; without a measurement it is COMPRESSED."""
+    """Speeds and sizes measured on finished tasks. `stages` maps the name of a step or node to its bytes of text per
+    CPU-second, and `remaining` to the bytes of text left per byte read. For a step that was not measured, `of` returns
+    the values that the step's class declares. `compressed` is the number of bytes stored per byte of text."""
 
     stages: dict[str, float] = field(default_factory=dict)
     remaining: dict[str, float] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class Speeds:
 
 
 def measured(records: Iterable[PartRecord]) -> Speeds:
-    """Compute speeds from the records of finished tasks in a store. Stages have measured their own CPU time; for
-    barriers, shards and the tokenizer, the CPU time of the whole task counts."""
+    """Compute speeds from the records of finished tasks in a store. Stages are measured by the CPU time that they
+    recorded themselves. Barriers, shards and the tokenizer are measured by the CPU time of whole tasks."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
     docs = text = stored = stored_text = 0.0
@@ -99,8 +99,8 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes read and the CPU time of a task to its entry in `nodes`. The task is one of a barrier
-    (`deduped/minhash.1/bands`), of shards (`shards:web/encode`), or of the tokenizer."""
+    """Add the bytes read and the CPU time of a task to an entry in `nodes`. The task belongs to a barrier such as
+    deduplication (`deduped/minhash.1/bands`), to shards (`shards:web/encode`), or to the tokenizer."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -121,7 +121,7 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a recipe, made against a store in its present state."""
+    """The plan of a recipe, made against the present state of a store."""
 
     store: Store
     log: LogView
@@ -143,9 +143,10 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Describe the plan of a recipe as a JSON document: the inputs; the nodes in order with steps, partitions, fresh
-    (finished) and stale (unfinished) tasks, bytes, CPU time and disk space; the nodes that would run; and the settings
-    changed since the latest run. Nothing is written, and the store need not exist."""
+    """Describe the plan of a recipe as a JSON document. It has the inputs, the nodes, the names of the nodes that would
+    run, and the settings changed since the latest run. Each node (pass, barrier …) is listed with its steps,
+    partitions, fresh (finished) and stale (unfinished) tasks, bytes, CPU time and disk space. Nothing is written, and
+    the store need not exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
     inputs = {}
@@ -174,9 +175,9 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
 
 
 class Flow:
-    """Estimates how many bytes of text of each source are left after each node, and what each node costs. `row` must be
-    called for all nodes in the order of the plan. For a finished pass, the counts of its own tasks are used. A node
-    that waits for other nodes counts as if all of its tasks had to run."""
+    """Estimates how many bytes of text of each source are left after each node of a plan (pass, barrier …), and what
+    each node costs. `row` must be called for all nodes in the order of the plan. For a finished pass, the sizes that
+    its tasks recorded are used. A node that waits for other nodes is estimated as if all of its tasks had to run."""
 
     def __init__(self, recipe: Recipe, planner: Planner, speeds: Speeds, inputs: Mapping[str, Any]) -> None:
         self.plans = {p.name: p for plans in planner.passes.values() for p in plans}
@@ -185,8 +186,9 @@ class Flow:
         self.text: dict[str, dict[str, float]] = {}
 
     def row(self, state: NodeState) -> dict[str, Any]:
-        """The line of the plan for one node, as a dict. `partitions` is None while their number is not known. `status`
-        is fresh (all tasks have results), stale (no task has one), partly (some have) or waits (not known yet)."""
+        """Return the line of the plan for one node (pass, barrier …), as a dict. `partitions` is None while the number
+        of the node's tasks is not known. `status` is fresh (all tasks have results), stale (no task has one), partly
+        (some tasks have one) or waits (the tasks are not known yet)."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):
@@ -211,8 +213,8 @@ class Flow:
                 "bytes_in": int(bytes_in), "cpu_s": round(cpu * share, 1), "disk_bytes": int(disk * share)}
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
-        """The approximate number of partitions of a pass over sources, before the index of its big files is made. None
-        for any other node."""
+        """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources. It is used
+        as long as the index of the big files, which gives the exact number, does not exist. None for any other node."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None

@@ -1,5 +1,5 @@
-"""The files of a source in the order of their paths. The list is kept on disk, because a source may have millions of
-files."""
+"""Holds the list of the files of a source, in the order of their paths. The list is kept on disk, because a source may
+have millions of files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SourceFile(NamedTuple):
     """One input file. `path` is relative to `root`, with forward slashes.
 
     `etag` changes when the file changes: it is the modification time in ns, an object store's etag or version id, or
-    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". It is part of
-    the file's identity, so that the file is read once the reason is gone. `hashed` is the state of the file on disk
+    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". Tasks depend on
+    `bad`, so that the file is read as soon as the reason is gone. `hashed` is the state of the file on disk
     (`pipeline.base.files.state`) when its content had the hash in `etag`, or "". While the state stays the same, no
     worker hashes the file again.
     """
@@ -30,8 +30,8 @@ class SourceFile(NamedTuple):
     hashed: str = ""
 
     def arg(self, **range: int | None) -> dict[str, Any]:
-        """The file (or a `range` of it) as an argument of a task. `root` and `hashed` have no influence on the key of
-        the task."""
+        """Return the file (or a `range` of it) as an argument of a task. `root` and `hashed` have no influence on the
+        key of the task."""
         doc: dict[str, Any] = {"$file": self.path, "root": self.root, "size": self.size, "etag": self.etag}
         if self.bad:
             doc["bad"] = self.bad
@@ -41,11 +41,11 @@ class SourceFile(NamedTuple):
 
 
 class FileList(OnDisk[SourceFile]):
-    """The files below one root, sorted by path, each path once. `bytes` is the sum of their sizes."""
+    """The files below one root, sorted by path; each path occurs once. `bytes` is the sum of the sizes of the files."""
 
     def __init__(self, root: str, files: Iterable[Listed]) -> None:
-        """`files` come in any order. If a path is listed twice with different etags (the file changed in between), the
-        entry with the larger etag is taken."""
+        """Make a list from `files`, which may come in any order. If a path is listed twice with different etags (the
+        file changed during the listing), the entry with the larger etag is taken."""
         self.root = root
         self._db = scratch_database()
         columns = "path BLOB, size INTEGER, etag TEXT, bad TEXT, hashed TEXT"

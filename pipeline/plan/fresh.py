@@ -61,14 +61,15 @@ KEY_BYTES, PIECE = 16, 1 << 14
 
 @dataclass(frozen=True)
 class FreshNode:
-    """What the store says about a fresh node: the sums over the records of its tasks, and these records by batch."""
+    """The stored records of a node whose tasks all have results: the records by batch, and the sums over them."""
 
     sums: NodeSums
     batches: list[TaskRecords]
 
 
 class Results(Mapping[str, Any]):
-    """The results of nodes by name. The result of a fresh node is computed on first access."""
+    """The results of nodes, by name. The result of a fresh node (all of whose tasks have results in the store) is
+    computed on first access."""
 
     def __init__(self) -> None:
         self._computed: dict[str, Any] = {}
@@ -97,12 +98,13 @@ class Results(Mapping[str, Any]):
 
 
 class FreshNodes:
-    """Finds fresh nodes (all of whose tasks have results), and writes a file for each node that ends. It writes nothing
-    when `log` is only a view and not a `Log`.
+    """Finds fresh nodes (nodes all of whose tasks have results in the store), and writes a file about each node that
+    ends. It writes nothing when `log` is a read-only view and not a `Log`.
 
-    `ingredients` are those of `provenance.node_ingredients`. `code` is a hash of our code, by default `our_code()`.
-    `warnings` is the list to which nodes add warnings while they are planned. A fresh node is not planned again; the
-    warnings in its file are added instead.
+    `ingredients` is the result of `provenance.node_ingredients`: for each node, the settings and versions that its
+    results depend on. `code` is a hash of Tokenmill's code, by default `our_code()`. `warnings` is the list to which
+    nodes add warnings while they are planned. A fresh node is not planned again; the warnings in its file are added to
+    the list instead.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
@@ -113,8 +115,8 @@ class FreshNodes:
         self._segments: dict[int, str] = {}              # segment → its checksum, as it is now
 
     def find(self, node: Node) -> FreshNode | None:
-        """Return the sums and records of a node that is fresh, or None when its tasks have to be looked at one by
-        one."""
+        """Return the sums and records of a node if the store has the results of all its tasks. Return None if this is
+        not known; the caller must then check the tasks one by one."""
         inputs = self._inputs(node)
         if inputs is None:
             return None
@@ -132,9 +134,9 @@ class FreshNodes:
         return None
 
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
-        """Write the file of a node that has ended. `node.batches` holds the records of all its tasks, and `warnings`
-        are those that the node added. An error while writing is ignored: the next plan then looks at its tasks one by
-        one."""
+        """Write the file about a node that has ended, from which later plans see that all its tasks have results.
+        `node.batches` holds the records of all tasks, and `warnings` are those that the node added. An error while
+        writing is ignored: the next plan then checks the tasks one by one."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):
@@ -154,7 +156,8 @@ class FreshNodes:
             self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
-        """Compute the result of a fresh node from the records of its tasks."""
+        """Compute the result of a fresh node (all of whose tasks are done) by running its generator with the stored
+        records of the tasks."""
         before = len(self.warnings)
         work = node.work(results)
         try:
@@ -167,8 +170,9 @@ class FreshNodes:
         raise RuntimeError(f"{node.name} asks for more tasks than it had when it ended")
 
     def _inputs(self, node: Node) -> str | None:
-        """Hash of everything that decides which tasks a node of the plan has. None when the node does not give a list
-        of all that (`Node.inputs` is None), or when the results of an earlier node are not known yet."""
+        """Return a hash of everything that decides which tasks a node of the plan has. Returns None when the node
+        cannot name all of this (`Node.inputs` is None), or when the results of a node that it depends on are not known
+        yet."""
         if node.inputs is None or any(dep not in self._results for dep in node.deps):
             return None
         parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),
@@ -176,7 +180,7 @@ class FreshNodes:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _sum(self, segment: int) -> str:
-        """The checksum of a segment of the log, from its head."""
+        """Return the checksum of a segment (file) of the commit log, as its head states it."""
         if segment not in self._segments:
             self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
         return self._segments[segment]
@@ -184,13 +188,14 @@ class FreshNodes:
 
 @cache
 def our_code() -> str:
-    """Hash of our source code without that of the trainer, which has no influence on the tasks of a plan."""
+    """Return a hash of Tokenmill's source code. The code of the trainer is left out, because no task of a plan depends
+    on it."""
     return code_hash({name: root for name, root in roots().items() if name != "trainer"})
 
 
 def path_of(node: str) -> str:
-    """Path in the store of the file about a node. Characters of the node's name that do not suit a file name, such as
-    '/', are replaced."""
+    """Return the path, in the store, of the file that records the finished tasks of a node. Characters of the node's
+    name that do not suit a file name, such as '/', are replaced."""
     plain = re.sub(r"[^\w.-]", "_", node)[:64]
     return f"{FOLDER}/{plain}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
 
@@ -201,7 +206,7 @@ def _encode(head: Mapping[str, Any], keys: bytes) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split the contents of a node's file into the head (JSON) and the keys of its tasks. Raises ValueError for a
+    """Split the contents of a node's file into the JSON head and the keys of the node's tasks. Raises ValueError for a
     damaged file."""
     checksum, _, signed = data.partition(b"\n")
     if hashlib.sha256(signed).hexdigest().encode() != checksum:
@@ -211,8 +216,8 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
-    """The records of the batches of a node. The keys are kept in a database on disk, because 16 bytes per task are too
-    much memory for keys that may never be needed."""
+    """Return the records of the batches of a node, which are read from the log on access. The keys of the tasks are
+    kept in a database on disk, because at 16 bytes per task they would fill memory and may never be needed."""
     if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
         raise ValueError("keys are missing")
     db = scratch_database(1)
@@ -228,9 +233,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads the tasks of a batch from the database of keys, as the `rows` of a `TaskRecords`. The keys of the batch
-    begin at key number `start`. `runs` gives the origin of the tasks (their source or dataset), as (origin, number of
-    consecutive tasks with it)."""
+    """Reads the tasks of a batch from the database of task keys, as the `rows` of a `TaskRecords`. The keys of the
+    batch begin at key number `start`. `runs` gives the origin of the tasks (a source or dataset), as (origin, number of
+    consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

@@ -19,13 +19,13 @@ from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_o
 
 
 class InputError(TokenmillError):
-    """A source has no readable file. The message names the source, the pattern and the remedy."""
+    """Raised when a source has no readable file. The message names the source, the pattern and the remedy."""
 
     exit_code = 2
 
 
 def common_root(roots: list[str]) -> str:
-    """The longest directory path that contains all `roots`."""
+    """Return the longest directory path that contains all `roots`."""
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*(root.split("/") for root in roots)))
     return "/".join(names[0] for names in shared) or "/"
 
@@ -45,12 +45,12 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
     A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
     directory stands for all files below it that end in one of `suffixes` (all files if there are none). Paths are
-    relative to `root`. By default that is the directory itself, or the directory before the first wildcard, so that the
-    same files give the same documents from a disk and from a bucket. Symbolic links are followed, but never around a
-    loop. A link that leads out of the folders of the patterns is followed only with `follow_symlinks`, because in a
-    downloaded folder it may lead to any file of this machine. A link that a pattern itself names is trusted. Warnings
-    about skipped files are added to `warnings`. `verify` hashes the contents instead of trusting size and time.
-    `journal` continues the listing of a bucket that an earlier run did not finish.
+    relative to `root`. By default `root` is the directory of the pattern itself, or the directory before the first
+    wildcard, so that the same files give the same documents from a disk and from a bucket. Symbolic links are followed,
+    but never around a loop. A link that leads out of the folders of the patterns is followed only with
+    `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link that a pattern
+    itself names is trusted. Warnings about skipped files are added to `warnings`. `verify` hashes the contents instead
+    of trusting size and time. `journal` continues the listing of a bucket that an earlier run did not finish.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     remote = [p for p in patterns if "://" in p]
@@ -71,8 +71,8 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,
            warnings: list[str], clock: Clock) -> Iterator[Listed]:
-    """Yield the files of a source on disk in no order, with paths relative to `top`. `patterns` gives for each absolute
-    pattern how the recipe writes it."""
+    """Yield the files of a source that are on disk, in no particular order, with paths relative to `top`. `patterns`
+    maps each absolute pattern to the form in which the recipe writes it."""
     skipped: list[str] = []
     for pattern, written in patterns.items():
         matched = False
@@ -111,16 +111,16 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
 
 
 def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
-    """Return (etag, state) of a file. The etag is the hash of its content, and the state is that of the file when it
-    was hashed (`pipeline.base.files.state`). The state is "" if the file changed while it was hashed, or so shortly
-    before that another change could leave the state the same."""
+    """Return (etag, state) of a file. The etag is the hash of its content, and the state is the state of the file when
+    it was hashed (`pipeline.base.files.state`). The state is "" if it cannot prove later that the content is unchanged:
+    if the file changed during hashing, or so shortly before that another change may leave the state the same."""
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
 
 
 def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
-    """The paths that a pattern stands for, in no order."""
+    """Yield the paths of the files that a pattern stands for, in no particular order."""
     try:
         if os.path.isdir(pattern):
             for path in _matching(pattern, ["**"], (), True, links):
@@ -140,7 +140,7 @@ def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], lin
 
 
 def _named(paths: Iterable[str], top: str) -> str:
-    """The first three paths, relative to `top`, as text for a message."""
+    """Return the first three paths, relative to `top`, as text for a message."""
     first = sorted(paths)[:4]
     return ", ".join(repr(os.path.relpath(p, top)) for p in first[:3]) + (" …" if len(first) > 3 else "")
 
@@ -166,8 +166,9 @@ class _Links:
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
     """Yield the paths below `folder` that match the components `parts` of a pattern, as `glob.glob` does, but in no
-    order. Links that `links` excludes are not followed, and a folder is not entered again from inside itself (`above`
-    holds device and inode of the folders around this one). `hidden`: names with a leading dot match, too."""
+    particular order. Links that `links` excludes are not followed. A folder is not entered again from inside itself
+    (`above` holds device and inode of the folders around `folder`). With `hidden`, names with a leading dot match,
+    too."""
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:

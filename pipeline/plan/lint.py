@@ -1,7 +1,7 @@
 """Warns about a recipe that can run but looks wrong. Each warning has its line and a remedy.
 
-`pipeline.recipe` refuses a recipe that cannot run. A rule warns only when it is sure. The ready recipes and the demo
-give no warning.
+A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. The recipes that come with
+Tokenmill and the demo give no warning.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Finding = tuple[KeyPath, str]
 
 
 def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
-    """Warnings about a checked recipe, in the order of the file: 'FILE:LINE:COLUMN: KEY: MESSAGE'. `speeds` as in
-    `findings`."""
+    """Return warnings about a valid recipe, in the order of the file, each as 'FILE:LINE:COLUMN: KEY: MESSAGE'.
+    `speeds` gives the measured speeds of steps in bytes of text per CPU-second."""
     return list(map(str, findings(recipe, speeds)))
 
 
 def findings(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[Problem]:
-    """Warnings about a checked recipe with their places, in the order of the file.
+    """Return warnings about a valid recipe in the order of the file, each with its key and its line and column.
 
     `speeds`: bytes of text per CPU-second of steps, as measured in a store (`estimate.Speeds.stages`).
     """
@@ -52,25 +52,27 @@ def _is_barrier(step: Step) -> bool:
 
 
 def _filters(step: Step) -> bool:
-    """Whether a step drops documents one by one. A barrier does not: it drops documents by comparing all of them."""
+    """Whether a step drops documents one by one. A barrier (such as deduplication) does not: it drops documents by
+    comparing all of them."""
     return stage_class(step.name).may_drop(step.config)
 
 
 def _foreign(step: Step) -> bool:
-    """Whether it is unknown what a step does, because it is the user's own, from a package, or from datatrove."""
+    """Whether the effect of a step is unknown, because the step is the user's own, from a package, or from
+    datatrove."""
     return step.name not in STAGES or step.name == "datatrove"
 
 
 def _shapes(step: Step) -> bool:
-    """Whether a step is there to make or change texts. Filters see different texts before and after such a step, so its
-    cost says nothing about where filters should stand."""
+    """Whether the purpose of a step is to make or change texts. The position of such a step decides which texts filters
+    see, so the rules about cheap and expensive steps do not apply to it."""
     stage = stage_class(step.name)
     return stage.extracts or step.name == "datatrove" or (stage.edits and not stage.drops)
 
 
 def _cost(step: Step, speeds: Mapping[str, float]) -> float | None:
-    """CPU milliseconds of a step per document of 5 kB; None when unknown. The cost of a barrier (such as deduplication)
-    includes its `prepare` stage, which runs in the pass before it."""
+    """Return the CPU time of a step in milliseconds per document of 5 kB; None when it is unknown. The cost of a
+    barrier (such as deduplication) includes its `prepare` stage, which runs in the pass before the barrier."""
     stage = stage_class(step.name)
     parts = [(step.name.rpartition(":")[2], stage)]
     if issubclass(stage, Barrier):
@@ -85,8 +87,8 @@ def _steps(name: str) -> KeyPath:
 
 
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
-    """Finds expensive filters that stand before cheap ones (OLMo 3 saved most of its language identification by
-    reordering)."""
+    """Finds steps in a costly order, such as expensive filters that stand before cheap ones. (OLMo 3 saved most of the
+    cost of its language identification by reordering.)"""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
@@ -115,8 +117,8 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
-    """Finds sources of raw bytes without a suitable extractor, whose documents would have no text. For a crawl, the
-    extractor for PDFs is suitable, too, because crawls hold PDFs."""
+    """Finds sources of raw bytes that a dataset reads without a suitable extractor, so that its documents would have no
+    text. For a crawl, an extractor for PDFs also counts as suitable, because crawls contain PDFs."""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -130,7 +132,7 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Finds steps made for English that are applied to documents of any language."""
+    """Finds steps made for English that a dataset applies to documents of any language."""
     english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -151,7 +153,8 @@ def _english(languages: list[str] | None) -> bool:
 
 # -- steps without effect on a way through the datasets ---------------------------------------------------------------
 def _lineage(recipe: Recipe) -> Iterator[Finding]:
-    """Finds steps that cannot drop anything, or drop everything, because of the steps before them on every path."""
+    """Finds steps that drop nothing, or drop everything, because of earlier steps. A step is reported only if this
+    holds on every path of documents to it."""
     before: dict[str, list[list[Step]]] = {}               # dataset → the steps of every path that ends in it
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -175,12 +178,13 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
                 yield (*_steps(name), i), (f"no document passes: steps before it kept "
                                            f"{_list(set().union(*(k or set() for k in passed)))} only; keep both in "
                                            f"one step, or make two datasets of them")
-        # beyond MOST_WAYS nothing is claimed: a path left out might lack the step
+        # with more than MOST_WAYS paths no warning is given, because an unexamined path might lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
 
 def _languages(way: list[Step]) -> set[str] | None:
-    """The languages of the documents that are left after the steps in `way`; None when unknown."""
+    """Return the languages of the documents that are left after the steps in `way` (a path through datasets); None when
+    unknown."""
     languages: set[str] | None = None
     for step in way:
         if keep := set(map(short, _kept_languages(step))):
@@ -189,14 +193,14 @@ def _languages(way: list[Step]) -> set[str] | None:
 
 
 def _kept_languages(step: Step) -> list[str]:
-    """The languages a step keeps; [] when it checks none, or keeps all."""
+    """Return the languages that a step keeps; [] when the step checks no language, or keeps all of them."""
     keeps = stage_class(step.name).keeps
     return list(step.config.get(keeps) or ()) if keeps else []
 
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
-    """Explain why `step` would change nothing after the steps in `way`. Returns None when it may drop or change
-    documents."""
+    """Return an explanation why `step` changes nothing after the steps in `way` (a path through datasets). Returns None
+    when the step may drop or change documents."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
@@ -211,9 +215,9 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
 
 
 def _implied(earlier: Step, step: Step) -> str | None:
-    """Explain why `step` drops nothing that `earlier`, the same step with other settings, has not dropped. Returns None
-    when it may drop more. It cannot when it has no higher `min…`, no lower `max…` and no narrower `keep`, and all its
-    other settings are equal."""
+    """Return an explanation why `step` drops nothing after `earlier`, the same step with other settings. Returns None
+    when `step` may drop more. It drops no more if its `min…` are no higher, its `max…` no lower and its `keep` no
+    narrower, and all other settings are equal."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:
@@ -233,8 +237,8 @@ def _implied(earlier: Step, step: Step) -> str | None:
 
 
 def _looser(field: str, was: Any, now: Any) -> bool:
-    """Whether the threshold `now` lets through all documents that the threshold `was` lets through. The name of the
-    field tells whether it is a minimum or a maximum."""
+    """Whether every document that passes the threshold `was` also passes the threshold `now`. The name of the field
+    tells whether the thresholds are minima or maxima."""
     numbers = isinstance(was, (int, float)) and isinstance(now, (int, float))
     return numbers and ((field.startswith("min") and now <= was) or (field.startswith("max") and now >= was))
 
@@ -249,8 +253,8 @@ def _list(names: set[str]) -> str:
 
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
-    """Finds crawled pages that get into a final dataset although their language was not checked, or with e-mail and IP
-    addresses in them."""
+    """Finds crawled pages that reach a final dataset without a check of their language, or without a step that removes
+    e-mail and IP addresses."""
     ends = _ends(recipe)
     for name in recipe.dataset_order():
         if name not in ends:
@@ -271,7 +275,8 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """The datasets that shards read. Without shards, the datasets that filter and that no other dataset reads."""
+    """Return the final datasets: those that shards read. In a recipe without shards, these are the datasets that drop
+    documents and that no other dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -280,7 +285,8 @@ def _ends(recipe: Recipe) -> set[str]:
 
 
 def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list[Step]]:
-    """The steps on every path from `source` (None: from any) to the end of a dataset."""
+    """Yield the steps on every path from a source to the end of the dataset `name`. If `source` is None, the paths from
+    all sources are included."""
     if name in recipe.sources:
         if source in (None, name):
             yield []
@@ -292,7 +298,7 @@ def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list
 
 
 def _by_language(recipe: Recipe, name: str) -> bool:
-    """Whether a `where` selects documents by language, in this dataset or in one that it is made from."""
+    """Whether a `where` selects documents by language, in the dataset `name` or in a dataset that it is made from."""
     dataset = recipe.datasets.get(name)
     return dataset is not None and ("language" in dataset.where or any(_by_language(recipe, i) for i in dataset.inputs)
                                     or any(s.name == "where" and _kept_languages(s) for s in dataset.steps))
@@ -319,7 +325,8 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Finds shards that hold the same documents: training would read these more often than the mixture says."""
+    """Finds pairs of shards that hold the same documents. Training would read these documents more often than the
+    mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -333,8 +340,8 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Finds phases that allow many epochs. How many epochs a mixture really needs is known only when the tokens have
-    been counted."""
+    """Finds phases of the curriculum that allow more epochs of a stream than are worthwhile. How many epochs a mixture
+    really needs is known only when the tokens have been counted."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:
@@ -344,7 +351,7 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """Finds a tokenizer trained on text that no shard reads."""
+    """Finds a tokenizer that is trained on text of which no shard contains tokens."""
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return
@@ -361,8 +368,8 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 # -- the user's own code -----------------------------------------------------------------------------------------------
 def _code(recipe: Recipe) -> Iterator[Finding]:
-    """Finds files that the user's own code imports from its folder, but that `code:` does not list. They are not sent
-    to workers, and a change to them makes no result stale."""
+    """Finds files that the user's own code imports from its folder, but that `code:` does not list. Such files are not
+    sent to workers, and when they change, no result becomes stale (has to be made again)."""
     named = {os.path.realpath(path) for path in recipe.code}
     for i, path in enumerate(recipe.code):
         folder = os.path.dirname(os.path.realpath(path))
@@ -376,8 +383,8 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _imports(path: str) -> set[str]:
-    """The top-level names of all modules that a Python file imports, inside functions, too; empty when the file cannot
-    be read or parsed."""
+    """Return the top-level names of all modules that a Python file imports, also inside functions. The set is empty
+    when the file cannot be read or parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,5 @@
-"""The elements of a plan: nodes, the stages of their passes, and the results that later nodes use."""
+"""Defines the elements of a plan: nodes, the stages of their passes, and the results that later nodes use. A node is a
+group of tasks, such as a pass (steps that run together) or a barrier (a step that needs all documents at once)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ INDEX = "pipeline.passes.index:Index"
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One stage of a pass. `key` is a hash of everything that decides what the stage does to a document: its name,
-    version, settings, files …"""
+    """One stage of a pass (steps that run together). `key` is a hash of everything that decides what the stage does to
+    a document, such as its name, version, settings and files."""
 
     name: str
     key: str
@@ -43,8 +44,8 @@ class ChainStep:
 class Node:
     """A node of the plan: the indexing of a source, a pass, a barrier, the tokenizer, or the shards of a stream. `deps`
     are the names of the nodes whose results `work` needs. `inputs` returns, as JSON, everything else that decides which
-    tasks the node has and what their keys are. If `inputs` is None, every plan looks at all tasks of the node one by
-    one."""
+    tasks the node has and what the keys of the tasks are. If `inputs` is None, every plan checks all tasks of the node
+    one by one."""
 
     name: str
     kind: str                                     # index | pass | barrier | tokenizer | shards
@@ -59,8 +60,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Kept:
-    """The documents that one task of a pass kept. They are the rows of a text file, without those that a row set
-    (`gone`, a list of removed rows) names."""
+    """The documents that one task of a pass kept: the rows of a text file, except the rows that `gone` (a file that
+    lists removed rows) names."""
 
     record: PartRecord
     origin: str                                   # source or dataset that its part was read from
@@ -72,8 +73,8 @@ class Kept:
 
 @dataclass
 class PassResult:
-    """The result of a pass: the records of its tasks in plan order. `parts` yields the documents that each task kept,
-    for later nodes to read."""
+    """The result of a pass (steps that run together): the records of its tasks in plan order. `parts` yields the
+    documents that each task kept; later nodes read them."""
 
     records: TaskRecords
     dataset: str = ""
@@ -96,7 +97,8 @@ class SplitIndex(Mapping[str, Any]):
     the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """`places`: (path of the input file, path of its splits in the store, sha256). `read`: `Store.read_checked`."""
+        """`places` gives, for each big input file, its path, the path of its splits in the store, and the sha256 of the
+        file with the splits. `read` is `Store.read_checked`."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")
@@ -121,9 +123,9 @@ class SplitIndex(Mapping[str, Any]):
 
 @dataclass
 class BarrierResult:
-    """The result of a barrier: for every part that it read, a removal slice (the list of rows to drop) or None.
-    Iteration raises ValueError when a part has no entry in `slices`, because the documents of the part would be
-    lost."""
+    """The result of a barrier, a step such as deduplication that needs all documents at once. For each part (file of
+    documents) that the barrier read, it has a removal slice (a list of the rows to drop) or None. Iteration raises
+    ValueError when `slices` is shorter or longer than `parts`, because documents would be lost."""
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]

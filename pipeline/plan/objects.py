@@ -47,16 +47,16 @@ Listings: TypeAlias = dict[str, Sequence[Row]]
 
 
 class ListingJournal:
-    """Records in a folder of the store what has been listed so far. `check_lease` raises when this driver no longer
-    owns the store."""
+    """Records in a folder of the store which objects of a bucket have been listed so far, so that a later run can
+    continue. `check_lease` raises when another driver has taken over the store."""
 
     def __init__(self, store: Store, check_lease: Callable[[], None] = lambda: None, clock: Clock = SYSTEM,
                  chunk: int = CHUNK) -> None:
         self._store, self._check_lease, self._clock, self._chunk = store, check_lease, clock, chunk
 
     def listed(self, pattern: str, scan: Callable[[str], Iterable[Row]]) -> Iterator[Row]:
-        """Yield the objects of `pattern` in the order of their paths. `scan(after)` lists the objects whose paths come
-        after `after`."""
+        """Yield the objects that match `pattern` in the order of their paths, first those that an interrupted run
+        recorded. `scan(after)` lists the objects whose paths come after the path `after`."""
         folder = f"{FOLDER}/{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
         number, after, oldest = 0, "", self._clock.wall()
         while (part := self._read(f"{folder}/{number:06d}.json", pattern, after)) is not None:
@@ -79,8 +79,8 @@ class ListingJournal:
             number, after = number + 1, chunk[-1][0]
 
     def _read(self, path: str, pattern: str, after: str) -> dict[str, Any] | None:
-        """Return the contents of a file of the journal. Returns None when the file is missing, damaged or too old, or
-        does not continue the previous file, whose last path is `after`."""
+        """Return the contents of one file of the journal. Returns None when the file is missing, damaged or too old, or
+        when it does not continue the previous file, whose last path is `after`."""
         try:
             part = json.loads(self._store.read(path))
         except FileNotFoundError:
@@ -96,8 +96,8 @@ class ListingJournal:
         return None
 
     def remove(self) -> None:
-        """Remove the journal once every source is listed, so that the next run lists the sources again. The journals of
-        other recipes' runs are removed, too, because those runs may never be started again."""
+        """Remove the journal, so that the next run lists the sources again. Called when every source is listed. The
+        journals of other recipes are removed, too, because their runs may never be started again."""
         paths = list(self._store.list(FOLDER))
         if paths:
             self._check_lease()
@@ -105,8 +105,8 @@ class ListingJournal:
 
 
 def _ascending(after: str, paths: list[str]) -> bool:
-    """Whether `paths` are sorted and all come after the path `after`. A storage that lists in another order cannot be
-    continued from a path."""
+    """Whether `paths` are sorted and all come after the path `after`. Only a storage that lists objects in this order
+    can continue a listing from a given path."""
     return all(a < b for a, b in pairwise([after, *paths]))
 
 
@@ -116,8 +116,8 @@ def _row(values: list[Any]) -> Row:
 
 
 def list_objects(pattern: str, listings: Listings, journal: ListingJournal | None) -> tuple[str, Sequence[Row]]:
-    """Return the folder to which relative paths are relative, and the objects that match a pattern, as (URL, size,
-    version)."""
+    """Return the root folder of a pattern, and the objects that match it, as (URL, size, version). The paths of
+    documents are relative to this folder."""
     folder = fixed_prefix(pattern)
     if glob.has_magic(pattern):
         if pattern not in listings:
@@ -137,7 +137,7 @@ def list_objects(pattern: str, listings: Listings, journal: ListingJournal | Non
 
 
 def fixed_prefix(pattern: str) -> str:
-    """The directory part of a glob pattern before its first wildcard: the source root."""
+    """Return the directory part of a glob pattern before its first wildcard, to which paths of files are relative."""
     fixed = takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1])
     return "/".join(fixed) or ("/" if pattern.startswith("/") else ".")
 
@@ -162,8 +162,8 @@ def _reached(root: str) -> Remote:
 
 # -- wildcards -------------------------------------------------------------------------------------------------------
 def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
-    """The objects that match a pattern with wildcards, by fsspec's rules. As on a disk, a wildcard does not match a
-    name with a leading dot."""
+    """Return the objects that match a pattern with wildcards, by the rules of fsspec. As in a shell, a wildcard does
+    not match a name with a leading dot."""
     from fsspec.utils import glob_translate
 
     remote = _reached(folder)

@@ -1,5 +1,5 @@
-"""Refuses a dataset whose inputs share a source, because it would hold the documents of the source twice, under one
-id."""
+"""Refuses a dataset that would hold the same documents twice, because two of its inputs are made from the same
+source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.filter.where import Where
 
 def check_overlaps(recipe: Recipe) -> None:
     """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed when
-    their `where` keep them apart, by language or by signals."""
+    their `where` settings select different documents, by language or by signals."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:
@@ -24,11 +24,11 @@ def check_overlaps(recipe: Recipe) -> None:
 
 
 def _apart(recipe: Recipe, one: str, other: str) -> bool:
-    """Whether no document can get through the selections of both inputs. The selections of an input are its `where` and
-    its leading `where` steps.
+    """Whether no document can be selected by both inputs. The selections of an input are its `where` and the `where`
+    steps at its beginning.
 
     Two different datasets made from one source may hold different values (language, signals) for the same document. For
-    inputs that read such datasets, only selections by source count.
+    inputs that read such datasets, only selections by source are considered.
     """
     pairs = [(a, b) for a in _selections(recipe, one) for b in _selections(recipe, other)]
     if any(a != b and _sources_of(recipe, a) & _sources_of(recipe, b)

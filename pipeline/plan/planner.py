@@ -13,9 +13,9 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
   * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
   * A stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU.
   * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
-    before the first scrubber (a step that masks parts of the text): signatures are of the texts before scrubbing, and
-    the stored text is that after it. When a dataset begins with a barrier, its `prepare` runs in the last pass of each
-    input dataset.
+    before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
+    scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
+    barrier runs in the last pass of each input dataset.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ REPLAY_MB = 150
 
 @dataclass
 class _PassPlan:
-    """A pass (steps that run together, document by document) while the plan is being made. `prepare` stages, which
-    collect what a barrier compares, may still be added to its chain of stages."""
+    """A pass (steps that run together, document by document) while the plan is being made. Until the plan is finished,
+    `prepare` stages may be added to its chain of stages. They collect what a barrier (such as deduplication)
+    compares."""
 
     name: str
     dataset: str
@@ -80,8 +81,8 @@ class _PassPlan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the pass writes the documents that it keeps. A pass between two barriers that does nothing else
-        writes row sets instead (lists of the rows that are gone)."""
+        """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
+        documents at once) that runs no other step writes a row set instead, a list of the rows that are gone."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
@@ -93,12 +94,13 @@ class _PassPlan:
 
 
 class Planner:
-    """Makes the nodes of a recipe.
+    """Makes the nodes of a recipe's plan (passes, barriers …), each of which is a group of tasks.
 
-    `read_file` is `Store.read_checked`, and reads the splits of big input files. `quarantined` returns the documents
-    that the log has in quarantine for a list of stage keys. `earlier` returns the latest record with a `replay_key`:
-    that of a task that differs from the new one only in thresholds. `put_list` writes the long lists in task arguments
-    (`pipeline.store.lists`), and `journal` continues an interrupted listing; both are None when nothing will run.
+    `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files. `quarantined`
+    returns the documents that the log has in quarantine for a list of stage keys. `earlier` returns the latest record
+    with a given `replay_key`, made by a task that differs from the new one only in thresholds. `put_list` writes long
+    lists in task arguments to files (`pipeline.store.lists`). `journal` continues an interrupted listing of a bucket.
+    `put_list` and `journal` are None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
@@ -122,7 +124,7 @@ class Planner:
 
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
-        """All nodes, each after those it depends on."""
+        """Return all nodes of the plan, each after the nodes that it depends on."""
         check_overlaps(self.recipe)
         order = self.recipe.dataset_order()
         for name in order:
@@ -142,14 +144,14 @@ class Planner:
 
     @property
     def unconfined(self) -> list[str]:
-        """The names of the user's own steps and readers that opted out of the confinement of workers."""
+        """Return the names of the user's own steps and readers that opted out of the confinement of workers."""
         steps = {s.target for plans in self.passes.values() for p in plans for s in p.chain if not s.stage.confined}
         readers = {self.recipe.sources[name].read for name in self.sources_used()}
         return sorted(steps) + sorted(name for name in readers if not reader_class(name).confined)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The object storage locations of the sources."""
+        """Return the URLs of the object storage locations of the sources."""
         return tuple(sorted({files.root for files in self.files.values() if "://" in files.root}))
 
     def sources_used(self) -> list[str]:
@@ -188,8 +190,9 @@ class Planner:
 
     def _barrier(self, placed: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
                  priority: list[str]) -> _PassPlan:
-        """End the pass before a barrier, with the barrier's `prepare` stage in it. Returns the next pass, which begins
-        by dropping the documents that the barrier removes."""
+        """End the pass before a barrier (a step that needs all documents at once), and return the next pass. The ended
+        pass gets the barrier's `prepare` stage. The next pass begins by dropping the documents that the barrier
+        removes."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
@@ -214,8 +217,8 @@ class Planner:
         return nxt
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """The names of all signals (numbers stored beside the text) that a document of this pass can have: those of the
-        pass's own stages and of all earlier passes, and columns of the sources."""
+        """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those
+        of the pass's own stages and of all earlier passes, and columns of the sources."""
         names = {s for step in plan.chain for s in step.stage.signals}
         for kind, name in plan.inputs:
             if kind == "pass":
@@ -227,8 +230,8 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """The documents that these stages quarantined according to the log, sorted by id, as a task argument. A task
-        gets the list by `lists.unfold`."""
+        """Return the documents that these stages quarantined according to the log, sorted by id, as a task argument. A
+        long list is stored as a file; the task reads it with `lists.unfold`."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -267,7 +270,8 @@ class Planner:
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str) -> Callable[[str], float]:
-        """A function from the path of an input file to its expected number of uncompressed bytes per stored byte."""
+        """Return a function that maps the path of an input file to its expected number of uncompressed bytes per stored
+        byte."""
         settings = self.recipe.sources[source]
         return reader_class(settings.read)(settings.config).expansion
 
@@ -288,7 +292,8 @@ class Planner:
         return work
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
-        """Yield (path, path of its splits in the store, sha256 of that file) for each big file that can be split."""
+        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file
+        that can be split into pieces for separate tasks."""
         for file, record in indexed:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it
@@ -309,7 +314,8 @@ class Planner:
                     tuple(labels), plan.final, partial(self._pass_inputs_of, plan))
 
     def _source_inputs(self, name: str) -> Any:
-        """Everything that decides which tasks read a source, and what their keys are (`Node.inputs`)."""
+        """Return everything that decides which tasks read a source, and what the keys of these tasks are
+        (`Node.inputs`)."""
         if name not in self._listed:
             digest = hashlib.sha256()
             for file in self.source_files(name):
@@ -322,7 +328,7 @@ class Planner:
                 [self._source_inputs(name) for kind, name in plan.inputs if kind == "source"]]
 
     def _common(self, plan: _PassPlan) -> dict[str, Any]:
-        """The arguments that all tasks of a pass share and that enter their keys."""
+        """Return the arguments that all tasks of a pass share and that determine the keys of the tasks."""
         return {"chain": [s.arg() for s in plan.chain], "rewrites": plan.rewrites, "where": plan.where,
                 "signals": list(plan.signals), "signals_mode": self.recipe.run.signals}
 
@@ -331,8 +337,8 @@ class Planner:
         return PassResult(records, plan.dataset, results[plan.barrier] if plan.barrier and not plan.rewrites else None)
 
     def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
-        """Yield the tasks of a pass: one for each partition of its sources, and one for each part of the passes before
-        it."""
+        """Yield the tasks of a pass: one for each partition (group of slices of files) of its sources, and one for each
+        part (file of documents) that the passes before it wrote."""
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
@@ -357,8 +363,8 @@ class Planner:
 
     def _pass_inputs(self, plan: _PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
-        """Yield for each task of a pass: the arguments that name its input, bytes, label, and the source or dataset
-        that the input comes from."""
+        """Yield a tuple for each task of a pass: the arguments that name the task's input, the input's bytes, the label
+        of the task, and the name of the source or dataset that the input comes from."""
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)
@@ -396,9 +402,9 @@ class Planner:
                     if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
-        """Everything that decides which tasks a barrier has, and what their keys are (`Node.inputs`). It is not used
-        for a barrier from outside our packages, because it is not known which modules define the tasks of such a
-        barrier."""
+        """Return everything that decides which tasks a barrier has, and what the keys of these tasks are
+        (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which modules define
+        their tasks."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]

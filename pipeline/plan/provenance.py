@@ -54,8 +54,8 @@ Ingredients = dict[str, Any]
 
 def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapping[str, Ingredients],
                      epoch: int) -> None:
-    """Write provenance.json and inputs.parquet of a run, right after planning. `ingredients` are those that
-    `node_ingredients` returned."""
+    """Write the files provenance.json (what the results of a run are made from) and inputs.parquet (its input files).
+    They are written right after planning. `ingredients` is the result of `node_ingredients`."""
     document = {"version": VERSION, "epoch": epoch, "nodes": redact_json(ingredients)}
     store.write(f"runs/{run}/provenance.json", json.dumps(document, indent=1, sort_keys=True).encode())
     with Scratch() as scratch:
@@ -70,7 +70,8 @@ def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapp
 
 
 def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:
-    """The ingredients of all nodes, by name of the node."""
+    """Return, for each node of the plan, its ingredients: the settings, versions and files that enter the keys of its
+    tasks."""
     plans = {p.name: p for out in planner.passes.values() for p in out}
     out: dict[str, Ingredients] = {}
     for node in nodes:
@@ -96,7 +97,7 @@ def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredien
 
 
 def _named(chain: list[ChainStep]) -> Iterator[tuple[str, ChainStep]]:
-    """Yield the steps with unique names: a second step `url` is called url#2."""
+    """Yield the steps of a chain with unique names: the second step with the name `url` is called url#2."""
     counts: dict[str, int] = {}
     for step in chain:
         counts[step.name] = counts.get(step.name, 0) + 1
@@ -111,7 +112,8 @@ def _step(prefix: str, step: ChainStep, recipe: Recipe) -> Ingredients:
 
 
 def _stage(prefix: str, stage: Stage) -> Ingredients:
-    """The ingredients of a stage: everything that enters `Stage.key`. Their names begin with `prefix`."""
+    """Return the ingredients of a stage, which are the settings, versions and files that determine its key. Their names
+    begin with `prefix`."""
     files = stage.resource_files()
     ingredients: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
     for field, value in stage.config.model_dump(mode="json").items():
@@ -138,8 +140,9 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Versions of the tasks of a barrier. They are the tasks defined in the barrier's module, and in modules of the
-    same package that this module names, directly or through other modules. Modules of other barriers are left out."""
+    """Return the versions of the tasks of a barrier. The tasks are those defined in the barrier's module, and in
+    modules of the same package that the source code of this module names, directly or through other modules. Modules of
+    other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, visited = [type(barrier).__module__], set()
@@ -166,7 +169,7 @@ def _is_module(name: str) -> bool:
 
 
 def _task_versions(module: str) -> Ingredients:
-    """Versions of the tasks a module defines."""
+    """Return the versions of the tasks that a Python module defines."""
     classes = [c for c in vars(importlib.import_module(module)).values() if isinstance(c, type)]
     tasks = [c for c in classes if c.__module__ == module and hasattr(c, "run") and not issubclass(c, Stage)]
     versions = {getattr(task, "name", ""): getattr(task, "version", None) for task in tasks}
@@ -174,7 +177,8 @@ def _task_versions(module: str) -> Ingredients:
 
 
 def _tokens(recipe: Recipe, node: Node) -> Ingredients:
-    """The ingredients of the tokenizer, or of the shards of a stream."""
+    """Return the ingredients (settings, versions and files that determine the results) of the tokenizer's node, or of
+    the node for the shards of a stream."""
     plain: Mapping[str, Any] = recipe.plain()
     ingredients: Ingredients = {f"library {name}": version for name, version in libraries().items()}
     if node.kind == "tokenizer":
@@ -190,13 +194,14 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
 
 
 def plain_path(path: str) -> str:
-    """A path that Parquet can hold: bytes that are not UTF-8 are replaced."""
+    """Return a path in a form that Parquet can hold: bytes that are not UTF-8 are replaced."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
-    """The runs of a store that have a provenance.json, as (run, its contents), the latest run first."""
+    """Return the runs of a store that have a provenance.json, as (run, contents of provenance.json), the latest run
+    first."""
     out = []
     for path in store.list("runs"):
         if path.endswith("/provenance.json") and path.count("/") == 2:
@@ -210,7 +215,8 @@ def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
-    """The input files of a source as a run listed them: {path: (size, etag)}. None when the run has no list."""
+    """Return the input files of a source as a run recorded them: {path: (size, etag)}. None when the run has no list of
+    its input files."""
     try:
         table = store.table(f"runs/{run}/inputs.parquet")
     except (OSError, DamagedFile):

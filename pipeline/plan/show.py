@@ -1,4 +1,5 @@
-"""Prints the plan: the inputs, the nodes in order, which are fresh or stale and why, and the cost."""
+"""Prints a plan: the inputs, the nodes (passes, barriers …) in order with the cost of each, and why nodes are stale
+(have tasks to run)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ WIDTH = 100
 
 
 def print_plan(document: dict[str, Any]) -> None:
-    """Print what `pipeline.plan.estimate.survey_recipe` returned."""
+    """Print a plan that `pipeline.plan.estimate.survey_recipe` has described."""
     out = Console(highlight=False, soft_wrap=True)
     for line in lines(document):
         out.print(line)
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """The lines of the plan, with rich's markup."""
+    """Return the lines of text that describe a plan, with markup of the library rich."""
     rows = [r for r in document["nodes"] if r["kind"] != "index" or r["partitions"]]
     width = max(len("inputs"), *(len(r["name"]) for r in rows), *(len(n) for n in document["inputs"])) + 2
     out = [f"[bold]{escape(document['recipe'])}[/] → {escape(document['store'])}", "", "[bold]inputs[/]"]
@@ -39,8 +40,8 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """The lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its forecast,
-    then its steps and where its documents come from."""
+    """Return the lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its
+    forecast, then its steps and the nodes that its documents come from."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
@@ -70,7 +71,8 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _what_reruns(document: dict[str, Any]) -> list[str]:
-    """What has changed since the latest run, and which nodes a run would execute or leave as they are."""
+    """Return lines of text: the settings that changed since the latest run, the nodes that a run would execute, and the
+    nodes that it would leave as they are."""
     out = []
     changes = document["changes"]
     if changes and changes["settings"]:

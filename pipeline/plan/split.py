@@ -1,5 +1,6 @@
 """Cuts the input files of a source into partitions, each of which is the input of one task. The size of a partition is
-bounded (unless a single file is too big and cannot be split). The cuts follow from the inputs alone.
+bounded (unless a single file is too big and cannot be split). The cuts depend only on the input files and the settings,
+not on earlier runs.
 
 Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
 changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
@@ -37,17 +38,18 @@ class Partition:
 
 
 def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
-    """Whether a file is big enough to be split."""
+    """Whether a file is so big that an index task must find boundaries at which it can be split."""
     return file.size * expansion > 1.5 * target
 
 
 def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
                indexes: Mapping[str, list[dict[str, int]] | None],
                group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
-    """Yield the partitions of a source in path order. (It is a generator because there may be millions.)
+    """Yield the partitions of a source (each the input of one task) in path order. They are not returned as a list,
+    because there may be millions.
 
-    `expansions` gives expected uncompressed bytes per stored byte of a path. `indexes` gives the splits of the big
-    files by path, as {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in it.
+    `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
+    to its splits, {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in `indexes`.
     Files with the same `group` (`Reader.group`) stay together, however many they are. `target` is the uncompressed size
     of a partition (`run.partition`).
     """
@@ -84,7 +86,7 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
 
 def boundary(path: str, probability: float) -> bool:
-    """Whether a partition ends after this file. It is true with `probability`, and depends on the hash of the path
-    alone."""
+    """Whether a partition ends after the file at `path`. The answer is true with the given `probability`, and depends
+    only on a hash of the path."""
     draw = int.from_bytes(hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
     return draw < probability * 2.0**64

@@ -1,8 +1,9 @@
-"""Finds what a run would do, without running a task. Every node (a pass, a barrier …) is driven as far as the log has
-records of its tasks.
+"""Finds what a run would do, without running a task. Every node of the plan (a pass, a barrier …) is a generator that
+yields tasks and is sent the records of their results. Here it is sent the records that the log has, until one is
+missing.
 
-The tasks of a node that is fresh as a whole (`pipeline.plan.fresh`) are not looked at. The task specs of other nodes
-are read one after the other; only the keys of finished tasks are kept, on disk.
+The tasks of a node that is fresh as a whole (`pipeline.plan.fresh`: all tasks have results) are not checked one by one.
+The task specs of other nodes are read one after the other; only the keys of finished tasks are kept, on disk.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ CHUNK = 1000
 
 @dataclass
 class NodeState:
-    """The state of a node, as far as the log and the plan show it.
+    """The state of a node of the plan: how many of its tasks are done, and how many have to run.
 
-    `fresh` tasks are done, `stale` tasks have to run, `pending` tasks wait for a part of the pass before them. `more`:
-    it is possible that further tasks follow. `unknown`: which tasks there are is known only when all inputs exist.
+    `fresh` tasks are done, `stale` tasks have to run, and `pending` tasks wait for a part that the pass before them has
+    not written yet. `more`: further tasks may follow. `unknown`: the tasks are known only when all inputs exist.
     `replayed` counts the stale tasks that reuse unchanged results of an earlier pass (`passes.replay`). `weight` is the
-    number of bytes that the stale tasks read, `weight_fresh` that of the fresh tasks. `sums` are the sums over the
-    fresh tasks' records.
+    number of bytes that the stale tasks read, and `weight_fresh` the number that the fresh tasks read. `sums` are the
+    sums over the records of the fresh tasks.
     """
 
     node: Node
@@ -51,7 +52,7 @@ class _Survey:
     def __init__(self, get: Get, fresh: FreshNodes | None, keep: bool) -> None:
         self.get, self.fresh, self.keep = get, fresh, keep
         self.results = Results()
-        self.pending: dict[str, int] = {}             # of the passes: parts that do not exist yet
+        self.pending: dict[str, int] = {}             # pass → number of its parts that do not exist yet
         self.table, self.batches = TaskTable(), 0
 
     def state(self, node: Node) -> NodeState:
@@ -70,7 +71,7 @@ class _Survey:
         return state
 
     def _walk(self, node: Node, state: NodeState) -> None:
-        """Drive a node until it ends or needs a record that the log does not have."""
+        """Run the generator of a node until it ends or needs a record that the log does not have."""
         if self.keep:
             state.stale_tasks = Spilled(encode=TaskSpec.to_json, decode=TaskSpec.from_json)
         summing = Summing(node.name, node.kind)
@@ -92,9 +93,9 @@ class _Survey:
             self.fresh.ended(node, state.sums)
 
     def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
-        """Count the tasks of a batch as fresh or stale. Returns the records of the fresh ones, and whether the node
-        must stop here because it needs the others, too. A document pass need not stop: it makes one part from each
-        part, so that later passes can be planned for the parts that exist."""
+        """Count the tasks of a batch as fresh (done) or stale (to be run). Returns the records of the fresh tasks, and
+        whether the node must stop because it needs the records of the stale ones, too. A document pass need not stop:
+        each of its tasks makes one part, so later passes can be planned for the parts that exist."""
         self.batches += 1
         size, name, ends, specs = 0, "", False, iter(specs)
         while chunk := list(islice(specs, CHUNK)):
@@ -124,11 +125,11 @@ class _Survey:
 
 
 def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep: bool = False) -> list[NodeState]:
-    """The states of the nodes, in their order. `get` returns the record that the log has for a key, or None. With
-    `keep` the states list the stale tasks.
+    """Return the states of the nodes of a plan, in their order. `get` returns the record that the log has for a task's
+    key, or None. With `keep`, each state also lists the tasks that have to run.
 
-    A document pass makes one part from each part, so it can be planned before all of its inputs exist. Nodes that need
-    complete inputs (barriers, tokenizer, shards) cannot.
+    A document pass makes one part (file of documents) from each part that it reads, so it can be planned before all of
+    its inputs exist. Other nodes (barriers, tokenizer, shards) can be planned only when their inputs are complete.
     """
     surveyor = _Survey(get, fresh, keep)
     return [surveyor.state(node) for node in nodes]

@@ -1,5 +1,5 @@
 """Plans the nodes that turn datasets into tokens: one for the tokenizer, and one for the shards (token files) of each
-stream. `pipeline.run` publishes their results and resolves the curriculum."""
+stream. `pipeline.run` publishes the results of these nodes and resolves the curriculum."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TOKENIZER = "tokenizer:"
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of the node of a token stream: `assembled` are the shards, `parts` the parts of datasets they were
-    made from (`publish_shards` needs both), and `encoded` the records of the encoding tasks, which count the lost
-    documents."""
+    """The result of the node that makes the shards of a token stream. `assembled` are the results of the tasks that
+    wrote shards, and `parts` the files of documents that the tokens come from; `publish_shards` needs both. `encoded`
+    are the records of the encoding tasks, which count the documents that could not be encoded."""
 
     assembled: list[TaskResult]
     parts: Sequence[PartRef]
@@ -34,8 +34,9 @@ class StreamResult:
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
-    """The node of the tokenizer (its result: `tokenizer_info`), and a node 'shards:NAME' for each stream (its result:
-    StreamResult). Returns [] for a recipe without a tokenizer."""
+    """Return the nodes of the plan that make tokens: one for the tokenizer (its result: `tokenizer_info`), and one for
+    the shards of each stream, called 'shards:NAME' (its result: StreamResult). Returns [] for a recipe without a
+    tokenizer."""
     if recipe.tokenizer is None:
         return []
     hub = hub_tokenizer(recipe)                      # fetched before anything runs
@@ -56,8 +57,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
 
 
 def parts_of(results: Mapping[str, Any], datasets: list[str], sources: list[str] | None = None) -> Spilled[PartRef]:
-    """The parts (files of kept documents, at least one) of finished datasets, in plan order. With `sources`, only parts
-    that hold documents of one of these sources."""
+    """Return the parts (files of kept documents) of finished datasets, in plan order. Parts without documents are left
+    out. With `sources`, only parts that hold documents of one of these sources are returned."""
     parts = spilled_parts()
     for dataset in datasets:
         before: PassResult = results[dataset]

@@ -1,10 +1,10 @@
-"""Explains why a node is stale (`tokenmill plan --why NODE`): which of its tasks have to run, for what reason, and
-since which run.
+"""Explains why a node of the plan is stale (`tokenmill plan --why NODE`): which of its tasks have to run, for what
+reason, and since which run.
 
-A task is stale when the log has no record under its key. A key is a hash, so the ingredients of the key are compared
-with those that the runs of this store have recorded (`pipeline.plan.provenance`): settings and thresholds, versions of
-stages, readers, tasks and libraries, contents of resource files, input files, the partition size. A change that a node
-inherits is traced to the node where it began.
+A task is stale when the log has no record under its key. The key is a hash and shows no reason. Therefore the
+ingredients of the key are compared with those that the runs of the store have recorded (`pipeline.plan.provenance`):
+settings and thresholds, versions of stages, readers, tasks and libraries, contents of resource files, input files, the
+partition size. If a node is stale because of an earlier node, the cause is traced to the earlier node.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ EXAMPLES = 5
 
 
 class UnknownNode(LookupError):
-    """`--why` names a node that the plan does not have; the message gives the nearest name."""
+    """Raised when `--why` names a node that the plan does not have. The message gives the nearest name."""
 
 
 @dataclass
 class Cause:
-    """One reason why tasks are stale, and the number of tasks it accounts for (None: unknown)."""
+    """One reason why tasks are stale (have to run). `tasks` is the number of tasks that it explains, or None if
+    unknown."""
 
     what: str
     tasks: int | None = None
@@ -73,9 +74,9 @@ class _Why:
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """Returns the run to compare with, and the ingredients that the node had in it. This is the latest run in which
-        the node had the same ingredients as now, because its results are still valid. If there is none, it is the
-        latest run that has the node. (None, None) when no run has it."""
+        """Return the run with which a node is compared, and the ingredients (settings, versions and files) that the
+        node had in this run. It is the latest run in which the node had the same ingredients as now, or else the latest
+        run that has the node. Returns (None, None) when no run has it."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [version for version in versions if not differences(version[1], self.ingredients[name])]
         return next(iter(same or versions), (None, None))
@@ -118,8 +119,8 @@ class _Why:
         return causes
 
     def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
-        """Causes from input files that were added, removed or changed since `run`. `settled` tells that other causes
-        already make every task stale."""
+        """Return the causes for stale tasks that lie in input files: files that were added, removed or changed since
+        `run`. `settled` says that other causes already explain why every task is stale."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):
@@ -154,8 +155,8 @@ class _Why:
         return causes
 
     def _of_parts(self, node: Node, stale: Sequence[TaskSpec], run: str) -> list[Cause]:
-        """Causes for a node whose own settings are unchanged: the parts that it reads differ, or `run` ended before it
-        got to this node."""
+        """Return the causes why tasks of a node are stale although its own settings are unchanged. Either the parts
+        (files of documents) that it reads differ, or `run` ended before it reached this node."""
         inherited = []
         for dep in node.deps:
             before, was = self._before(dep)
@@ -188,15 +189,16 @@ class _Why:
 
 
 def _entries(spec: TaskSpec) -> int:
-    """The number of quarantined documents that a task is told to skip. A long list of them is kept in a file
-    (`pipeline.store.lists`)."""
+    """Return the number of quarantined documents that a task is told to skip. If there are many, the task's argument
+    refers to a file that lists them (`pipeline.store.lists`)."""
     entries = spec.args.get("$volatile", {}).get("quarantined", [])
     return entries["items"] if isinstance(entries, dict) else len(entries)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 def differences(was: Ingredients, now: Ingredients) -> list[str]:
-    """The differences between two sets of ingredients, each as a line of text; [] when they are equal."""
+    """Return the differences between two sets of ingredients (settings, versions and files that determine results),
+    each as a line of text; [] when they are equal."""
     changes = []
     changed_steps: set[str] = set()
     if was.get("steps", []) != now.get("steps", []):
@@ -217,7 +219,7 @@ def differences(was: Ingredients, now: Ingredients) -> list[str]:
 
 
 def _files(task: TaskSpec) -> list[dict[str, Any]]:
-    """The input files a task reads."""
+    """Return the input files that a task reads."""
     if "file" in task.args and task.node.startswith("index:"):
         return [task.args["file"]]
     return list(task.args.get("slices", ()))
@@ -255,7 +257,7 @@ def _value(value: Any) -> str:
 
 
 def lines(document: Mapping[str, Any], indent: str = "") -> list[str]:
-    """The explanation as lines of text."""
+    """Return the explanation that `explain` made as lines of text."""
     state = {"fresh": "is fresh", "stale": f"{_tasks(document['stale'])} to run, {document['fresh']:,} fresh",
              "waits": "waits"}[document["state"]]
     out = [f"{indent}{document['node'].rstrip(':')}: {state}"

@@ -32,7 +32,8 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 
 
 def render_card(document: dict[str, Any]) -> str:
-    """The dataset card as Markdown. `document` is the report (`pipeline.report.collect.collect`, or report.json)."""
+    """Return the dataset card as Markdown. `document` is the content of report.json
+    (`pipeline.report.collect.collect`)."""
     document = visible_json(json.loads(json.dumps(document, sort_keys=True)))
     recipe = recipe_of(document)
     lines = ["---", dump_yaml(front_matter(document, recipe)).rstrip("\n"), "---", "",
@@ -45,15 +46,17 @@ def render_card(document: dict[str, Any]) -> str:
 
 
 def title(document: Mapping[str, Any]) -> str:
-    """The title of the ready recipe, else the name of the recipe's file, else that of the run."""
+    """Return the title of the dataset card. It is the title of the ready recipe that the run follows, or else the name
+    of the recipe's file, or else the name of the run."""
     about = document["about"] or {}
     name = about.get("title") or document["made"]["name"] or document["run"]
     return " ".join(visible(name).split())[:LONGEST_NAME] or "corpus"
 
 
 def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `huggingface_hub.DatasetCardData` that are known, and the files of each final dataset as a config
-    of the hub's viewer. A licence is given only if every document states a known one."""
+    """Return the front matter of the dataset card: those fields of `huggingface_hub.DatasetCardData` that are known.
+    The files of each final dataset are listed as a config of the hub's viewer. A licence is given only if every
+    document states a known one."""
     final = document["names"]["final"]
     docs = sum(document["datasets"][name]["docs"] for name in final)
     matter: dict[str, Any] = {"pretty_name": title(document), "size_categories": [size_category(distinct(document))]}
@@ -73,13 +76,13 @@ def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 
 def size_category(docs: int) -> str:
-    """The hub's category of a number of documents."""
+    """Return the Hugging Face hub's size category for a number of documents."""
     return next((name for bound, name in _SIZES if docs < bound), "n>1T")
 
 
 def language_codes(counts: Mapping[str, int]) -> list[str]:
-    """The ISO 639 codes of the languages with at least LANGUAGE_SHARE of the documents, the most frequent first. A
-    script (`eng_Latn`) is left out, as the hub knows languages only."""
+    """Return the ISO 639 codes of the languages that at least the share LANGUAGE_SHARE of the documents has, the most
+    frequent first. The script in a code such as `eng_Latn` is left out, because the hub knows only languages."""
     total = sum(counts.values())
     codes: dict[str, int] = {}
     for language, docs in counts.items():
@@ -90,7 +93,7 @@ def language_codes(counts: Mapping[str, int]) -> list[str]:
 
 
 def summary(document: Mapping[str, Any]) -> list[str]:
-    """What the corpus is, in a few sentences."""
+    """Return a description of the corpus in a few sentences, as lines of Markdown."""
     head, final, about = headline(dict(document)), document["names"]["final"], document["about"]
     origin = document["made"]
     sources = plural(len(document["names"]["sources"]), "source")

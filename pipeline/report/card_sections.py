@@ -1,5 +1,5 @@
-"""The sections of the dataset card, as lines of Markdown. Each takes the report; those that say what the recipe does
-take the recipe, too."""
+"""Writes the sections of the dataset card, as lines of Markdown. Each function takes the report. Functions that
+describe what the recipe does also take the recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Report = Mapping[str, Any]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence, the first NAMES of them."""
+    """Return the first NAMES of the names as text, separated by commas, and the number of further names."""
     all_names = list(names)
     omitted = len(all_names) - NAMES
     return ", ".join(map(plain, all_names[:NAMES])) + (f" and {omitted:,} more" if omitted > 0 else "")
@@ -35,13 +35,15 @@ def share(part: float, whole: float) -> str:
 
 
 def more(rows: Sequence[Any], what: str) -> list[str]:
-    """The sentence under a table that was cut to its top."""
+    """Return a sentence that says how many rows are missing in a table of the first ROWS rows; [] if none is
+    missing."""
     omitted = len(rows) - ROWS
     return [f"The largest {ROWS} are shown; {plural(omitted, what)} more in `report.json`.", ""] if omitted > 0 else []
 
 
 def language_counts(document: Report) -> dict[str, int]:
-    """Documents of the final datasets by language, the most frequent first; '' where none was identified."""
+    """Return the number of documents in the final datasets by language, the most frequent language first. Documents
+    whose language was not identified are counted under ''."""
     counts: dict[str, int] = {}
     for name in document["names"]["final"]:
         for by_language in document["datasets"][name]["languages"].values():
@@ -51,7 +53,8 @@ def language_counts(document: Report) -> dict[str, int]:
 
 
 def licence_counts(document: Report) -> dict[str, int]:
-    """Documents of the final datasets by the licence that they state, the most frequent first."""
+    """Return the number of documents in the final datasets by the licence that the documents state, the most frequent
+    licence first."""
     counts: dict[str, int] = {}
     for name in document["names"]["final"]:
         for by_licence in document["licences"].get(name, {}).values():
@@ -83,7 +86,7 @@ def sources(document: Report, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def steps(document: Report, recipe: Mapping[str, Any]) -> list[str]:
-    """How the corpus was made: the steps of each dataset in words, with their thresholds."""
+    """Write the section on how the corpus was made: the steps of each dataset in words, with their thresholds."""
     lines = ["## How it was made", ""]
     if not recipe:
         return [*lines, "The recipe of this run is not known.", ""]
@@ -103,8 +106,8 @@ def steps(document: Report, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def drops(document: Report) -> list[str]:
-    """What was dropped and why: for each dataset the reasons with their share of the judged documents. As on the page,
-    these were kept or dropped, but not quarantined."""
+    """Write the section on what was dropped and why. For each dataset it lists the reasons, with their share of the
+    judged documents. A judged document was kept or dropped, but not quarantined."""
     lines = ["## What was dropped and why", ""]
     for dataset in document["names"]["datasets"]:
         section = document["datasets"][dataset]
@@ -188,7 +191,8 @@ def licences(document: Report) -> list[str]:
 
 
 def contamination(document: Report) -> list[str]:
-    """How many documents were removed because they contain test data of benchmarks, or resemble held-out documents."""
+    """Write the section on how many documents were removed because they contain test data of benchmarks, or resemble
+    held-out documents."""
     lines = ["## Contamination", ""]
     sentences = [
         f"{plain(dataset)}: {plain(r['stage'])} removed {plural(r['docs'], 'document')} ({plain(r['reason'])})."
@@ -226,7 +230,7 @@ def tokens(document: Report) -> list[str]:
 
 
 def reproduce(document: Report, recipe: Mapping[str, Any]) -> list[str]:
-    """How to make the corpus again: program, hashes, command and recipe."""
+    """Write the section on how to make the corpus again: program, hashes, command and recipe."""
     origin = document["made"]
     final = {name: node["content"] for name in document["names"]["final"] for node in document["lineage"]
              if node["kind"] == "pass" and node["name"] == name}
@@ -250,7 +254,8 @@ def reproduce(document: Report, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def limitations(document: Report, recipe: Mapping[str, Any]) -> list[str]:
-    """Limitations that follow from the figures, then the warnings of the run."""
+    """Write the section on limitations: first those that follow from the report's figures, then the warnings of the
+    run."""
     totals, docs, sentences = document["totals"], kept_docs(document), []
     if totals["kept_bytes"]:
         sentences += [f"{share(row['kept_bytes'], totals['kept_bytes'])} of the text is from the source {plain(name)}."

@@ -20,9 +20,9 @@ DIGIT, SPACE = 7.2, 8
 
 
 def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label: str = "") -> Element:
-    """A horizontal bar, divided among `parts` in proportion to their values. Each part is (name, value, number of its
-    colour). Widths are percentages, so the bar fits any page. A name is written inside its part if it fits there on a
-    phone's screen."""
+    """Draw a horizontal bar, divided among `parts` in proportion to their values. Each part is (name, value, number of
+    its colour). Widths are percentages, so the bar fits any page. A name is written inside its part if the name fits on
+    a phone's screen."""
     total = sum(v for _, v, _ in parts) or 1.0
     x, out = 0.0, []
     for name, value, color in parts:
@@ -50,8 +50,8 @@ def meter(share: float, color: int = 0) -> Element:
 
 
 def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> Element:
-    """A chart of vertical bars. Each bar is (label below the bar, value, text of its title). Labels are left out where
-    they would not fit."""
+    """Draw a chart of vertical bars. Each bar is (label below the bar, value, text of its title). Labels that would not
+    fit are left out."""
     width, height, gap = 360, 110, 2
     step = (width - 10) / max(1, len(values))
     top = max((v for _, v, _ in values), default=0)
@@ -69,8 +69,8 @@ def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> E
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
     """Choose which labels of a bar chart are written: every n-th, with the smallest n for which no two labels touch.
-    Returns (label, left edge, width) of each. A label is centred under its bar, but moved so that it stays inside the
-    picture."""
+    Returns (label, left edge, width) for each of them. A label is centred under its bar, but moved if it would leave
+    the picture."""
     boxes = []
     for i, name in enumerate(names):
         room = DIGIT * len(name)
@@ -102,7 +102,8 @@ def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> El
 
 
 def scores(values: Sequence[tuple[float, float, int]], color: int, *, label: str) -> Element:
-    """A chart of documents by score. Each value is (lowest score, highest score, documents), in ascending order."""
+    """Draw a chart of documents by score. Each value is (lowest score, highest score, documents), in ascending
+    order."""
     bar_values = [(digits(low) if low else "0", docs, f"{digits(low)} to {digits(high)}: {plural(docs, 'document')}")
              for low, high, docs in values]
     return bars(bar_values, color, label=label)

@@ -1,9 +1,9 @@
-"""Makes the report's section about groups of duplicates: their sizes, the largest with the differences between the
-texts, and the pairs of sources between which duplicates were found.
+"""Makes the report's section about groups of duplicates: the sizes of the groups, the largest groups with the
+differences between their texts, and the pairs of sources between which duplicates were found.
 
 A group is a kept document with the documents that were removed because of it. Groups are put together from the rows of
-the removed documents (`pipeline.report.sampled`). Where not all of these rows are read, sizes are those within the rows
-that are.
+the removed documents. If only a sample of these rows is read (`pipeline.report.sampled`), the sizes count only
+documents of the sample.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
 
 
 def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
-    """The section of a deduplication: {barrier, step, read, groups, sizes, largest, pairs, unknown}.
+    """Make the report's section about one deduplication: {barrier, step, read, groups, sizes, largest, pairs, unknown}.
 
-    `sizes` counts groups by log2 of their documents, `components` those of the graph of candidates (near-duplicates
-    only; from counters, so always of all documents). `pairs` counts removed documents by their source and that of the
-    kept document; `unknown` are those whose kept document is in none of the parts read, or was dropped by a later step.
+    `sizes` counts groups (a kept document with its removed duplicates) by log2 of their number of documents.
+    `components` is given for near-duplicates only. It counts the connected groups of documents that were candidates for
+    comparison, over all documents. `pairs` counts removed documents by their source and the source of the kept
+    document. `unknown` counts the removed documents whose kept document was not found, because its part was not read or
+    a later step dropped it.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]
@@ -81,14 +83,16 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
 
 
 def _removed(appliers: list[Node], step: str) -> list[FileInfo]:
-    """The files, among those read, that hold documents which the barrier removed."""
+    """Return the files that hold documents which the deduplication `step` removed, among the tasks that the report
+    reads."""
     files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(sampled.PARTS)
              if record.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped")]
     return [info for info in files if info.rows]
 
 
 def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int, int, str, str, str]]:
-    """(number of the file, row, id, source, id of the kept document) of documents that the barrier removed."""
+    """Yield a tuple for each document that the deduplication `step` removed: (number of the file, row, id, source, id
+    of the kept document)."""
     quota = Stratum(False, 0, tuple(files)).quota
     for number, info in enumerate(files):
         row = 0
@@ -107,7 +111,7 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
 def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
     """Return (key of the task, file) for files with the texts of documents that a pass kept. At most PARTS files are
     returned, those of the tasks with the smallest keys. Some passes write no texts, but only lists of the rows that are
-    gone (row sets); for these, the files of the passes before them are returned."""
+    gone (row sets). Instead of these, the files of the passes before them are returned."""
     if "gone.parquet" not in node.writes:
         return [(record.key, info) for record in node.choose(sampled.PARTS)
                 if (info := record.files["kept.parquet"]).rows]
@@ -117,7 +121,8 @@ def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
 
 def _look_up(store: Store, files: list[FileInfo], ids: set[str],
              placed: set[str]) -> tuple[dict[str, Place], dict[str, str]]:
-    """The places of the documents `placed`, and the sources of the documents `ids`, as far as `files` have them."""
+    """Find documents in `files`. Returns the places (file and row) of the documents with the ids `placed`, and the
+    sources of the documents with the ids `ids`. Documents that are not found are left out."""
     places: dict[str, Place] = {}
     origin: dict[str, str] = {}
     quota = Stratum(True, 0, tuple(files)).quota
@@ -137,8 +142,8 @@ def _look_up(store: Store, files: list[FileInfo], ids: set[str],
 
 def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo], kept_files: list[FileInfo],
            place: Place | None) -> dict[str, Any]:
-    """A group with its kept document, if it was found, and its removed documents with the smallest ids, each with its
-    difference from the kept one."""
+    """Describe a group of duplicates: its kept document, if it was found at `place`, and the removed documents with the
+    smallest ids. Each removed document has its difference from the kept one."""
     members = heapq.nsmallest(MEMBERS, ((id, number, row) for number, row, id, _, of in _rows(store, removed, step)
                                         if of == kept))
     rows = rows_at(store, removed, members, COLUMNS)
@@ -153,10 +158,10 @@ def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo
 
 
 def difference(kept: str, removed: str) -> list[list[str]]:
-    """The words in which a removed text differs from the kept one: a list of [kind, words] with the kinds "both",
-    "kept" (only there), "removed" (only there) and "cut" (words that are left out). The texts are scrubbed before they
-    are compared. For equal texts there is one entry, the beginning. Texts in a script without spaces are compared by
-    characters."""
+    """Compare a removed text with the kept one, word by word. Returns a list of [kind, words] with the kinds "both",
+    "kept" (words only in the kept text), "removed" (words only in the removed text) and "cut" (words that are left
+    out). Personal data is removed from the texts before they are compared. For equal texts, the beginning is returned
+    as "both". Texts in a script without spaces are compared by characters."""
     kept_words, removed_words = (_words(text) for text in (kept, removed))
     around, most, gap = AROUND, SHOWN, " "
     if sum(map(len, kept_words + removed_words)) > LONG * len(kept_words + removed_words):
@@ -194,8 +199,8 @@ def difference(kept: str, removed: str) -> list[list[str]]:
 
 
 def _opcodes(kept_words: list[str], removed_words: list[str]) -> list[tuple[str, int, int, int, int]]:
-    """The opcodes of `SequenceMatcher` for two lists of words. The common beginning and end are found directly; of the
-    words between them, only the first WORDS are compared."""
+    """Return the opcodes of `SequenceMatcher` for two lists of words. The common beginning and the common end are found
+    directly. Between them, only the first WORDS words are compared."""
     least = min(len(kept_words), len(removed_words))
     same = next((n for n in range(least) if kept_words[n] != removed_words[n]), least)
     end = next((n for n in range(least - same) if kept_words[-1 - n] != removed_words[-1 - n]), least - same)

@@ -1,4 +1,5 @@
-"""Makes report.json, the figures of a run, from the commit records of its tasks and from a few of the files they wrote.
+"""Makes report.json, which holds the figures of a run, from the commit records of the run's tasks and from a few of the
+files they wrote.
 
 No document is processed again. The records hold counters, which are added up, and only a few parts (files of documents)
 are opened, to show samples. So apart from reading the log, neither memory nor time depends on the number of parts. All
@@ -48,9 +49,9 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     of report.json.
 
     `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
-    driver. `check_lease` (`Log.check_lease`) is called before anything is written, because collecting may take long and
-    another driver may have taken over. `sums` maps names of plan nodes to the sums of their counters. For nodes that
-    are not in `sums`, all records are read and added up.
+    driver. `check_lease` (`Log.check_lease`) is called before anything is written. It raises if another driver has
+    taken over the store, which may happen while the report is collected. `sums` maps names of plan nodes to the sums of
+    their counters. For nodes that are not in `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
@@ -60,9 +61,9 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
 def add_training(store: Store, run: str) -> bool:
     """Write the report of a run again, with the trainer's results from runs/RUN/train.
 
-    All other figures are copied from the run's report.json, so that this also works for a copy of a run, on another
-    cluster, that has neither the log nor the parts. Returns False, and writes nothing, when there are no results of a
-    training, or no report.json of this version.
+    All other figures are copied from the run's report.json. The function therefore also works for a copy of a run on
+    another cluster, without the log and the parts (files of documents). Returns False, and writes nothing, when there
+    are no results of a training, or no report.json of this version.
     """
     at, section = f"runs/{run}/report.json", training(store, run)
     if section is None or not store.exists(at):
@@ -78,7 +79,8 @@ def add_training(store: Store, run: str) -> bool:
 def _write(store: Store, document: dict[str, Any], *, latest: bool,
            check_lease: Callable[[], None] = lambda: None) -> None:
     """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
-    written to the root of the store. `check_lease` is called before anything is written."""
+    written to the root of the store. `check_lease` is called before anything is written; it raises if another driver
+    has taken over the store."""
     from pipeline.report.card import render_card
     from pipeline.report.html import render
 
@@ -93,7 +95,8 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool,
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """The content of report.json. The docstrings of the functions called here describe its sections."""
+    """Return the content of report.json. Its sections are described in the docstrings of the functions that make
+    them."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
     tokens = token_counts(store, nodes)
@@ -132,7 +135,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
 
 
 def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
-    """The content of a run's plan.json, and the nodes of the plan, joined with the counters of their tasks."""
+    """Return the content of a run's plan.json, and the nodes of the plan (passes, barriers …) with the summed counters
+    of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
@@ -140,19 +144,19 @@ def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})
 
 
 def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
-    """Records of the tasks of a node that have the smallest keys."""
+    """Return the commit records of the `n` tasks of a node that have the smallest keys."""
     keys = dict.fromkeys(heapq.nsmallest(2 * n, tasks.keys(node)))       # a task that was asked for twice occurs twice
     return [record for key in list(keys)[:n] if (record := get(key)) is not None]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
-    """The commit records of a plan node's tasks, in plan order. Tasks without a record are left out."""
+    """Yield the commit records of the tasks of a plan's node, in plan order. Tasks without a record are left out."""
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have no
-    order. `final` lists the datasets from which no other dataset is made."""
+    """Return the names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have
+    no order. `final` lists the datasets from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

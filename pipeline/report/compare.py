@@ -4,9 +4,9 @@ one run treated differently from the other.
 The comparison reads the parts (files of documents) that each run itself made, not the published ones, because a later
 run may have published a dataset again. It finds the parts by the tasks that the run lists (`runs/RUN/tasks.parquet`)
 and the records of these tasks in the log. Parts that cannot be read any more are counted in `missing`. The figures come
-from report.json and need no part.
+from report.json, so parts are not needed for them.
 
-The result is JSON; docs/cli.md describes it. Texts, URLs and paths of examples are scrubbed
+The result is JSON; docs/cli.md describes it. Personal data is removed from the texts, URLs and paths of examples
 (`pipeline.report.samples`).
 """
 
@@ -48,7 +48,7 @@ LOST_COLUMNS = ["id", "source", "file", "stage", "reason", "detail"]
 
 
 class NotFinished(TokenmillError):
-    """A run that has not finished has nothing to compare yet."""
+    """Raised for a run that has not finished, because there is nothing to compare yet."""
 
     exit_code = 2
 
@@ -66,9 +66,9 @@ class Run:
 
     @classmethod
     def open(cls, store: Store, name: str, get: Callable[[str], PartRecord | None] | None = None) -> Run:
-        """Read a run. `get` returns the record of a key (None: the log is read). Its report.json is used if it is of
-        this version and of the same plan; otherwise the report is collected again, and not written. Raises NotFinished
-        for a run without plan or tasks."""
+        """Read a finished run. `get` returns the commit record of a task's key; by default the log is read. The run's
+        report.json is used if it is of this version and of the same plan. Otherwise the report is collected again, but
+        not written. Raises NotFinished for a run without a plan or without a list of tasks."""
         if not all(store.exists(f"runs/{name}/{file}") for file in ("plan.json", "tasks.parquet")):
             raise NotFinished(f"run '{name}' in {store.root} has not finished, so there is nothing to compare yet; run "
                               f"its recipe again (`tokenmill resume`)")
@@ -77,11 +77,11 @@ class Run:
         return cls(store, name, plan, run_recipe_of(store, name), _report(store, name, plan, get), get)
 
     def datasets(self) -> list[str]:
-        """The datasets that the run made, in plan order."""
+        """Return the names of the datasets that the run made, in plan order."""
         return [node["dataset"] for node in self.plan["nodes"] if node["kind"] == "pass" and node["publishes"]]
 
     def side(self, dataset: str) -> Side:
-        """The parts of one dataset."""
+        """Return one dataset of the run, in the form in which it is compared with the dataset of another run."""
         nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
         tasks = RunTasks(self.store, self.name)
         passes = [Node(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
@@ -104,7 +104,8 @@ def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], 
 
 
 def compare_runs(before: Run, after: Run, limit: int = EXAMPLES) -> dict[str, Any]:
-    """The comparison as a JSON document. `limit`: examples of each change of a dataset."""
+    """Compare two runs, and return the differences as a JSON document. It has at most `limit` example documents for
+    each kind of change in a dataset."""
     recipe = compare_recipes(before.recipe, after.recipe)
     figures = compare_figures(before.report, after.report)
     common = [name for name in before.datasets() if name in after.datasets()]
@@ -130,7 +131,8 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _notes(before: Run, after: Run, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
-    """Sentences about limits of the comparison: unreadable recipes and parts, and datasets that only one run has."""
+    """Return sentences about the limits of the comparison: recipes and parts (files of documents) that cannot be read,
+    and datasets that only one run has."""
     notes = []
     for run, key in ((before, "before"), (after, "after")):
         if not run.recipe:
@@ -147,8 +149,9 @@ def _notes(before: Run, after: Run, documents: dict[str, Any], only: list[list[s
 
 # -- documents -------------------------------------------------------------------------------------------------------
 def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
-    """How the documents of one dataset differ: `same`, `changes` by kind, `groups` by reasons and source, and
-    `examples`, the nearest to their threshold first."""
+    """Describe how the documents of one dataset differ between two runs. `same` counts unchanged documents, `changes`
+    counts changed ones by kind of change, and `groups` counts them by reasons and source. `examples` are the changed
+    documents nearest to the threshold that decided."""
     moved = compare_documents(before, after, limit)
     totals: Counter[str] = Counter()
     for (change, *_), n in moved.groups.items():
@@ -163,7 +166,8 @@ def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
 
 
 def _groups(moved: Moved) -> list[dict[str, Any]]:
-    """The documents that changed by change and reasons, the most frequent first; each with its sources."""
+    """Return the numbers of changed documents, grouped by kind of change and by the reasons before and after. Within a
+    kind of change, the largest group comes first. Each group is also counted by source."""
     sources: dict[tuple[str, Any, Any], dict[str, int]] = {}
     for (*key, source), n in sorted(moved.groups.items(), key=lambda item: item[0][-1]):
         by_source = sources.setdefault((key[0], key[1], key[2]), {})
@@ -191,7 +195,7 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
 
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
-    """The row of a document. Only its row group is read."""
+    """Read the row of one document from the files of a run. Only the row group of the document is read."""
     path, sha256, fate = side.files[int(fact["file"])]
     columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]
     row = int(fact["row"])
@@ -199,7 +203,7 @@ def _row(side: Side, fact: np.void) -> dict[str, Any]:
 
 
 def _example_side(row: dict[str, Any], side: Side) -> dict[str, Any]:
-    """A document as it may be shown: scrubbed, and cut to an excerpt."""
+    """Describe an example document in one of the two runs, with an excerpt of its text and without personal data."""
     stage, reason = row.get("stage") or "", row.get("reason") or ""
     if row["fate"] == QUARANTINED:
         return {"fate": row["fate"], "stage": stage, "reason": reason, "id": row["id"], "source": row["source"],

@@ -1,5 +1,5 @@
-"""Shows a comparison of two runs (`pipeline.report.compare`): what the terminal and the page have in common, and the
-page itself, one HTML file that works offline and holds no script."""
+"""Shows a comparison of two runs (`pipeline.report.compare`). The functions that choose and format rows are used for
+the terminal, too. The page is one HTML file that works offline and holds no script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNITS = {"bytes": humanize.size, "cpu_s": humanize.duration, "wall_s": humanize.
 
 
 def render(document: dict[str, Any]) -> str:
-    """The page. `document` is the result of `pipeline.report.compare.compare_runs`."""
+    """Return the comparison as an HTML page. `document` is the result of `pipeline.report.compare.compare_runs`."""
     document = visible_json(json.loads(json.dumps(document)))
     return environment().get_template("compare.html.j2").render(
         d=document, head=cut(overview(document), ROWS), sections=sections(document, ROWS), lengths=_lengths(document),
@@ -39,8 +39,9 @@ def render(document: dict[str, Any]) -> str:
 
 
 def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows that are always shown: documents and bytes of every dataset and source, tokens of every stream and
-    source. Each has a `name` and a `what`."""
+    """Return the rows of figures that are always shown: documents and bytes of every dataset and of its sources, and
+    documents and tokens of every stream and of its sources. Each row has a `name` (dataset, stream or source) and a
+    `what` (the quantity)."""
     out = []
     for row in document["figures"]:
         section, *path = row["path"]
@@ -56,8 +57,9 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
-    """The other figures that differ, by section of the report: {title, rows, left_out, equal}. Of more than `most` rows
-    those with the largest relative difference are kept. `brief`: without measured figures of DETAILED sections."""
+    """Return the figures that differ between the runs and are not in the overview, by section of the report: {title,
+    rows, left_out, equal}. If a section has more than `most` such figures, those with the largest relative difference
+    are kept. With `brief`, measured figures (such as times) of the DETAILED sections are left out."""
     in_overview = {tuple(row["path"]) for row in overview(document)}
     by_section: dict[str, list[dict[str, Any]]] = {}
     for row in document["figures"]:
@@ -74,7 +76,7 @@ def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> lis
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most `most` rows, those that differ most, in their old order."""
+    """Return the `most` rows with the largest relative difference, in the order in which they are in `rows`."""
     def change(place: int) -> tuple[bool, float]:
         row = rows[place]
         return row["before"] == row["after"], -(abs(row["relative"]) if row["relative"] is not None else float("inf"))
@@ -83,7 +85,7 @@ def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def figure(row: Mapping[str, Any], side: str) -> str:
-    """A figure for people; – where there is none. Hashes are cut."""
+    """Format one figure of a row for people; "–" if the run does not have it. Hashes are cut to 12 characters."""
     number = row[side]
     if number is None:
         return "–"
@@ -94,7 +96,8 @@ def figure(row: Mapping[str, Any], side: str) -> str:
 
 
 def change(row: Mapping[str, Any]) -> str:
-    """The difference with its sign, and in brackets what share of the figure before it is."""
+    """Return the difference between two figures as text: with its sign, and in brackets as a percentage of the figure
+    before."""
     if row["difference"] is None:
         return "" if row["before"] == row["after"] else "differs"
     if not row["difference"]:
@@ -105,20 +108,21 @@ def change(row: Mapping[str, Any]) -> str:
 
 
 def value(setting: Any) -> str:
-    """A value of a recipe on one line."""
+    """Return a value of a recipe as text on one line, cut to VALUE characters."""
     text = json.dumps(setting, ensure_ascii=False) if not isinstance(setting, str) else setting
     return text if len(text) <= VALUE else text[:VALUE] + "…"
 
 
 def fate(side: Mapping[str, Any] | None) -> str:
-    """What became of a document in one run."""
+    """Return as text whether a run kept, dropped or quarantined a document, and by which step and for what reason."""
     if side is None:
         return "not there"
     return f"{side['fate']} by {side['stage'] or 'reader'}: {side['reason']}" if side.get("reason") else side["fate"]
 
 
 def decided(side: Mapping[str, Any] | None) -> str:
-    """The signal and the threshold that decided; "" where they are unknown."""
+    """Return the signal (a number stored beside the document) and the threshold that decided about a document, as text;
+    "" where they are unknown."""
     rule = side and side.get("decided")
     return "" if not rule else (f"{rule['signal']} {rule['value']:.4g}, {rule['key']} {rule['threshold']:.4g}: "
                                 f"{humanize.percent(rule['distance'])} away")
@@ -129,14 +133,15 @@ _COLORS = {"same": 2, "newly_dropped": 5, "newly_kept": 0, "changed_text": 4, "o
 
 
 def _bar(name: str, section: Mapping[str, Any]) -> Markup:
-    """The documents of a dataset by what became of them."""
+    """Draw a bar of the documents of a dataset, divided by the change between the two runs (unchanged, newly dropped
+    …)."""
     parts = [(kind.replace("_", " "), n, _COLORS[kind]) for kind, n in [("same", section["same"]),
                                                                       *section["changes"].items()] if n]
     return Markup(charts.stacked(parts, label=f"documents of {name}"))
 
 
 def _lengths(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Charts of the lengths of kept documents in both runs, for datasets in which they differ."""
+    """Draw the lengths of the kept documents in both runs, as charts, for each dataset in which they differ."""
     bins: dict[str, dict[str, dict[str, int]]] = {}
     for row in document["figures"]:
         if row["path"][0] == "datasets" and row["path"][2:3] == ["lengths"]:

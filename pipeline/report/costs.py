@@ -1,7 +1,8 @@
 """Makes the report's sections about time and memory.
 
-The figures come from the commit records, so they include work that an earlier run did and this run reused. They are
-measurements, the only figures in the report that cannot be checked by a query over the published parts.
+The figures come from the commit records of tasks, so they include work that an earlier run did and this run reused.
+They are measurements. All other figures of the report can be checked by a query over the published parts (files of
+documents).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pipeline.report.nodes import Node
 
 
 def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """One row for every pass (steps that run together): its tasks, the documents and bytes they read, CPU seconds, wall
-    seconds added up over the tasks (each of which has one core), documents per second and core, and the largest memory
-    of a task in MB."""
+    """Return one row for every pass (steps that run together): its tasks, the documents and bytes that they read, CPU
+    seconds, wall seconds added up over the tasks (each of which has one core), documents per second and core, and the
+    largest memory of a task in MB."""
     rows = []
     for node in passes:
         inputs = node.counters.get("in", {}).values()
@@ -27,8 +28,8 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _before(node: Node) -> float:
-    """The CPU seconds that earlier tasks had spent on results which the tasks of this node replayed (reused, with new
-    thresholds) instead of computing them."""
+    """Return the CPU seconds that earlier tasks spent on results which the tasks of this node reused (replayed) after a
+    change of thresholds."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
@@ -37,9 +38,10 @@ def _is_barrier(label: str) -> bool:
 
 
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """One row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second, and the
-    share of the CPU time of all rows. A barrier's verdicts are applied by the pass behind it, whose first row it has.
-    In each pass, "read and write" is the CPU time that no stage used."""
+    """Return one row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second,
+    and the stage's share of the CPU time of all rows. The removals of a barrier (such as deduplication) are carried out
+    by the pass after the barrier, and are the first row of this pass. In each pass, the row "read and write" is the CPU
+    time that no stage used."""
     rows = []
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
@@ -61,7 +63,7 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
-    """One row for every node of the plan: its tasks, their CPU and wall seconds, and the largest memory of a task in
-    MB."""
+    """Return one row for every node of the plan (pass, barrier …): its tasks, their CPU and wall seconds, and the
+    largest memory of a task in MB."""
     return [{"node": n.name, "kind": n.kind, "tasks": n.tasks, "cpu_s": n.cpu_s, "wall_s": n.wall_s,
              "max_rss_mb": n.max_rss_mb} for n in nodes]

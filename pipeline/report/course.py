@@ -1,5 +1,5 @@
-"""Makes the report's sections about the course of a training: the mixture over tokens, planned and realised, and the
-losses by stream as far as the trainer has written them."""
+"""Makes the report's sections about the course of a training: the planned and the realised mixture over the tokens, and
+the losses by stream that the trainer has written so far."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 
 
 def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
-    """{at, phases, streams}. `at` are the tokens at which stretches of the order end, the first one being 0. A stream
-    has the tokens `planned` and `realised` in each stretch. `phases` are {name, from, to} in tokens. No stretch lies in
-    two phases, and each phase has at least two."""
+    """Return the mixture of the streams over the course of the training, in stretches of the order of samples: {at,
+    phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for each
+    stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. A stretch
+    lies in one phase, and a phase has at least two stretches if it has two samples."""
     if curriculum is None or not curriculum.tokens:
         return None
     ends, phases = [0], []
@@ -48,9 +49,10 @@ def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
 
 
 def losses(store: Store, run: str) -> dict[str, Any] | None:
-    """{steps, evals} from train/metrics.jsonl, or None without it. Each entry has `tokens`, `loss`, the losses of its
-    `streams` and, for a step, the learning rate `lr`. Lines that a later start, resume or rewind made void are left
-    out. At most 2 · POINTS of each are kept, evenly spread."""
+    """Read the losses of a training from train/metrics.jsonl: {steps, evals}, or None if there are none. Each entry has
+    `tokens`, `loss`, the losses of its `streams` and, for a step, the learning rate `lr`. Lines are left out if the
+    trainer later started again, resumed or rewound to a step before them. Of steps and of evaluations, fewer than 2 ·
+    POINTS are returned, evenly spread."""
     path = f"runs/{run}/train/metrics.jsonl"
     if not store.exists(path):
         return None
@@ -70,7 +72,7 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
-    """(event, step, text) of the whole lines of a metrics.jsonl."""
+    """Yield (event, step, text) for each complete line of a metrics.jsonl."""
     with store.open(path) as file:
         for text in file:
             if (head := _HEAD.match(text)) and text.endswith(b"\n"):
@@ -78,8 +80,8 @@ def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
 
 
 class _Thinned:
-    """Holds fewer than 2 · POINTS lines of one event, evenly spread over the file. When it is full, it drops every
-    second line, and from then on accepts only every n-th new line (n doubles each time)."""
+    """Keeps fewer than 2 · POINTS lines of one kind of event, evenly spread over a file. When it is full, it drops
+    every second line. From then on it accepts only every n-th new line, and n doubles each time."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, dict[str, Any]]] = []
@@ -96,7 +98,7 @@ class _Thinned:
             self._every *= 2
 
     def undo(self, step: int) -> None:
-        """Drop the lines of steps after `step`."""
+        """Drop the lines of all steps after `step`, because the training went back to this step."""
         self._entries = [entry for entry in self._entries if entry[0] <= step]
 
     def lines(self) -> list[dict[str, Any]]:
@@ -104,8 +106,8 @@ class _Thinned:
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
-    """The figures of a line; None without a loss. A stream's loss is a number in a step and a mapping in an
-    evaluation."""
+    """Return the figures of a line of metrics.jsonl, or None if the line has no loss or no number of tokens. The loss
+    of a stream is a number in the line of a step, and a mapping with the key `loss` in the line of an evaluation."""
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

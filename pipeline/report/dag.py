@@ -1,7 +1,7 @@
-"""Draws the plan of a run as a graph from top to bottom, with the documents that pass along each arrow.
+"""Draws the plan of a run as a graph from top to bottom, with the number of documents on each arrow.
 
-Each node stands one row below the lowest node that it gets documents from. An arrow across several rows passes between
-the boxes of those rows.
+The nodes are the passes, barriers and other parts of the plan. Each node stands one row below the lowest node that it
+gets documents from. An arrow across several rows passes between the boxes of the rows in the middle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place = tuple[str, int]                        # (name of a node, row); an arrow
 
 
 def draw(document: Mapping[str, Any]) -> Element | None:
-    """The graph as SVG. None without nodes, or with more than MOST of them."""
+    """Draw the plan as a graph in SVG. Returns None if it has no nodes, or more than MOST of them."""
     graph = joined(document)
     edges = graph["edges"]
     linked = {end for e in edges for end in (e["from"], e["to"])}
@@ -47,8 +47,8 @@ def draw(document: Mapping[str, Any]) -> Element | None:
 
 
 def _rows(names: list[str], edges: list[dict[str, Any]]) -> dict[str, int]:
-    """The row of each node: one more than the largest row of its predecessors. A source stands right above the first
-    node that reads it."""
+    """Return the row of each node of the graph. It is one more than the largest row of the node's predecessors. A node
+    without predecessors (a source) stands right above the first node that reads it."""
     before: dict[str, list[str]] = {name: [] for name in names}
     for edge in edges:
         before[edge["to"]].append(edge["from"])
@@ -64,14 +64,15 @@ def _rows(names: list[str], edges: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _chain(start: str, end: str, row: Mapping[str, int], number: int) -> list[Place]:
-    """The places that an arrow passes, with both of its ends."""
+    """Return the places that an arrow passes, one in each row from its start to its end."""
     return [(start, row[start]), *((f"\0{number}", r) for r in range(row[start] + 1, row[end])), (end, row[end])]
 
 
 def _columns(nodes: Mapping[str, Any], row: Mapping[str, int],
              chains: list[list[Place]]) -> tuple[dict[Place, float], float]:
-    """The horizontal centre of each place, and the width of the picture. Within a row, places are sorted by the mean of
-    their neighbours in the rows around, which avoids most crossings."""
+    """Return the horizontal centre of each place (a box, or a point where an arrow crosses a row), and the width of the
+    picture. Within a row, the places are sorted by the mean position of their neighbours in the rows above and below,
+    which avoids most crossings of arrows."""
     layers: list[list[Place]] = [[] for _ in range(max(row.values()) + 1)]
     for name in nodes:
         layers[row[name]].append((name, row[name]))
@@ -108,7 +109,8 @@ def _columns(nodes: Mapping[str, Any], row: Mapping[str, int],
 
 
 def _arrow(edge: Mapping[str, Any], points: list[tuple[float, float]]) -> list[Element]:
-    """An arrow through points (centre, top of the row), with its count beside its upper end."""
+    """Draw an arrow through `points`, each (horizontal centre, top of its row), with its count of documents or tokens
+    beside its upper end."""
     (x, top), (end, _) = points[0], points[-1]
     y = top + TALL + 2
     path = f"M{x:.0f} {y:.0f}"
@@ -136,7 +138,7 @@ def _label(edge: Mapping[str, Any]) -> str:
 
 
 def _box(node: Mapping[str, Any], x: float, y: float) -> Element:
-    """A node: its name, and below it its steps, or how much it dropped."""
+    """Draw the box of a node: its name, and below it its steps and how many documents it dropped."""
     kind, name = node["kind"], node["name"]
     label = name.removeprefix("index:").removeprefix("shards:").removesuffix(":")
     title = f"{node['members']} {_plural(kind)}" if node.get("members", 1) > 1 else label

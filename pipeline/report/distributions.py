@@ -1,6 +1,7 @@
-"""Draws the distributions of documents: histograms of signals with their thresholds.
+"""Draws the distributions of signals over documents, as histograms with the thresholds of the steps. A signal is a
+number that a step computed for each document.
 
-A chart has one path for all bars of a kind, because a report may have a hundred charts and must stay below 1 MB.
+All bars of a kind are one SVG path, because a report may have a hundred charts and must stay below 1 MB.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """What the template `signals.html.j2` needs: `signals` by dataset, and those of `scores` that are not among them.
-    At most SHOWN signals are drawn of a dataset, and 2 · `rows` in all, those with thresholds first."""
+    """Return the arguments of the template `signals.html.j2`. `signals` are the charts of signals by dataset, and
+    `scores` are those charts of the argument `scores` whose signal has no such chart. At most SHOWN signals of a
+    dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -43,7 +45,8 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """A signal as the page shows it. `only`: the value, where all documents fall into one bin."""
+    """Return a signal with its histogram, thresholds and other values, as the page shows it. `only` is the approximate
+    value of the signal if all documents fall into one bin of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
@@ -51,7 +54,8 @@ def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[st
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """A bound with the shares that other thresholds let pass: of all documents with a value, and of the kept ones."""
+    """Return a threshold as the page shows it. For this and other values of the threshold, it has the share of all
+    documents with the signal that pass, and the share of the kept documents that pass."""
     return {**bound, "now": _number_text(bound["value"]), "at": [
         {"value": _number_text(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
@@ -59,7 +63,8 @@ def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histogram(row: Mapping[str, Any]) -> Element:
-    """Kept documents by value, dropped ones on top of them, and a dashed line at each threshold."""
+    """Draw a histogram of a signal: bars of kept documents, bars of dropped documents on top of them, and a dashed line
+    at each threshold."""
     kept, dropped = ({int(b): n for b, n in row["bins"][word].items()} for word in ("kept", "dropped"))
     low, high = min([*kept, *dropped]), max([*kept, *dropped])
     marks = [b for b in row["bounds"] if b["value"]]
@@ -67,7 +72,7 @@ def histogram(row: Mapping[str, Any]) -> Element:
         number = score_bin(bound["value"]) or 0
         if low - 32 <= number <= high + 32:
             low, high = min(low, number), max(high, number)
-    # empty octaves between 0 and the smallest value are left out, but for one
+    # of the empty octaves between 0 and the smallest positive value, only one is drawn
     above = [b for b in (*kept, *dropped, *_numbers(marks)) if b > 0]
     skipped = max(0, min(above, default=0) - BINS - 1) if low <= 0 else 0
     kept, dropped = ({b - skipped if b > 0 else b: n for b, n in bins.items()} for bins in (kept, dropped))
@@ -107,21 +112,23 @@ def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _name(number: int, skipped: int) -> str:
-    """The label of a bar that begins with a bin, after the numbers of positive bins were lowered by `skipped`."""
+    """Return the label of a bar, made from the number of the first bin in it. `skipped` is the number of empty bins
+    that were left out between 0 and the smallest positive value."""
     if number <= 0:
         return _number_text(_least(number)) if number else "0"
     return "" if skipped and number <= BINS else _number_text(_least(number + skipped))
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """A path of bars that stand on `feet`. A bar with documents is at least 1.5 high."""
+    """Return the data of one SVG path with all bars of a histogram. Each bar stands at its height in `feet`. A bar with
+    documents is at least 1.5 high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
                    for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)
 
 
 def _least(number: int) -> float:
-    """The smallest value of a bin."""
+    """Return the smallest value that falls into a histogram bin."""
     near, far = bin_edges(number)
     return near if number > 0 else -far if number < 0 else 0.0
 
@@ -131,7 +138,8 @@ def _most(number: int) -> float:
 
 
 def _position(value: float) -> float:
-    """The place of a value on the axis, in bins: the number of its bin, and the part of the bin below it."""
+    """Return the position of a value on the axis in units of bins: the number of its bin, plus the fraction of the bin
+    that lies below the value."""
     number = score_bin(value) or 0
     near, far = _least(number), _most(number)
     return number + min(max((value - near) / (far - near), 0.0), 1.0)

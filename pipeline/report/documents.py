@@ -1,5 +1,5 @@
-"""Makes the report's sections about documents: sources, the funnel (how many remain after each dataset), datasets, and
-duplicates."""
+"""Makes the report's sections about documents: the sources, the funnel (how many documents of a source remain after
+each dataset), the datasets, and the duplicates."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """The passes that read the files of a source. When several datasets use the source there are several, and all of
-    them read the same records."""
+    """Return the passes that read the files of the source `name`. There are several if several datasets use the source;
+    all of them read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
 def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
-    """The report's section about a source: its files, bytes and records; `skipped` and `bad` (unreadable) records, by
-    reason; `lost`, which counts values that are in no document, by column and reason; and `bad_files`, the files that
-    are quarantined as a whole or in part, with their unread bytes by reason. At most BAD_FILES of them are named."""
+    """Make the report's section about a source. It has the files, bytes and records of the source. `skipped` and `bad`
+    count skipped and unreadable records by reason. `lost` counts, by column and reason, values that documents could not
+    keep. `bad_files` are the files that are quarantined as a whole or in part, with their unread bytes by reason; at
+    most BAD_FILES of them are named."""
     counters: Counters = next((p.counters["read"][name] for p in readers(name, passes)), {})
     files: dict[str, dict[str, int]] = {}
     for node in readers(name, passes):
@@ -41,11 +42,12 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
 
 def funnel(sources: Mapping[str, Any], passes: list[Node],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """For each source, rows that show how much is left of it: the documents and bytes that were read, then those that
-    each dataset kept, then the documents and tokens of each stream (training and held-out data together).
+    """Return, for each source, rows that show how much of the source is left: the documents and bytes that were read,
+    then those that each dataset kept, then the documents and tokens of each stream (training and held-out data
+    together).
 
-    `bytes` are UTF-8 bytes of text. Only in the first row they are raw bytes (HTML, PDF) when a later step extracts the
-    text.
+    `bytes` counts UTF-8 bytes of text. The first row is an exception: if a later step extracts the text, it counts raw
+    bytes (HTML, PDF).
     """
     out: dict[str, list[dict[str, Any]]] = {}
     for name in sources:
@@ -62,10 +64,11 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 
 
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """The report's section about a dataset, which `passes` made. It has the numbers of kept, dropped and quarantined
-    documents, and the reasons for dropping, with samples. It has the languages, lengths and personal data of kept
-    documents, and the languages of dropped ones by stage. The distributions of scores cover all documents that the
-    scoring stage saw (`pipeline.passes.tally`). Everything except the samples comes from counters of the passes."""
+    """Make the report's section about a dataset, which the `passes` made. It has the numbers of kept, dropped and
+    quarantined documents, and the reasons for dropping, with samples. It has the languages, lengths and personal data
+    of kept documents, and the languages and lengths of dropped documents. The distributions of scores cover all
+    documents that the scoring stage saw (`pipeline.passes.tally`). Everything except the samples comes from counters of
+    the passes."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -95,7 +98,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[Node], name: str) -> Counters:
-    """The counters with this name, merged over these passes."""
+    """Return the counters with the name `name`, added up over the passes."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))
@@ -103,9 +106,9 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
 
 
 def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
-    """Counts of the PDFs that these passes read, whether they kept or dropped them. `pages` counts pages by the way in
-    which they were read (PAGES), `confidence` counts pages with text by confidence in tenths, and `unread` counts
-    documents with pages that are not blank but could not be read. None when no PDF was read."""
+    """Return counts of the PDFs that these passes read, kept or dropped; None when no PDF was read. `pages` counts
+    pages by the way in which they were read (PAGES). `confidence` counts pages with text by confidence in tenths.
+    `unread` counts documents with pages that are not blank but could not be read."""
     tally = merged(passes, "tallies").get("pdf")
     if tally is None:
         return None
@@ -114,12 +117,13 @@ def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
 
 
 def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
-    """The report's section about a deduplication: documents compared, removals by reason and source, similarity of the
-    removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM.
+    """Make the report's section about a deduplication: documents compared, removals by reason and source, similarity of
+    the removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM of their
+    documents.
 
     For near-duplicates (minhash), `candidates` is the number of documents that share a band of hashes with another
-    document. Documents that share a band, directly or through others, form a cluster: `clusters` is the number of
-    clusters, and `max_cluster` the number of documents in the largest one.
+    document. Documents that share a band, directly or through others, form a cluster. `clusters` is the number of
+    clusters, and `max_cluster` the number of documents in the largest cluster.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]

@@ -1,5 +1,5 @@
-"""Makes the report's section about domains: the hosts with the most documents of a dataset, and how many of these it
-keeps."""
+"""Makes the report's section about domains: the hosts (of URLs) with the most documents in a dataset, and how many of
+their documents the dataset keeps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNO
 
 
 def domain_of(url: str | None) -> str:
-    """The host of a URL in lower case, without port and "www."; "" for anything else."""
+    """Return the host of a URL in lower case, without port and "www."; "" if the URL has no valid host."""
     match = _HOST.match(url or "")
     host = match[1].lower().rstrip(".").removeprefix("www.") if match else ""
     return host if len(host) <= LONGEST else ""
 
 
 def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """{read, domains, without, top}. `domains` is the number of different domains among the documents read, `without`
-    the number of documents without one. `top` has the domains with the most documents: {domain, kept, dropped}."""
+    """Make the report's section about the domains (hosts of URLs) of a dataset: {read, domains, without, top}. `read`
+    says how many documents were read, `domains` is the number of different domains among them, and `without` the number
+    of documents without a domain. `top` lists the domains with the most documents: {domain, kept, dropped}."""
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:

@@ -1,5 +1,5 @@
-"""Everything that the templates of figures need, from the sections of report.json. A section that a report lacks, since
-an older version made it, is left out."""
+"""Prepares the arguments of the templates that draw figures, from the sections of report.json. A figure is left out if
+the report lacks its section because an older version made the report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DOMAINS = 12
 
 def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Mapping[str, int],
             rows: int = 100) -> dict[str, Any]:
-    """The arguments of the templates. `scores` are the charts of scores; those of signals that are drawn with their
-    thresholds are left out. `rows`: about this many entries of each list are shown."""
+    """Return the arguments of the templates that draw figures. `scores` are charts of scores; a chart is left out if
+    the same signal is drawn with its thresholds. About `rows` entries of each list are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
             "places": places, "domains": _domains(document, rows), "course": _course(document, color),
@@ -35,7 +35,8 @@ def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, 
 
 
 def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
-    """The datasets with more than one domain, each with its largest ones."""
+    """Return the datasets whose documents come from more than one domain (host of URLs), each with its largest
+    domains."""
     out = []
     for name in document["names"]["datasets"]:
         section = document.get("domains", {}).get(name)
@@ -47,6 +48,6 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
 
 
 def places(match: list[list[str]]) -> Markup:
-    """An excerpt with the places that a rule matched, as HTML."""
+    """Return an excerpt as HTML, with the passages marked that made a rule drop the document."""
     templates = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
     return Markup("").join(templates[kind].format(text) for kind, text in match)

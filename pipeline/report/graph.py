@@ -1,4 +1,5 @@
-"""Makes the report's section about the plan as a graph: what each node hands to the next, in documents and tokens."""
+"""Makes the report's section about the plan as a graph: the nodes (passes, barriers …), and the number of documents or
+tokens that each node hands to the next."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ ALIKE = 5
 
 
 def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
-    """{nodes, edges}. A node has its name, kind, steps, tasks and, where it drops documents, `dropped`. An edge has
-    `from`, `to` and the `docs` that the first hands to the second, or the `tokens` that a stream gives a curriculum
-    (windows read more than once count once). A pass that applies the verdicts of a barrier gets its documents from it.
-    Where a `where` chooses among the documents of several passes, `docs` is left out, because a pass counts what it
-    reads by source.
+    """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
+    documents, `dropped`. An edge leads from the node `from` to the node `to`. It has `docs`, the number of documents
+    that `to` gets from `from`, or `tokens`, those that a stream gives to the curriculum (a token that is read
+    repeatedly counts once).
+
+    The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. If a
+    pass reads several passes and selects documents by `where`, `docs` is left out, because a pass counts what it reads
+    by source, not by the pass that it comes from.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -64,7 +68,8 @@ def _docs_kept(node: Node) -> int:
 
 
 def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
-    """Documents that a pass reads of another. None if it has several parents and reads less than they keep together."""
+    """Return the number of documents that the pass `node` reads from the pass `parent`. Returns None if this is
+    unknown, because `node` has several parents and reads fewer documents than the parents kept."""
     parents = [by_name[d] for d in node.deps if d in by_name]
     if parents == [parent]:
         return _docs_read(node)
@@ -75,14 +80,15 @@ def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | N
 
 
 def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
-    """Documents that the stages of a pass dropped whose labels begin with `prefix` (or do not)."""
+    """Count the documents that some stages of a pass dropped: the stages whose labels begin with `prefix`, or (without
+    `with_prefix`) the other stages."""
     return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == with_prefix
                for by in stats["dropped"].values() for n in by.values())
 
 
 def joined(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The graph with nodes that are alike joined into one: more than ALIKE nodes of the same kind and steps that hand
-    their documents to the same nodes. Their counts are added up."""
+    """Return the graph of the plan with similar nodes joined into one. Nodes are joined if more than ALIKE of them have
+    the same kind and steps and hand their documents to the same nodes. Their counts are added up."""
     nodes, edges = list(document["nodes"]), list(document["edges"])
     for _ in range(3):                                   # sources are alike once the passes that read them are joined
         after: dict[str, set[str]] = {n["name"]: set() for n in nodes}

@@ -1,4 +1,5 @@
-"""Draws groups of duplicates for the page: charts of their sizes, and the pairs of sources as a table."""
+"""Draws groups of duplicates for the page: charts of the sizes of groups, and a table of the pairs of sources between
+which duplicates were found."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ TABLE = 8
 
 
 def cluster_cards(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the template `clusters.html.j2` needs, for every deduplication that removed anything."""
+    """Return the arguments of the template `clusters.html.j2`, for every deduplication that removed documents."""
     out = []
     for section in document.get("clusters", []):
         if not section["groups"]:
@@ -41,7 +42,8 @@ def _sizes(sizes: Mapping[str, int], word: str) -> Markup:
 
 
 def _table(document: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Removed documents by their source (rows) and that of the kept document (columns). None for too many sources."""
+    """Return a table of removed documents: the rows are their sources, the columns the sources of the kept documents
+    that they duplicate. None if there is only one source, or more than TABLE."""
     there = {p[side] for p in pairs for side in ("removed", "kept")}
     if not 1 < len(there) <= TABLE:
         return None
@@ -53,8 +55,8 @@ def _table(document: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> d
 
 
 def words(diff: Sequence[Sequence[str]] | None) -> Markup:
-    """A difference between two texts as HTML: words only in the kept text struck out, those only in the removed one
-    marked."""
+    """Return a difference between two texts as HTML. Words only in the kept text are struck out, and words only in the
+    removed text are highlighted."""
     if diff is None:
         return Markup("")
     out = []

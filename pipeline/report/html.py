@@ -1,6 +1,6 @@
-"""Turns report.json into one HTML file, which works offline, because it needs no scripts, fonts or downloads. It has a
-light and a dark mode, and can be printed and read on a phone. It has at most 1 MB: long tables are cut to their top
-(`pipeline.report.trim`)."""
+"""Turns report.json into one HTML file. The file works offline, because it needs no scripts, fonts or downloads. It has
+a light and a dark mode, and can be printed and read on a phone. It has at most 1 MB: long tables are cut to their first
+rows (`pipeline.report.trim`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REST = charts.COLORS - 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The report as HTML. `document` is the content of report.json (`pipeline.report.collect.collect`).
+    """Return the report as HTML. `document` is the content of report.json (`pipeline.report.collect.collect`).
 
     The HTML does not depend on the order of keys in `document`. Where an order matters, `document` has lists, or
     `document["names"]` lists the keys in order.
@@ -48,7 +48,8 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _page(report: dict[str, Any], rows: int) -> str:
-    """The page with at most `rows` rows in every table. Sums are those of the whole document."""
+    """Return the report as HTML with at most `rows` rows in every table. Sums and totals cover all rows, also those
+    that are cut."""
     document, cut = trimmed(report, rows)
     color, grouped = colors(report), phases(report)
     cut |= {"phases": len(grouped) - rows} if len(grouped) > rows else {}
@@ -76,20 +77,21 @@ def _template() -> Template:
 
 
 def environment() -> Environment:
-    """The templates of all pages, which escape every value, and the filters they share."""
+    """Return the Jinja environment of all HTML pages. It holds the templates, which escape every value, and the filters
+    that the templates use."""
     return _template().environment
 
 
 def colors(document: dict[str, Any]) -> dict[str, int]:
-    """Number of the colour of each source and stream, by name. A stream that has the name of a source has its
-    colour."""
+    """Return the number of the colour of each source and stream, by name. A stream and a source with the same name have
+    the same colour."""
     names = [*document["names"]["sources"], *document["names"]["streams"]]
     return {name: i % (charts.COLORS - 1) for i, name in enumerate(dict.fromkeys(names))}
 
 
 def headline(document: dict[str, Any]) -> dict[str, Any]:
-    """The few numbers at the top of the report. Kept documents are those of the final datasets, from which no other
-    dataset is made."""
+    """Return the few numbers at the top of the report. Kept documents are those of the final datasets (from which no
+    other dataset is made)."""
     read = sum(rows[0]["docs"] for rows in document["funnel"].values() if rows)
     final = [document["datasets"][name] for name in document["names"]["final"]]
     removed = sum(n for dup in document["duplicates"] for by in dup["removed"].values() for n in by.values())
@@ -102,8 +104,9 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of `document["mixture"]`, grouped by phase. Each row gets its share of the phase's realised windows, and
-    the difference between realised and planned windows. In a phase the largest streams come first."""
+    """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one stream. It
+    gets its share of the windows (training samples) that the phase really takes, and the difference between this number
+    of windows and the planned one. In a phase the largest streams come first."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in document["mixture"]:
         grouped.setdefault(row["phase"], []).append(row)
@@ -117,8 +120,8 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """Parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes is added up by the names of stages;
-    CPU time of other tasks by their kind. The largest come first, and the smallest are combined."""
+    """Return the parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes is added up by stage, CPU
+    time of other tasks by the kind of their node. The largest parts come first, and the smallest ones are combined."""
     cpu_s: dict[str, float] = {}
     for row in document["stages"]:
         cpu_s[row["stage"]] = cpu_s.get(row["stage"], 0.0) + row["cpu_s"]
@@ -131,8 +134,8 @@ def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
-    """A histogram of document lengths for each source, over the documents that the final datasets kept. All have the
-    same axis."""
+    """Draw a histogram of document lengths for each source, over the documents that the final datasets kept. All
+    histograms have the same axis."""
     by_source: dict[str, dict[str, int]] = {}
     for name in document["names"]["final"]:
         for source, bins in document["datasets"][name]["lengths"].items():
@@ -147,8 +150,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each source, the documents that the final datasets kept, by language. The most common languages come first,
-    and the rest are combined."""
+    """Count, for each source, the documents that the final datasets kept, by language. The most common languages come
+    first, and the other languages are combined."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}
@@ -166,17 +169,17 @@ def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
-    """A chart of similarities for each deduplication, by its name. There is none if all documents that it removed are
-    in the same bin of similarity."""
+    """Draw for each deduplication how similar the removed documents are to the kept ones. The charts are returned by
+    the name of the deduplication. A deduplication has no chart if all similarities are in one bin."""
     return {dup["barrier"]: Markup(charts.similarities(dup["similarity"], 0, of=SIMILARITY_BINS,
                                                        label=f"similarity of what {dup['step']} removed"))
             for dup in document["duplicates"] if len(dup["similarity"]) > 1}
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """A chart of each score of every dataset, over the documents that have the score. A pair (share, score) in
-    `reached` says that this share of the documents has at least this score. Scores are counted in bins, so the score is
-    the lower edge of a bin. If several shares have the same score, only the largest share is listed."""
+    """Draw a chart of each score of every dataset, over the documents that have the score. A pair (share, score) in
+    `reached` says that this share of the documents has at least this score. Scores are counted in bins, so a score in
+    `reached` is the lower edge of a bin. If several shares have the same score, only the largest share is listed."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):
@@ -196,15 +199,15 @@ def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def least(number: int) -> float:
-    """The smallest score that falls into bin `number` (`pipeline.passes.tally`)."""
+    """Return the smallest score that falls into the histogram bin with this number (`pipeline.passes.tally`)."""
     near, far = bin_edges(number)
     return near if number > 0 else -far if number < 0 else 0.0
 
 
 def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
-    """The bars of a chart of scores, as (lowest score, highest score, documents), from the lowest bin that is used to
-    the highest. Neighbouring bins are joined in pairs, repeatedly, until there are at most MOST_BARS bars. Empty bars
-    are kept, so that the axis is regular."""
+    """Return the bars of a chart of scores, as (lowest score, highest score, documents). They reach from the lowest to
+    the highest bin with documents. If there would be more than MOST_BARS bars, 2, 4, 8 … neighbouring bins are joined
+    to one bar. Empty bars are kept, so that the axis is regular."""
     width = 1
     while max(bins) // width - min(bins) // width >= MOST_BARS and width < 64 * BINS:
         width *= 2
@@ -216,8 +219,9 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each language of a dataset: the documents kept and dropped, and how many each stage dropped. The most common
-    languages come first, and the rest are combined. Empty when the dataset has at most one language."""
+    """Count, for each language of a dataset, the documents that were kept, those that were dropped, and those that each
+    stage dropped. The most common languages come first, and the other languages are combined. Empty when the dataset
+    has at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def row_of(language: str) -> dict[str, Any]:
@@ -248,7 +252,7 @@ def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def marked(text: str, other: str) -> Markup:
-    """`text` as HTML, with <mark> around the words that differ from the text `other`."""
+    """Return `text` as HTML, with <mark> around the words that differ from the text `other`."""
     own_words, other_words = text.split(), other.split()
     out = []
     for tag, i, j, _, _ in SequenceMatcher(None, own_words, other_words, autojunk=False).get_opcodes():

@@ -1,4 +1,5 @@
-"""Makes the report's section `made`: when, where, by whom and with what the run was made, and its recipe."""
+"""Makes the section `made` of the report: when, where, by whom and with which versions the run was made, and its
+recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from stages.scrub.pii import scrub_text, scrub_value
 
 
 def made_section(store: Store, run: str) -> dict[str, Any]:
-    """The section. What run.json does not say is None. The date, host and author are those of the latest attempt."""
+    """Make the section `made` of the report, from run.json. A value that run.json does not have is None. The date, host
+    and author are those of the run's latest attempt."""
     facts = facts_of(store, run)
     return {"at": facts.get("begun"), "host": _masked(facts.get("host")), "author": _masked(facts.get("author")),
             "version": facts.get("version") or None, "python": facts.get("python"),
@@ -22,7 +24,7 @@ def made_section(store: Store, run: str) -> dict[str, Any]:
 
 
 def masked_root(store: Store) -> str:
-    """The folder or URL of a store with secrets and personal data masked."""
+    """Return the folder or URL of a store, with secrets and personal data masked."""
     return scrub_text(redact(store.root if "://" in store.root else os.path.abspath(store.root)))
 
 
@@ -31,8 +33,8 @@ def _masked(value: str | None) -> str | None:
 
 
 def masked_recipe(store: Store, run: str) -> str | None:
-    """The text of the run's recipe.yaml with secrets and personal data masked: it names paths, and those may hold user
-    names and addresses. None where the file is gone or is no YAML any more."""
+    """Return the text of the run's recipe.yaml, with secrets and personal data masked, because its paths may contain
+    the names and addresses of users. None when the file is missing or is not valid YAML."""
     try:
         data, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), "recipe.yaml")
     except (FileNotFoundError, UnicodeDecodeError, RecipeError):

@@ -1,15 +1,15 @@
-"""Finds how close a dropped document was to being kept: the distance of the signal that decided to its threshold,
-relative to the threshold.
+"""Finds how close a dropped document was to being kept. The distance is the difference between the signal that decided
+(a number stored beside the document) and its threshold, relative to the threshold.
 
 No table says which signal a threshold belongs to, because such a copy of a stage's rules would become wrong when the
-stage changes. This module tries it out instead, with the stage's method `verdict`, which judges stored signals under
-any config. It moves a threshold to the value of a signal. If the document is kept with a threshold just beyond this
-value, and dropped for the same reason with one just before it, then this signal and this threshold decided. Such a pair
-is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
+stage changes. This module finds out by trial, with the stage's method `verdict`, which judges stored signals under any
+config. It moves a threshold to the value of a signal. If the document is kept with a threshold just beyond this value,
+and dropped for the same reason with a threshold just before it, then this signal and this threshold decided. Such a
+pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
 
-The distance is unknown (NaN) where a verdict does not follow from one stored signal and one number of the recipe: lists
-of languages, thresholds inside a stage's own table, ratios of two signals, stages that replay cannot judge, and stages
-of a recipe's own code, which a comparison never runs.
+The distance is unknown (NaN) if the verdict does not follow from one stored signal and one number of the recipe.
+Examples are lists of languages, thresholds inside a stage's own table, ratios of two signals, and stages that replay
+cannot judge. It is also unknown for stages of a recipe's own code, which a comparison never runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ Key = tuple[str, str, str]                   # stage, reason, language
 
 
 class Rule(NamedTuple):
-    """A threshold of a stage and the signal it is compared with. `below`: values below the threshold are dropped."""
+    """A threshold of a stage, and the signal (a number stored beside a document) that is compared with it. `key` is the
+    path of the threshold in the stage's config. If `below` is true, documents with a value below the threshold are
+    dropped, otherwise those with a value above it."""
 
     key: KeyPath
     threshold: float
@@ -54,14 +56,15 @@ class Rule(NamedTuple):
     below: bool
 
     def distances(self, values: np.ndarray) -> np.ndarray:
-        """How far values are on the side that is dropped, relative to the threshold (absolute where it is 0). NaN for
-        values on the other side and for null."""
+        """Return how far values lie on the dropped side of the threshold, relative to the threshold (absolute if the
+        threshold is 0). NaN for null, and for values on the other side."""
         beyond = self.threshold - values if self.below else values - self.threshold
         return np.where(beyond >= 0, beyond / (abs(self.threshold) or 1.0), np.nan)
 
 
 class Margins:
-    """Measures the dropped documents of a dataset. `steps` are those of the recipe: [{name: config}, …]."""
+    """Measures how close the dropped documents of a dataset were to being kept. `steps` are the steps of the dataset in
+    the recipe: [{name: config}, …]."""
 
     def __init__(self, steps: Sequence[Any]) -> None:
         self._stages: dict[str, list[Stage]] = {}
@@ -73,7 +76,8 @@ class Margins:
         self._tried: dict[Key, int] = {}
 
     def distances(self, batch: pa.RecordBatch) -> np.ndarray:
-        """The distance of every row of a dropped part (COLUMNS), float64; NaN where it is unknown."""
+        """Return the distance of every dropped document to the threshold that decided, as float64; NaN where it is
+        unknown. `batch` has the columns COLUMNS."""
         out = np.full(batch.num_rows, np.nan)
         columns = [batch.column(name).to_pylist() for name in ("stage", "reason", "language")]
         groups: dict[Key, list[int]] = {}
@@ -88,9 +92,9 @@ class Margins:
         return out
 
     def decided(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the rule that decided about one dropped row as {key, threshold, signal, value, distance}, or None if
-        it is unknown. If several rules gave the row its reason, the one with the largest distance is returned, because
-        the row would be kept only if the thresholds of all of them moved."""
+        """Return the threshold that decided about a dropped document as {key, threshold, signal, value, distance}, or
+        None if it is unknown. If several thresholds gave the document its reason, the one with the largest distance is
+        returned, because the document would be kept only if all of them moved."""
         key = (row["stage"] or "", row["reason"] or "", row["language"] or "")
         threshold, value = self._similarity(key[0], row["meta"])
         if threshold is not None and value is not None:
@@ -115,7 +119,8 @@ class Margins:
                          for threshold, value in pairs])
 
     def _similarity(self, barrier: str, meta: str | None) -> tuple[float | None, float | None]:
-        """(threshold, similarity) of a document that a barrier removed; None where there is none."""
+        """Return (threshold, similarity) of a document that a barrier (such as deduplication) removed. The threshold is
+        None if the barrier has none, and the similarity is None if it was not recorded."""
         for stage in self._stages.get(barrier, []):
             threshold = getattr(stage.config, SIMILAR, None)
             if isinstance(stage, Barrier) and threshold:
@@ -151,7 +156,8 @@ class Margins:
         return out
 
     def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[Rule]:
-        """The rules by which a stage gives a document the reason it was dropped for."""
+        """Yield the rules (pairs of a threshold and a signal) that made a stage drop a document for its recorded
+        reason. The rules are found by trial."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
         document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
         for stage in self._stages[key[0]]:
@@ -166,13 +172,13 @@ class Margins:
                             yield rule
 
     def _decides(self, stage: Stage, rule: Rule, document: Document, key: Key) -> bool:
-        """Whether `rule` gave the document its reason. Three things must hold: the document has the reason while the
-        threshold lies just before the value of the signal; it is kept once the threshold lies just beyond; and it has
-        the reason again if the value then moves past the threshold.
+        """Whether `rule` (a threshold and a signal) gave the document the reason for which it was dropped. Three things
+        must hold. The document has this reason while the threshold lies just before the value of the signal. It is kept
+        once the threshold lies just beyond the value. It has the reason again if the value then moves past the
+        threshold.
 
-        Just beyond the value, the document may also be dropped for another reason, because the threshold, moved past
-        its own signal, can make another rule drop it first. Such a reason is accepted only if rules that are already
-        known explain it (`_keeps`).
+        With the threshold just beyond the value, another rule of the stage may drop the document for another reason.
+        Such a reason is accepted only if rules that are already known explain it (`_keeps`).
         """
         value = document.signals[rule.signal]
         if math.isnan(rule.distances(np.array([value]))[0]):
@@ -191,8 +197,9 @@ class Margins:
         return _verdict(stage, config, moved) == key[1]
 
     def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
-        """Whether a stage keeps a document under a config once the thresholds of known rules give way, except the one
-        at `moved`."""
+        """Whether a stage keeps a document under a config if known rules do not count. While known rules drop the
+        document, their thresholds are moved out of its way, except the threshold at `moved`. Returns False if no such
+        rule explains why the document is dropped."""
         given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
             rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way
@@ -206,8 +213,9 @@ class Margins:
 
 
 def _loaded(name: str, config: Any) -> Iterator[Stage]:
-    """The stage of a step, without its models. A step that this installation does not know, or whose config it refuses,
-    yields none: the run may have been made by another version or with other packages."""
+    """Yield the stage of a step of the recipe, without loading its models. Yields nothing if this installation does not
+    know the step or refuses its config. This may happen because the run was made by another version or with other
+    packages."""
     try:
         stage = stage_class(name)(dict(config or {}))
     except Exception as e:                    # a plug-in's stage may raise anything
@@ -217,7 +225,8 @@ def _loaded(name: str, config: Any) -> Iterator[Stage]:
 
 
 def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | None:
-    """The verdict of a stage under a config. None also when the stage cannot give one from stored signals."""
+    """Return the verdict of a stage on a document under a config: the reason to drop it, or None to keep it. None is
+    also returned when the stage cannot give a verdict from stored signals."""
     judge = copy.copy(stage)
     judge.config = config
     verdicts = stored_verdicts(document, judge)
@@ -225,15 +234,16 @@ def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | Non
 
 
 def _beside(value: float, rule: Rule) -> tuple[float, float]:
-    """Return the floating-point numbers next to `value`: the one on the threshold's side, then the one on the other
-    side. They are fractions even if the signal is a count, because for some stages a threshold of 0 switches a rule
-    off."""
+    """Return the two floating-point numbers next to `value`: first the one towards the rule's threshold, then the one
+    away from it. They are fractions even if the signal is a count. Whole numbers would include a threshold of 0, which
+    for some stages switches a rule off."""
     towards = math.inf if rule.below else -math.inf
     return math.nextafter(value, towards), math.nextafter(value, -towards)
 
 
 def _thresholds(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
-    """(key path, number) of the decisions of a config, with those inside mappings and nested settings."""
+    """Yield (key path, number) for each threshold in a config: the numbers in its `decision` fields, also those inside
+    mappings and nested settings."""
     if isinstance(config, StageConfig):
         for name in type(config).model_fields:
             if path or role_of(type(config), name) == "decision":
@@ -246,7 +256,8 @@ def _thresholds(config: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, floa
 
 
 def _with_number(config: Any, path: KeyPath, value: float) -> Any:
-    """A copy of a config with another number at a path. The number is not checked: it may lie outside its bounds."""
+    """Return a copy of a config with another number at a key path. The number is not validated, so it may lie outside
+    the bounds of the field."""
     if not path:
         return value
     if isinstance(config, StageConfig):

@@ -1,4 +1,4 @@
-"""Makes an excerpt of a dropped document in which the places that made a rule drop it are marked."""
+"""Makes an excerpt of a dropped document in which the passages that made a rule drop it are marked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 
 
 def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[str, list[list[str]]]:
-    """{"match": [[kind, text], …]} with an excerpt around the first place that the stage names for its reason. The
-    kinds are "text", "mark" (a place) and "cut". {} where the stage names none. The text is scrubbed before it is
-    searched, because a cut could halve an address."""
+    """Return {"match": [[kind, text], …]}: an excerpt around the first passage that gave a document the reason for
+    which the stage dropped it. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). Returns {} if
+    the stage cannot name a passage. Personal data is removed before the search, because a later cut could halve an
+    address."""
     finder = _finder(stage)
     if finder is None or verdict(meta, stage) is not None:
         return {}
@@ -30,9 +31,9 @@ def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[s
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
-    """Why the barrier removed a document: {"kept": id of the document it duplicates, "similarity"}, from the document's
-    `meta`. None when the barrier has noted nothing there. A field of the source that has the step's name is no
-    verdict."""
+    """Return why the barrier (a deduplication step) removed a document, as it noted in the document's `meta`: {"kept":
+    id of the document it duplicates, "similarity"}. Returns None if `meta` has no such note. A metadata field of the
+    source with the same name as the step is not mistaken for a note."""
     verdict = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
     if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
         return None
@@ -41,13 +42,14 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
 
 @cache
 def _finder(stage: str) -> Any:
-    """`Stage.matches` of a registered step; None for any other."""
+    """Return the method `matches` of a registered step, which finds the passages that made it drop a text. None for a
+    step that is not registered or has no such method."""
     return getattr(stage_class(stage), "matches", None) if stage in STAGES else None
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
-    """The text around the first span, on one line, with the spans in it marked. It begins where the text does if the
-    span is near."""
+    """Return an excerpt around the first span of a text, on one line, with all spans in the excerpt marked: [[kind,
+    text], …]. If the first span is near the beginning of the text, the excerpt starts at the beginning."""
     begin = max(0, spans[0][0] - BEFORE) if spans[0][0] > SHOWN - BEFORE else 0
     if begin and (space := re.search(r"\s", text[begin:spans[0][0]])):
         begin += space.end()
@@ -67,6 +69,7 @@ def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
 
 
 def _line(text: str) -> str:
-    """Text with one space for every run of white space, also at its ends, where a mark begins or ends."""
+    """Return the text with one space for every run of white space. Space at its ends is kept, because there it
+    separates the text from a mark."""
     words = " ".join(text.split())
     return (" " if text[:1].isspace() else "") + words + (" " if words and text[-1:].isspace() else "")

@@ -1,10 +1,10 @@
-"""Compares the documents of one dataset in two runs: which were kept, dropped or quarantined in each, and which texts
-differ.
+"""Compares the documents of one dataset in two runs: which documents were kept, dropped or quarantined in each run, and
+which texts differ.
 
-The documents of both runs are joined by id. Memory does not grow with their number: for each document a fixed record
-(`FACT`) is written to one of 256 files by the first byte of its id, and one pair of files is joined at a time. Parts
-with the same rows in both runs (equal `content` hashes) are not read at all; after a change of one threshold most parts
-of large stores are of this kind, and they may even have been removed.
+The documents of both runs are joined by id. Memory does not grow with the number of documents. For each document a
+record of fixed size (`FACT`) is written to one of 256 files, chosen by the first byte of the id. Then one pair of files
+is joined at a time. Parts (files of documents) with the same rows in both runs (equal `content` hashes) are not read at
+all, and need no longer exist. After a change of one threshold, most parts of large stores are of this kind.
 
 If some parts of a run cannot be read, a document that only the other run has counts as `unknown`, because it may be in
 the unreadable parts.
@@ -51,22 +51,24 @@ ABSENT = -1
 
 @dataclass
 class Side:
-    """A dataset of one run: its store, its passes in plan order, and its steps in the recipe."""
+    """A dataset in one of the two runs that are compared: its store, its passes in plan order, and its steps in the
+    recipe."""
 
     store: Store
     passes: list[Node]
     steps: list[Any]
-    tasks: int                                           # that the plan names, over all passes
+    tasks: int                                           # number of tasks in the plan, over all passes
 
     def __post_init__(self) -> None:
         self.margins = Margins(self.steps)
-        self.files = Spilled[list[Any]](encode=list, decode=list)  # that were read: [path, sha256, fate]
+        self.files = Spilled[list[Any]](encode=list, decode=list)  # files read: [path, sha256, fate]
         self.missing: list[str] = []                               # parts that cannot be read: the first NAMED
         self.missing_parts = self.records = 0
 
     def parts(self) -> Iterator[tuple[str, FileInfo]]:
-        """(fate, file) of all parts with rows. A pass before the last keeps documents only for the next pass. At the
-        end, `records` is the number of tasks that have a record in the log."""
+        """Yield (fate, file) for all files with documents of the dataset; the fates are kept, dropped and quarantined.
+        Kept documents are read only from the last pass, because earlier passes keep documents only for later ones. At
+        the end, `records` is the number of tasks that have a record in the log."""
         self.records = 0
         for node in self.passes:
             for record in node.records():
@@ -83,7 +85,8 @@ class Side:
 
 
 class Names:
-    """Numbers for names that many documents share: sources, and (fate, stage, reason)."""
+    """Gives numbers to names that many documents share, so that a document's record holds a number: names of sources,
+    and tuples (fate, stage, reason)."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -98,9 +101,10 @@ class Names:
 
 @dataclass
 class Moved:
-    """The result for one dataset. `same`: documents with the same fate and text. `groups`: documents by (change, fate
-    before, fate after, source), fates being (fate, stage, reason) or None. `nearest`: for each change the documents
-    nearest to their threshold, as (fact before, fact after)."""
+    """The result of comparing one dataset in two runs. `same` counts documents with the same fate and text. `groups`
+    counts the other documents by (change, fate before, fate after, source). A fate is (kept | dropped | quarantined,
+    stage, reason), or None if a run does not have the document. `nearest` lists, for each change, the documents nearest
+    to the threshold that decided, as (record before, record after)."""
 
     same: int = 0
     groups: Counter[tuple[str, Any, Any, str]] = field(default_factory=Counter)
@@ -108,8 +112,8 @@ class Moved:
 
 
 def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) -> Moved:
-    """Join the documents of two sides. At most `limit` documents of each change are kept as examples; `most` facts are
-    in memory at a time."""
+    """Compare the documents of a dataset in two runs. For each kind of change, at most `limit` documents are kept as
+    examples. At most `most` records of documents are in memory at a time."""
     moved, sides, fates, sources = Moved(), (before, after), Names(), Names()
     equal = _equal_parts(before, after)
     for side in sides:
@@ -135,15 +139,16 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 
 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
-    """(fate, content) of the parts that both sides have. No two parts of a side are equal, since their rows have other
-    ids. Quarantined records are left out: those without an id would be counted as documents."""
+    """Return (fate, content hash) of the files of documents that both runs have. Within a run, no two files are equal,
+    because their documents have different ids. Files of quarantined records are left out: some of these records have no
+    id and must not count as documents."""
     before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
     return before_parts & after_parts
 
 
 class _Spill:
-    """Writes facts to files by the first byte of the id."""
+    """Writes the records of documents to 256 files, chosen by the first byte of the document's id."""
 
     def __init__(self, folder: str, most: int) -> None:
         self._folder, self._most = folder, most
@@ -170,7 +175,8 @@ class _Spill:
 
 
 def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
-    """Add the facts of a part. A part that is gone or damaged is noted as missing, before any row of it is used."""
+    """Add the records of the documents in one file. A file that is missing or damaged is noted as such before any of
+    its rows is used."""
     number, first = len(side.files), 0
     columns = list(FILES[fate][1])
     try:
@@ -190,7 +196,8 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Name
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: Names,
            sources: Names) -> np.ndarray:
-    """The facts of a batch without their places. A quarantined record without an id has the id 0."""
+    """Return a record (`FACT`) for each document of a batch, without its file and row. A quarantined record without an
+    id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
     ids = [id or "" for id in batch.column("id").to_pylist()]
     try:
@@ -216,8 +223,8 @@ def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: 
 
 
 def _sorted(path: str) -> np.ndarray:
-    """The facts of a file sorted by id. Of several facts about one document the first counts: a record may be
-    quarantined more than once."""
+    """Return the records of documents in a file, sorted by id, with one record per document. If there are several, the
+    first is taken: a document may be quarantined more than once."""
     if not os.path.exists(path):
         return np.empty(0, FACT)
     facts = np.fromfile(path, FACT)
@@ -233,7 +240,8 @@ _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
 
 
 def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
-    """Facts of both sides side by side, [n, 2], sorted by id; _NONE where a side lacks the document."""
+    """Join the records of both runs by id. Returns an array [n, 2], sorted by id; a run that does not have the document
+    has _NONE in its column."""
     both = list(pair)
     # as big-endian bytes, which sort as the numbers do
     keys = [np.frombuffer(np.stack([f["high"], f["low"]], axis=1).astype(">u8").tobytes(), "S16") for f in both]
@@ -246,7 +254,8 @@ def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
 
 def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: Moved, fates: list[Any], sources: list[str],
           best: dict[str, np.ndarray], limit: int) -> None:
-    """Count the changes of the documents of one pair of files, and keep the `limit` nearest of each."""
+    """Count the changes of the documents in one pair of files, and keep for each change the `limit` documents nearest
+    to the threshold that decided."""
     rows = _pairs(pair)
     if not len(rows):
         return

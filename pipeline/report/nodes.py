@@ -2,8 +2,8 @@
 sections of the report are made from these nodes.
 
 The report reads the files that the run's own records name. It does not read the published folders, because a later run
-may have replaced them. Published parts are the same files under other names (`store.dataset.publish`), so a query over
-them can check every figure.
+may have replaced their files. Published parts are the same files under other names (`store.dataset.publish`), so every
+figure can be checked by a query over the published parts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pipeline.store.records import FileInfo, PartRecord
 
 
 class Node:
-    """A node of the plan with the records of its tasks and the sums of their counters. For a pass, all tasks are added
-    up. For other nodes they are added up by wave (group of tasks), because the tasks of each wave count other
-    things."""
+    """A node of the plan (a pass, a barrier …) with the records of its tasks and the sums of their counters. The
+    counters of a pass are added up over all tasks. The counters of other nodes are added up by wave (a group of tasks
+    of one kind), because the tasks of different waves count different things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]], sums: NodeSums | None = None,
                  choose: Callable[[int], list[PartRecord]] | None = None) -> None:
-        """`doc` describes the node in plan.json. `records()` iterates over the node's records in plan order. It is
-        called again each time they are needed, because there may be millions of them, too many for memory. Without
-        `sums`, the counters of all records are added up here. `choose(n)` returns the records of the n tasks with the
-        smallest keys, without reading the others."""
+        """Make a node from its description `doc` in plan.json. `records()` iterates over the commit records of the
+        node's tasks in plan order. It is called each time they are needed, because millions of records may not fit into
+        memory. Without `sums`, the counters of all records are added up by this method. `choose(n)` returns the records
+        of the n tasks with the smallest keys, without reading other records."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
         self.measures: list[dict[str, Any]] = doc.get("measures", [])        # signals and bounds of its stages
@@ -43,13 +43,14 @@ class Node:
         self.cpu_s, self.wall_s, self.max_rss_mb = sums.cpu_s, sums.wall_s, sums.max_rss_mb
 
     def files(self, name: str) -> Iterator[FileInfo]:
-        """The files of this name that the node's tasks wrote, in plan order. Files without rows are left out."""
+        """Yield the files with this name that the node's tasks wrote, in plan order. Files without rows are left
+        out."""
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
-        """The node's inputs, its costs and a hash of its output, for the section `lineage` of the report. The hash is
-        made from the sorted `content` hashes of the node's kept parts or row sets (for nodes other than passes: of all
-        its files), so it does not depend on the order of the files."""
+        """Return the node's inputs, its costs and a hash of its output, for the section `lineage` of the report. The
+        hash is made from the sorted `content` hashes of the node's kept parts or row sets, so it does not depend on the
+        order of the files. For nodes other than passes it is made from those of all files."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 
@@ -62,8 +63,8 @@ def batches(store: Store, info: FileInfo, columns: list[str], rows: int = 1 << 1
 
 
 def take(store: Store, info: FileInfo, rows: list[int], columns: list[str]) -> dict[int, dict[str, Any]]:
-    """Read single rows of a part. Returns {row number: {column: value}}. Only the row groups that hold these rows are
-    read, one at a time (a few MB of text each)."""
+    """Read single rows of a part (file of documents). Returns {row number: {column: value}}. Only the row groups that
+    hold these rows are read, one at a time (a few MB of text each)."""
     out: dict[int, dict[str, Any]] = {}
     with store.parquet(info.path, info.sha256) as parquet:
         first = 0

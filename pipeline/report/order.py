@@ -1,5 +1,6 @@
-"""Makes the report's section about the quality of the order: whether batches have the planned mixture, and whether
-windows that stand side by side in a stream are far apart in the order, as chance would place them."""
+"""Makes the report's section about the quality of the order of training samples. It says whether batches have the
+planned mixture, and whether windows (samples) that are neighbours in a stream are far apart in the order, as in a
+random order."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ STEPS, SAMPLES = 64, 4096
 
 
 def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
-    """{steps, of, samples, deviation, streams}. `steps` of all steps are looked at, with `samples` in all. `deviation`
-    is the largest difference between the windows that a stream has in a step and its planned share of the step.
+    """Measure how well the order of training samples is mixed, on some of the steps: {steps, of, samples, deviation,
+    streams}. `steps` of all `of` steps are examined, with `samples` in all. `deviation` is the largest difference
+    between the number of windows (samples) that a stream has in a step and the number that its weight gives it.
 
-    A stream has `windows` (looked at) and `neighbours` (pairs of windows in one step that follow each other in the
-    stream). `expected` are such pairs if windows were drawn at random from the whole stream; a phase reserves a part of
-    the stream, so there are more. `spread` is the mean distance in the stream of windows that follow each other in the
-    order, divided by the distance to expect. Random order gives 1."""
+    For each stream, `windows` is the number examined, and `neighbours` is the number of pairs in one step that are
+    adjacent in the stream. `expected` is the number of such pairs if windows were drawn at random from the whole
+    stream; it is lower, because a phase draws from a part of the stream. `spread` is the mean distance in the stream
+    between windows that follow each other in the order, divided by this distance in a random order.
+    """
     if curriculum is None or not curriculum.tokens:
         return None
     order = Order(curriculum)
@@ -54,8 +57,8 @@ def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
 
 
 def _steps(curriculum: Curriculum) -> list[tuple[int, int, int]]:
-    """(phase, first sample, samples) of the steps that are looked at: of every phase some, the first and the last
-    ones among them."""
+    """Return the steps that are examined, as (phase, first sample, samples). They are evenly spread over each phase,
+    and include its first and last step."""
     out = []
     for number, phase in enumerate(curriculum.phases):
         most = max(2, round(STEPS * phase.tokens / curriculum.tokens))

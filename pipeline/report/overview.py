@@ -1,4 +1,4 @@
-"""Prepares the head of the page, its table of sources, and the samples of kept documents beside dropped ones."""
+"""Prepares two parts of the report's page: the table of sources, and samples of kept documents beside dropped ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SUMS = ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "t
 
 
 def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the table of sources: those in `shown`, then one row for all others (its name is None). `share` is
-    the share of the documents read that were kept. It is None where nothing was read, or where several final datasets
-    have documents of the source."""
+    """Return the rows of the table of sources: one for each source in `shown`, then one for all other sources together
+    (its name is None). `share` is the share of the documents read that were kept. It is None if nothing was read, or if
+    several final datasets kept documents of the source, so that documents may be counted twice."""
     rows, several = _source_rows(document["totals"], shown), shared(document)
     for row in rows:
         of = several & {row["name"]} if row["name"] is not None else several - set(shown)
@@ -34,8 +34,9 @@ def _source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[s
 
 
 def beside(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each dataset that dropped something: samples of every source, kept ones beside dropped ones of different
-    reasons (the most frequent reasons first). Sources with samples on one side only stay."""
+    """Return, for each dataset that dropped documents, samples of kept and dropped documents by source. The dropped
+    ones of a source have different reasons, the most frequent reasons first. A source is listed even if it has only
+    kept or only dropped samples."""
     out = []
     for dataset in document["names"]["datasets"]:
         section, rows = document["datasets"][dataset], []

@@ -1,4 +1,4 @@
-"""Compares two recipes by key, as a run keeps them in its recipe.yaml."""
+"""Compares the recipes of two runs (each run's recipe.yaml), key by key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stages.scrub.pii import scrub_value
 
 
 def compare_recipes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
-    """The keys that were added, removed or changed, as [{key, change, before, after}], in the order of the second
-    recipe. `before` and `after` are None where the key is missing. Secrets and personal data are masked.
+    """Return the keys that were added, removed or changed, as [{key, change, before, after}], in the order of the
+    second recipe. `before` or `after` is None where the key is missing. Secrets and personal data are masked.
 
-    Keys are written as for `--set`: `datasets.clean.steps.language.min`. Steps and phases are matched by name, so that
-    a step in front does not change the keys behind it. An order of common steps that differs is a change of the list's
-    own key.
+    Keys are written as in the option `--set`: `datasets.clean.steps.language.min`. Steps and phases are matched by
+    name, so that a step added before others does not change their keys. If the steps that both lists have are in
+    another order, this is a change of the key of the list.
     """
     return [scrub_value(redact_json(row)) for row in _compare(before, after, "")]
 
@@ -51,8 +51,8 @@ def _row(key: str, change: str, before: Any, after: Any) -> dict[str, Any]:
 
 
 def _by_name(items: list[Any]) -> dict[str, Any] | None:
-    """The items of a list of steps or phases by name. A name that comes again gets a number: `where#2`. None for
-    another list, which is compared whole."""
+    """Return the items of a list of steps or phases by name. A second item with the same name gets a number: `where#2`.
+    Returns None for a list of anything else, which is compared as a whole."""
     out: dict[str, Any] = {}
     occurrences: Counter[str] = Counter()
     for item in items:

@@ -23,8 +23,9 @@ _HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@[^/]+)?(?:/|$)")
 
 @dataclass(frozen=True)
 class StepWords:
-    """A step of a dataset: its name, what it does ('' for a step that is no part of this installation), and its
-    thresholds and changed settings as (meaning, value)."""
+    """A step of a dataset, described in words: its name, what it does, and its settings as (meaning, value). `does` is
+    '' for a step that is not part of this installation. All thresholds are listed, but of the other settings only those
+    that differ from the default."""
 
     name: str
     does: str
@@ -33,7 +34,7 @@ class StepWords:
 
 
 def recipe_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a report as plain values; {} where the report has none."""
+    """Return the recipe of a report as plain values; {} if the report has no readable recipe."""
     try:
         data = parse_yaml(document["made"]["recipe"] or "", "recipe.yaml")[0]
     except RecipeError:
@@ -42,7 +43,7 @@ def recipe_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steps_of(recipe: Mapping[str, Any], dataset: str) -> list[StepWords]:
-    """The steps of a dataset in order."""
+    """Return the steps of a dataset in order, each described in words."""
     section = recipe.get("datasets", {}).get(dataset) or {}
     return [_words(*next(iter(step.items()))) for step in section.get("steps") or () if step]
 
@@ -75,7 +76,7 @@ def _plain(default: Any) -> Any:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring, on one line and without its full stop."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     match = re.match(r".+?[.](?= [A-Z`]|$)", paragraph)
     return (match[0] if match else paragraph).rstrip(".")
@@ -96,14 +97,14 @@ def _value(value: Any) -> str:
 
 
 def inputs_of(recipe: Mapping[str, Any], dataset: str) -> list[str]:
-    """The sources and datasets that a dataset is made from."""
+    """Return the sources and datasets that a dataset is made from."""
     inputs = (recipe.get("datasets", {}).get(dataset) or {}).get("from") or []
     return [inputs] if isinstance(inputs, str) else list(inputs)
 
 
 def unscrubbed(recipe: Mapping[str, Any], final: list[str]) -> list[str]:
-    """The sources whose documents reach a dataset of `final` without a step that replaces personal data, in the order
-    of the recipe."""
+    """Return the sources whose documents reach a dataset of `final` without a step that removes personal data, in the
+    order of the recipe."""
     bare: set[str] = set()
     visited: set[str] = set()
 
@@ -123,7 +124,7 @@ def unscrubbed(recipe: Mapping[str, Any], final: list[str]) -> list[str]:
 
 
 def hub_datasets(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the datasets of the Hugging Face hub that the sources read, USER/NAME, each once."""
+    """Yield the datasets of the Hugging Face hub that the sources of a recipe read, as USER/NAME, each once."""
     yielded = set()
     for source in recipe.get("sources", {}).values():
         paths = source.get("path") or []

@@ -1,4 +1,5 @@
-"""Prints the schema of report.json into a page between two marks: `python -m pipeline.report.reference docs/report.md`.
+"""Writes the schema of report.json into a page of the documentation, between two comments that mark the place: `python
+-m pipeline.report.reference docs/report.md`.
 
 `make docs` runs this module, and a test checks that the page is up to date.
 """
@@ -22,7 +23,8 @@ WORDS = {bool: "true or false", int: "integer", float: "number", str: "string", 
 
 
 def models(top: type[BaseModel]) -> list[type[BaseModel]]:
-    """`top` and every model that its fields name, in the order in which they are named."""
+    """Return the model `top` and all models that are used as types of fields in it, directly or through other models,
+    in the order in which they first occur."""
     out = [top]
     for model in out:                                           # grows while it is walked
         for field in model.model_fields.values():
@@ -37,7 +39,7 @@ def _models_in(kind: Any) -> list[type[BaseModel]]:
 
 
 def type_words(kind: Any) -> str:
-    """A type as the page writes it: `list of [Step](#step)`, `name → integer`, `string or null`."""
+    """Return a type in the words of the documentation: `list of [Step](#step)`, `name → integer`, `string or null`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(type_words, inner))
@@ -53,7 +55,8 @@ def type_words(kind: Any) -> str:
 
 
 def table(model: type[BaseModel]) -> str:
-    """The section of a model: its heading, what it is, and a row for each field."""
+    """Return the section of the page about one model: its heading, its docstring, and a table with a row for each
+    field."""
     lines = [f"### {model.__name__}", "", " ".join((model.__doc__ or "").split()), "",
              "| field | type | unit | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
@@ -64,7 +67,8 @@ def table(model: type[BaseModel]) -> str:
 
 
 def rewrite(page: str) -> str:
-    """The page with the schema as it is now. Raises ValueError unless the page has the marks exactly once."""
+    """Return the text of a page with its schema section replaced by the current schema. Raises ValueError unless the
+    page has the two comments that enclose the section exactly once."""
     text = "\n".join(table(model) for model in models(Report))
     return replace_generated(page, BETWEEN, f"\n{text}\n", "the schema")
 

@@ -1,9 +1,10 @@
-"""Chooses the parts of a dataset that the report reads, so that a report of a million tasks reads as much as one of 64.
+"""Chooses the parts (files of documents) of a dataset that the report reads. The report of a run with a million tasks
+therefore reads as little as that of a run with 64.
 
-Counters give totals. Values that no counter has (signals, addresses) are read from at most PARTS tasks of a pass, and
-at most ROWS rows of each kind (kept documents, or those that one pass dropped). The tasks are those with the smallest
-keys. Keys are hashes, so the choice is random, yet it is the same in each report of a run. Figures are scaled to the
-totals; where everything was read, they are exact.
+Counters give totals. Values that no counter has (signals, addresses) are read from at most PARTS tasks of a pass. At
+most ROWS rows of each kind (kept documents, or documents that one pass dropped) are read. The tasks chosen are those
+with the smallest keys. Keys are hashes, so the choice is random, yet it is the same in each report of a run. Figures
+are scaled to the totals; if all rows were read, they are exact.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PARTS, ROWS = 48, 400_000
 
 @dataclass(frozen=True)
 class Stratum:
-    """The documents that a dataset keeps, or those that one of its passes dropped. `total` counts them, `files` are the
-    parts that are read."""
+    """A group of documents that the report samples: those that a dataset keeps, or those that one of its passes
+    dropped. `total` is the number of documents, and `files` are the files of documents that are read."""
 
     kept: bool
     total: int
@@ -33,7 +34,7 @@ class Stratum:
 
     @property
     def quota(self) -> int:
-        """Most rows that are read of each file."""
+        """The largest number of rows that the report reads from each file."""
         return max(1, ROWS // max(1, len(self.files)))
 
     @property
@@ -41,12 +42,13 @@ class Stratum:
         return sum(min(info.rows, self.quota) for info in self.files)
 
     def scale(self, info: FileInfo) -> float:
-        """Documents that a row which is read of this file stands for. The quota cuts each file separately, so the rows
-        of a large file stand for more."""
+        """Return the number of documents that each row read from this file stands for. The limit on the rows read is
+        equal for all files, so a row of a large file stands for more documents."""
         return info.rows / min(info.rows, self.quota) * self.total / sum(f.rows for f in self.files)
 
     def rows(self, store: Store, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
-        """Some columns of the rows that are read, a batch at a time, and the documents that each row stands for."""
+        """Yield batches of the rows that are read, with these columns, and the number of documents that each row of the
+        batch stands for."""
         for info in self.files:
             remaining = self.quota
             for batch in batches(store, info, columns):
@@ -57,7 +59,8 @@ class Stratum:
 
 
 def strata(passes: list[Node]) -> list[Stratum]:
-    """The strata of a dataset, from its passes: what its last pass kept, and what each of its passes dropped."""
+    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass kept, and
+    those that each of its passes dropped."""
     out = []
     for node in passes:
         files = [record.files for record in node.choose(PARTS)]
@@ -75,8 +78,8 @@ def _with_rows(files: list[dict[str, FileInfo]], name: str) -> tuple[FileInfo, .
 
 
 def extent(parts: list[Stratum]) -> dict[str, Any]:
-    """How much of the documents was read: {docs, of, exact}. If not `exact`, the figures are estimates. `uncovered`
-    documents are of strata without a part that is read, so no figure has them."""
+    """Return how many of the documents were read: {docs, of, exact}. If `exact` is false, figures made from them are
+    estimates. `uncovered` counts the documents of groups of which no file is read, so that no figure includes them."""
     read, total = sum(s.read for s in parts), sum(s.total for s in parts)
     uncovered = sum(s.total for s in parts if not s.files)
     return {"docs": read, "of": total, "exact": read == total, **({"uncovered": uncovered} if uncovered else {})}

@@ -1,9 +1,10 @@
-"""Makes the report's samples: for each reason, a few documents that were dropped, quarantined or removed as duplicates.
+"""Chooses the report's samples: for each reason, a few documents that were dropped, quarantined or removed as
+duplicates.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
-parts (files) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data shows the
-same samples. Everything shown (text, URL, path, error) is scrubbed of personal data here, even if a step has scrubbed
-it before, because the recipe of a dataset may scrub nothing.
+parts (files of documents) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data
+shows the same samples. Personal data is removed from everything shown (text, URL, path, error), even if a step has
+already removed it, because the recipe of a dataset may have no such step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Place = tuple[str, int, int]                        # (id, number of its file, r
 
 
 def excerpt(text: str) -> str:
-    """The start of a text on one line, without personal data. It ends in … when the text continues."""
+    """Return the start of a text on one line, without personal data. It ends in … if the text is longer."""
     head = text[:_SEARCHED_CHARS]
     words = head.split()
     if len(text) > _SEARCHED_CHARS and not head[-1].isspace():
@@ -48,12 +49,14 @@ def excerpt(text: str) -> str:
 
 
 def masked_address(address: str | None) -> str:
-    """A URL or a path without personal data. E-mail addresses are also recognised when the URL has %40 for '@'."""
+    """Return a URL or a path without personal data. E-mail addresses are also recognised if '@' is written as %40 in
+    the URL."""
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
 def _searched(node: Node, name: str) -> list[FileInfo]:
-    """The first SAMPLE_PARTS files of this name that the node's tasks wrote."""
+    """Return the first SAMPLE_PARTS files with this name that the node's tasks wrote. Samples are chosen only from
+    them."""
     return list(islice(node.files(name), SAMPLE_PARTS))
 
 
@@ -79,7 +82,7 @@ def smallest(store: Store, files: list[FileInfo], by: list[str], n: int) -> dict
 
 def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             columns: list[str]) -> dict[Place, dict[str, Any]]:
-    """Read the rows at these places, (id, number of the file, row). Returns {place: {column: value}}."""
+    """Read the rows at these places, each given as (id, number of the file, row). Returns {place: {column: value}}."""
     by_file: dict[int, list[int]] = {}
     for _, number, row in places:
         by_file.setdefault(number, []).append(row)
@@ -88,7 +91,7 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """A few samples of the documents that these passes dropped, by (stage, reason)."""
+    """Choose a few samples of the documents that these passes dropped, by (stage, reason)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")
@@ -103,7 +106,8 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
 
 
 def kept_samples(store: Store, last: Node) -> list[dict[str, Any]]:
-    """A few documents that the last pass of a dataset kept, from each of the sources with the most kept documents."""
+    """Choose a few documents that the last pass of a dataset kept, from each of the sources with the most kept
+    documents."""
     files = _searched(last, "kept.parquet")
     kept = last.counters.get("kept", {})
     sources = sorted(kept, key=lambda name: (-kept[name]["docs"], name))[:KEPT_SOURCES]
@@ -114,10 +118,10 @@ def kept_samples(store: Store, last: Node) -> list[dict[str, Any]]:
 
 
 def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
-    """The fields of a document that the report shows: id, url, file (with the entry inside it, for an archive), source,
-    number of characters, excerpt. `stage` is the step that dropped the document; if that was a deduplication, the
-    sample also has the id of the kept document and the similarity. Other fields of `meta` are not shown, because titles
-    and links in them are not scrubbed."""
+    """Return the fields of a document that the report shows: id, url, file (with the entry inside it, for an archive),
+    source, number of characters, excerpt. `stage` is the step that dropped the document. If this was a deduplication,
+    the sample also has the id of the kept document and the similarity. Other fields of `meta` are not shown, because
+    personal data is not removed from the titles and links in them."""
     removal, place = verdict(row["meta"], stage), row["locator"] or {}
     file = ":".join(filter(None, (place.get("file"), place.get("sub"))))
     return {"id": row["id"], "url": masked_address(row["url"]), "file": masked_address(file), "source": row["source"],
@@ -126,7 +130,7 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
 
 
 def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
-    """A few quarantined records for each (stage, reason), with their file, record number and error message."""
+    """Choose a few quarantined records for each (stage, reason), with their file, record number and error message."""
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
@@ -141,10 +145,10 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
-    """A few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier` is the
-    name of the deduplication's step, and `appliers` are the passes that left the removed documents out. Pairs with a
-    similarity of 1 come last; otherwise pairs are ordered by id. The excerpts begin a few words before the first
-    difference. The similarity is None when it was not computed (`verify: 0`)."""
+    """Choose a few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier`
+    is the name of the deduplication's step, and `appliers` are the passes that left the removed documents out. Pairs
+    are ordered by id, but those with a similarity of 1 come last. The excerpts begin a few words before the first
+    difference. The similarity is None if it was not computed (`verify: 0`)."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
@@ -169,8 +173,8 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
 
 
 def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
-    """The files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of the
-    rows that are gone (row sets). For these, the files of the passes before them are yielded."""
+    """Yield the files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of
+    the rows that are gone (row sets). Instead of these, the files of the passes before them are yielded."""
     if "gone.parquet" not in node.writes:
         yield from node.files("kept.parquet")
         return
@@ -180,9 +184,9 @@ def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
-    """Excerpts of two similar texts, without personal data. They start a few words before the first difference that
-    comes after a stretch of at least PARTING_BEFORE common words. If the texts are equal, or have no such stretch, they
-    start at the beginning."""
+    """Return excerpts of two similar texts, without personal data. They start a few words before the first difference
+    that comes after a stretch of at least PARTING_BEFORE common words. If the texts are equal, or have no such stretch,
+    the excerpts start at the beginning."""
     a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
@@ -197,8 +201,8 @@ def parting(first: str, second: str) -> tuple[str, str]:
 
 
 def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
-    """Find the documents with these ids. Returns {id: (id, number of the file, row)}; ids that are not found are
-    absent."""
+    """Find the documents with the given ids in these files. Returns {id: (id, number of the file, row)}, without the
+    ids that are in none of the files."""
     places: dict[str, Place] = {}
     for number, info in enumerate(files):
         row = 0

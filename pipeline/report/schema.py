@@ -1,9 +1,9 @@
-"""The schema of report.json: every field with its type, its unit and its meaning.
+"""Defines the schema of report.json: every field with its type, its unit and its meaning.
 
-The functions of this folder make the report as plain JSON; the models here say what it holds. Tests validate real
-reports against them, and `make docs` prints them into docs/report.md (`pipeline.report.reference`). A field that is not
-declared here, or that is missing, is an error; a field whose meaning says "left out" may be missing. Every change of a
-field raises `pipeline.report.collect.VERSION`.
+The functions of this folder make the report as plain JSON. The models of this module describe the content of that JSON.
+Tests validate real reports against the models, and `make docs` prints them into docs/report.md
+(`pipeline.report.reference`). A field that no model declares, or that is missing, is an error; only a field whose
+meaning says "left out" may be missing. With every change of a field, `pipeline.report.collect.VERSION` is raised.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class About(Part):
 
 
 class Made(Part):
-    """Where the report comes from. Date, host and author are those of the run's latest attempt. Secrets and personal
-    data are masked."""
+    """How the report was made. Date, host and author are those of the run's latest attempt. Secrets and personal data
+    are masked."""
 
     at: str | None = fact("when the attempt began", "UTC, ISO 8601")
     host: str | None = fact("name of the machine of its driver")
@@ -66,7 +66,7 @@ class BadFiles(Part):
 
 
 class Source(Part):
-    """A source, as its reader saw it."""
+    """A source of documents: its files, and the records that were read from them."""
 
     files: int = fact("input files", "files")
     bytes: int = fact("their size, as stored", "bytes")
@@ -79,7 +79,8 @@ class Source(Part):
 
 
 class Step(Part):
-    """A row of a funnel: how many documents of a source are left after a step. It has `bytes` or `tokens`."""
+    """A row of a funnel: how many documents of a source are left after a step. Rows of datasets have `bytes`, rows of
+    token streams have `tokens`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")
@@ -89,13 +90,13 @@ class Step(Part):
 
 
 class TotalStep(Step):
-    """A row of the funnel over all sources."""
+    """A row of the funnel over all sources: how many documents are left after a step."""
 
     sources: int = fact("sources whose documents reach this step", "sources")
 
 
 class SourceTotals(Part):
-    """The sums for one source, from its files to its tokens."""
+    """The sums for one source of documents, from its files to its tokens."""
 
     files: int = fact("input files", "files")
     bytes: int = fact("their size, as stored", "bytes")
@@ -109,7 +110,7 @@ class SourceTotals(Part):
 
 
 class Totals(SourceTotals):
-    """The sums over all sources."""
+    """The sums over all sources of documents."""
 
     skipped: Counts = fact("reason → records that readers left out on purpose", "records")
     unreadable: Counts = fact("reason → records that could not be read", "records")
@@ -120,7 +121,7 @@ class Totals(SourceTotals):
 
 
 class QuarantineSample(Part):
-    """A quarantined record. Personal data is masked."""
+    """A quarantined record: it could not be read, or a step failed on it. Personal data is masked."""
 
     id: str = fact("id of the document, may be empty")
     source: str = fact("its source")
@@ -142,14 +143,14 @@ class Reason(Part):
 
 
 class Size(Part):
-    """Documents and their text."""
+    """A number of documents, and the size of their text."""
 
     docs: int = fact("documents", "documents")
     bytes: int = fact("their text", "bytes of UTF-8")
 
 
 class PdfPages(Part):
-    """The pages of PDFs, by how they were read."""
+    """Counts of the pages of PDFs, by how they were read."""
 
     docs: int = fact("PDFs read", "documents")
     unread: int = fact("PDFs with pages that are not blank but could not be read", "documents")
@@ -178,7 +179,7 @@ class Dataset(Part):
 
 
 class Pair(Part):
-    """A removed document and the kept one it resembles."""
+    """A document that a deduplication removed, and the kept document that it resembles."""
 
     similarity: float | None = fact("0 to 1; null if not verified")
     removed: Sample = fact("the removed document, from where the two differ")
@@ -194,7 +195,7 @@ class Alarm(Part):
 
 
 class Duplicates(Part):
-    """What one deduplication compared and removed."""
+    """The documents that one deduplication compared, and those that it removed."""
 
     barrier: str = fact("name of its node in the plan")
     step: str = fact("name of its step, e.g. `minhash`")
@@ -212,14 +213,14 @@ class Duplicates(Part):
 
 
 class SourceTokens(Part):
-    """The documents and tokens of one source in a stream."""
+    """The documents and tokens of one source in a token stream."""
 
     docs: int = fact("documents, training and held out", "documents")
     tokens: int = fact("tokens, training and held out", "tokens")
 
 
 class Stream(Part):
-    """A stream of tokens."""
+    """A stream of tokens for training."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")
@@ -234,7 +235,7 @@ class Stream(Part):
 
 
 class MixtureRow(Part):
-    """A stream in a phase of the curriculum."""
+    """The share of one token stream in a phase of the curriculum."""
 
     phase: str = fact("the phase")
     stream: str = fact("the stream")
@@ -267,7 +268,7 @@ class Training(Part):
 
 
 class PassCost(Part):
-    """The cost of a pass."""
+    """The cost of a pass (steps that run together, document by document)."""
 
     pass_: str = fact("name of the pass", alias="pass")
     tasks: int = fact("tasks", "tasks")
@@ -280,7 +281,7 @@ class PassCost(Part):
 
 
 class StageCost(Part):
-    """The cost of a stage in a pass."""
+    """The cost of a stage (one step) in a pass."""
 
     pass_: str = fact("name of the pass", alias="pass")
     stage: str = fact("name of the stage, or `read and write`")
@@ -292,7 +293,7 @@ class StageCost(Part):
 
 
 class TaskCost(Part):
-    """The cost of a node of the plan."""
+    """The cost of a node of the plan (a pass, a deduplication, the shards of a stream …)."""
 
     node: str = fact("name of the node")
     kind: str = fact("kind of the node: index, pass, barrier, …")
@@ -303,7 +304,7 @@ class TaskCost(Part):
 
 
 class Lineage(Part):
-    """A node of the plan and what it was made from."""
+    """A node of the plan (a pass, a deduplication …), and what its output was made from."""
 
     name: str = fact("name of the node")
     kind: str = fact("kind of the node")
@@ -317,7 +318,7 @@ class Lineage(Part):
 
 
 class Report(Part):
-    """report.json."""
+    """The whole report.json."""
 
     version: Literal[2] = fact("version of this schema")
     run: str = fact("name of the run")

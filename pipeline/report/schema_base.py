@@ -1,4 +1,4 @@
-"""What the parts of the schema of report.json are made of, and the part that most others share."""
+"""Defines the base class of all parts of the schema of report.json, and the part that most others use."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 def fact(meaning: str, unit: str = "", **how: Any) -> Any:
-    """Declare a field of the report."""
+    """Declare a field of the report with its meaning and its unit."""
     return Field(description=meaning, json_schema_extra={"unit": unit}, **how)
 
 
 def maybe(meaning: str, unit: str = "") -> Any:
-    """Declare a field that is left out where it has no value."""
+    """Declare a field of the report that is left out if it has no value."""
     return fact(meaning, unit, default=None)
 
 
 class Part(BaseModel):
-    """Base of all parts of the report: types are exact, unknown fields are errors."""
+    """Base class of all parts of the report. Types are checked without conversion, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -29,7 +29,7 @@ Nested = dict[str, Counts]
 
 
 class Sample(Part):
-    """A document as an excerpt. Personal data is masked."""
+    """A document, shown by an excerpt of its text. Personal data is masked."""
 
     id: str = fact("id of the document")
     url: str = fact("its URL, may be empty")

@@ -1,4 +1,4 @@
-"""The schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`, `losses` and
+"""Defines the schema of the report's sections `signals`, `domains`, `graph`, `clusters`, `course`, `losses` and
 `order_quality`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Try(Part):
 
 
 class Bound(Part):
-    """A threshold of a signal."""
+    """A threshold of a step for a signal (a number per document)."""
 
     key: str = fact("setting of the step")
     side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
@@ -37,14 +37,16 @@ class Bound(Part):
 
 
 class Bins(Part):
-    """A histogram of a signal, for kept and for dropped documents. Its bins are those of a dataset's `scores`."""
+    """A histogram of a signal, for kept and for dropped documents. Its bins are numbered like those of a dataset's
+    `scores`."""
 
     kept: Counts = fact("bin → documents kept in the end", "documents")
     dropped: Counts = fact("bin → documents dropped by any step", "documents")
 
 
 class Signal(Part):
-    """The distribution of a signal over the documents that reached its step."""
+    """The distribution of a signal (a number that a step computed for each document) over the documents that reached
+    its step."""
 
     signal: str = fact("name of the signal")
     step: str = fact("the step that computed it")
@@ -55,7 +57,7 @@ class Signal(Part):
 
 
 class Signals(Part):
-    """The signals of a dataset."""
+    """The distributions of the signals of a dataset (numbers that its steps computed for each document)."""
 
     read: Extent = fact("how many documents were read for this")
     signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
@@ -63,7 +65,7 @@ class Signals(Part):
 
 
 class GraphNode(Part):
-    """A node of the graph."""
+    """A node of the plan's graph, such as a source, a pass, a deduplication or a token stream."""
 
     name: str = fact("its name")
     kind: str = fact("index, pass, barrier, …, or curriculum")
@@ -73,7 +75,7 @@ class GraphNode(Part):
 
 
 class Edge(Part):
-    """The documents or tokens that one node passes on to another."""
+    """The documents or tokens that one node of the plan passes on to another."""
 
     from_: str = fact("name of the first node", alias="from")
     to: str = fact("name of the second node")
@@ -82,21 +84,21 @@ class Edge(Part):
 
 
 class Graph(Part):
-    """The plan from sources to tokens."""
+    """The plan as a graph, from sources to tokens."""
 
     nodes: list[GraphNode] = fact("nodes in plan order")
     edges: list[Edge] = fact("edges between them")
 
 
 class Removed(Sample):
-    """A removed document of a group."""
+    """A document of a group of duplicates that was removed."""
 
     diff: list[list[str]] | None = fact("its words beside those of the kept text: pairs of `both`, `kept`, `removed` "
                                         "or `cut`, and words; null if the kept text was not found")
 
 
 class Group(Part):
-    """A kept document with those removed because of it."""
+    """A group of duplicates: a kept document, and the documents that were removed because of it."""
 
     kept_id: str = fact("id of the kept document")
     size: int = fact("documents, the kept one included", "documents")
@@ -105,7 +107,7 @@ class Group(Part):
 
 
 class SourcePair(Part):
-    """Duplicates between two sources."""
+    """The number of documents of one source that were removed as duplicates of documents of a source."""
 
     removed: str = fact("source of the removed documents")
     kept: str = fact("source of the kept ones")
@@ -113,7 +115,7 @@ class SourcePair(Part):
 
 
 class Clusters(Part):
-    """The groups of duplicates of a deduplication."""
+    """The groups of duplicates that a deduplication found."""
 
     barrier: str = fact("name of its node in the plan")
     step: str = fact("name of its step")
@@ -129,7 +131,7 @@ class Clusters(Part):
 
 
 class CoursePhase(Part):
-    """Where a phase begins and ends, in tokens."""
+    """A phase of the curriculum, with the tokens at which it begins and ends."""
 
     name: str = fact("the phase")
     from_: int = fact("where it begins", "tokens", alias="from")
@@ -137,14 +139,15 @@ class CoursePhase(Part):
 
 
 class CourseStream(Part):
-    """The tokens of a stream in each stretch of the order."""
+    """The tokens of one stream in each stretch of the order of training."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
 
 
 class Course(Part):
-    """The mixture over the course of the training. The curriculum is divided into stretches; each lies in one phase."""
+    """The mixture of token streams over the course of the training. The curriculum is divided into stretches, each of
+    which lies in one phase."""
 
     at: list[int] = fact("positions at which the stretches end; the first entry is 0", "tokens")
     phases: list[CoursePhase] = fact("phases in order")
@@ -152,7 +155,7 @@ class Course(Part):
 
 
 class LossPoint(Part):
-    """The losses at a step or an evaluation."""
+    """The losses of a training at one step or one evaluation."""
 
     tokens: float = fact("tokens trained on so far", "tokens")
     loss: float = fact("loss", "nats per token")
@@ -161,7 +164,7 @@ class LossPoint(Part):
 
 
 class Losses(Part):
-    """The losses of a training. If there are many, only every n-th is in the report."""
+    """The losses of a training. If it has many steps or evaluations, only every n-th of them is in the report."""
 
     steps: list[LossPoint] = fact("losses of steps, on training data")
     evals: list[LossPoint] = fact("losses of evaluations, on held-out data")
@@ -185,7 +188,8 @@ class Domains(Part):
 
 
 class StreamOrder(Part):
-    """How well the windows of one stream are spread over the samples that were examined."""
+    """How well the windows (training samples) of one stream are spread over the order of training. The figures are
+    about the samples that were examined."""
 
     windows: int = fact("its windows", "windows")
     neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
@@ -195,8 +199,8 @@ class StreamOrder(Part):
 
 
 class OrderQuality(Part):
-    """Whether batches have the planned mixture, and whether windows that are neighbours in their stream are far apart
-    in the order of training."""
+    """Whether batches have the planned mixture, and whether windows (training samples) that are neighbours in their
+    stream are far apart in the order of training."""
 
     steps: int = fact("steps looked at", "steps")
     of: int = fact("steps of the curriculum", "steps")

@@ -1,6 +1,6 @@
-"""Compares the documents that came into a dataset with those that it kept: the share of them that each drop reason
-removed, and the lengths and languages of both. Everything is computed from the sections of report.json about
-datasets."""
+"""Compares the documents that came into a dataset with those that it kept. It computes the share of the documents that
+each drop reason removed, and the lengths and languages of the documents before and after. Everything is computed from
+the sections of report.json about datasets."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Counts = Mapping[str, int]
 
 
 def share_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For every dataset that dropped documents: its sources (the largest, then the others as one), and the reasons with
-    their share of all judged documents and of those of each source. A judged document was kept or dropped, but not
-    quarantined."""
+    """Return, for every dataset that dropped documents, its reasons for dropping. Each reason has its share of all
+    judged documents, and of those of each source; small sources are combined. A judged document was kept or dropped,
+    but not quarantined."""
     out = []
     for name in document["names"]["datasets"]:
         section = document["datasets"][name]
@@ -59,7 +59,8 @@ def _row(reason: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], of: in
 
 
 def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
-    """What became of the documents of a group of sources: kept, then each reason."""
+    """Draw a horizontal bar of the documents of a group of sources: the kept ones, then those dropped for each
+    reason."""
     members = column["members"]
     kept = sum(section["kept"].get(source, {"docs": 0})["docs"] for source in members)
     parts: list[tuple[str, float, int]] = [("kept", kept, KEPT)]
@@ -72,9 +73,9 @@ def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
 
 
 def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For every dataset that dropped documents: a chart of lengths with the kept part of each bar, and bars of the
-    languages of all judged documents and of the kept ones. `counted` is False where parts are older than the counter of
-    the dropped documents' lengths."""
+    """Return, for every dataset that dropped documents, a chart of document lengths with the kept part of each bar, and
+    bars of the languages of all judged (kept or dropped) documents and of the kept ones. `counted` is False, and there
+    is no chart of lengths, if an older version made the dataset without counting the lengths of dropped documents."""
     out = []
     for name in document["names"]["datasets"]:
         section = document["datasets"][name]
@@ -103,7 +104,7 @@ def _added(one: Counts, other: Counts) -> dict[str, int]:
 
 
 def _median(bins: Counts) -> str:
-    """The bin in which the median length lies, as "512 to 1,024"; "" without documents."""
+    """Return the histogram bin in which the median length lies, as "512 to 1,024"; "" if there are no documents."""
     half, counted = sum(bins.values()) / 2, 0
     for b in sorted(map(int, bins)):
         counted += bins[str(b)]
@@ -113,7 +114,8 @@ def _median(bins: Counts) -> str:
 
 
 def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
-    """Documents by log2 of their characters: kept ones, and dropped ones on top of them."""
+    """Draw a histogram of documents by log2 of their characters: bars of kept documents, with bars of dropped ones on
+    top of them."""
     used = sorted(int(b) for b in {**kept, **dropped})
     bins = range(used[0], used[-1] + 1)
     both = [[by.get(str(b), 0) for b in bins] for by in (kept, dropped)]
@@ -131,7 +133,8 @@ def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
 
 
 def _languages(kept: Counts, dropped: Counts, name: str) -> dict[str, Any] | None:
-    """Bars of the languages before and after, and the languages whose share changed most. None for one language."""
+    """Return bars of the languages of all judged documents and of the kept ones, and the languages whose share changed
+    most. None if there are fewer than two languages."""
     before = _added(kept, dropped)
     ordered = sorted(before, key=lambda language: (-before[language], language))
     if len(ordered) < 2:

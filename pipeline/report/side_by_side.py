@@ -1,5 +1,6 @@
-"""Puts the figures of two reports side by side. Every number of report.json is a figure, under the path of its keys; an
-item of a list is found by the names in it (phase and stream, stage and reason), not by its place."""
+"""Puts the figures of two reports side by side. Every number in report.json is a figure, identified by the path of its
+keys. An item of a list is identified by the names in it (such as phase and stream, or stage and reason), not by its
+position."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ Path = tuple[str, ...]
 
 
 def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All figures of two reports, in the order of the second one: [{path, before, after, difference, relative,
+    """Return all figures of two reports, in the order of the second one: [{path, before, after, difference, relative,
     measured}].
 
-    A side is None where its report has no such figure; a count that is missing in a section that both have is 0.
-    `relative` is the difference divided by the figure before; None where that is 0 or missing.
+    `before` or `after` is None if the report does not have the figure. A count that is missing is 0, however, if both
+    reports have the section. `relative` is the difference divided by the figure before, or None if this figure is 0 or
+    missing. `measured` marks measurements such as times.
     """
     first, second = dict(figures(before)), dict(figures(after))
     heads = [{path[:2] for path in side} | {(key, str(name)) for key, inside in report.items()
@@ -45,8 +47,8 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _counts(path: Path) -> bool:
-    """Whether a figure that is missing stands for no document. `licences` is a whole section, and `dropped` is a
-    mapping only in the bins of a signal."""
+    """Whether a figure counts documents or the like, so that a missing figure means 0. This depends on the keys in its
+    path. `licences` consists only of counts, and `dropped` is a mapping of counts only in the bins of a signal."""
     return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
 
@@ -59,7 +61,7 @@ def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:
 
 
 def figures(value: Any, path: Path = ()) -> Iterator[tuple[Path, int | float | str]]:
-    """(path, number) of every figure below `value`; hashes (HASHES) are texts."""
+    """Yield (path, number) for every figure in `value`. Hashes (the keys HASHES) are yielded as strings."""
     if isinstance(value, Mapping):
         for key, inside in value.items():
             # a source may be called `samples`: names are the keys of the second level

@@ -1,8 +1,8 @@
-"""Makes the report's section about signals: the histogram of every signal that a dataset's steps computed, for kept and
-for dropped documents, with its thresholds and what other thresholds would let pass.
+"""Makes the report's section about signals (numbers that steps compute for each document). It has the histogram of
+every signal for kept and for dropped documents, its thresholds, and how many documents other thresholds would let pass.
 
-The values are read from the stored rows (`pipeline.report.sampled`). A document that an earlier step dropped has no
-value, unless the recipe says `signals: all`.
+The values are read from a sample of the stored documents (`pipeline.report.sampled`). A document that an earlier step
+dropped has no value, unless the recipe says `signals: all`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST = 80
 
 
 def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bins of finite values, as `pipeline.passes.tally.score_bin` numbers them."""
+    """Return the numbers of the histogram bins of finite values, as `pipeline.passes.tally.score_bin` defines them."""
     part, power = np.frexp(np.abs(values))
     number = (power.astype(np.int64) - LOWEST - 1) * BINS + ((part - 0.5) * 2 * BINS).astype(np.int64) + 1
     number = np.minimum(number, (HIGHEST - LOWEST) * BINS)
@@ -39,15 +39,17 @@ def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def tried(value: float) -> list[float]:
-    """A threshold and others around it, in order. A whole number stays whole."""
+    """Return the threshold `value` and other thresholds around it, in ascending order. A whole number gives only whole
+    numbers, except -1, 0 and 1."""
     is_whole = value.is_integer() and abs(value) >= 2
     return sorted({float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS})
 
 
 @dataclass
 class _Signal:
-    """What is known of a signal. `bins` and `within` are by kept (True) or dropped (False) documents; `within` counts
-    the documents inside each threshold that is tried, by (bound, threshold)."""
+    """Counts of the documents that have one signal. Both `bins` and `within` have separate counts for kept documents
+    (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by (bound, threshold), the
+    documents that each tried threshold would let pass."""
 
     step: str
     bounds: list[Bound]
@@ -76,9 +78,11 @@ class _Signal:
 
 
 def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """The section of a dataset: {read, signals, left_out}. `read` is the extent of what was read; each signal has its
-    step, documents, bins by score_bin, and bounds with the documents within each threshold tried (`docs`: of all that
-    have a value; `kept`: of those that the dataset keeps). Signals without a value are left out."""
+    """Make the report's section about the signals of a dataset (numbers computed for each document): {read, signals,
+    left_out}. `read` says how many documents were read. Each signal has its step, its documents, its histogram bins,
+    and its bounds. For each bound, thresholds are tried: `docs` is the number of documents with a value that pass, and
+    `kept` the number that pass among those that the dataset keeps. Signals for which no document has a value are left
+    out."""
     signals = _declared(passes)
     parts = strata(passes)
     for part in parts:
@@ -94,8 +98,9 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 
 def _declared(passes: list[Node]) -> dict[str, _Signal]:
-    """The signals that the steps of a dataset compute or judge, in the order of the recipe. Of a signal that several
-    steps compute, the last one's name is given, since its values are stored."""
+    """Return the signals (numbers per document) that the steps of a dataset compute or judge, in the order of the
+    recipe. If several steps compute a signal, the last of them is given as its step, because the values of this step
+    are stored."""
     declared: dict[str, _Signal] = {}
     for node in passes:
         for stage in node.measures:
@@ -103,7 +108,7 @@ def _declared(passes: list[Node]) -> dict[str, _Signal]:
                 declared.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
             for bound in stage["bounds"]:
                 bounds = declared.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
-                if (limit := Bound(**bound)) not in bounds:         # of a step that is used twice, or two steps
+                if (limit := Bound(**bound)) not in bounds:         # a step used twice may repeat one
                     bounds.append(limit)
     return declared
 

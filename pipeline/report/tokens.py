@@ -1,5 +1,5 @@
-"""Makes the report's sections about tokens: the token streams, and how many windows (training samples) each phase of
-the curriculum was planned to take, and takes, from each stream."""
+"""Makes the report's sections about tokens. They describe the token streams, and how many windows (training samples)
+each phase of the curriculum takes from each stream, as planned and in reality."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """Counts for every token stream: documents, tokens and targets of training data, and, with the prefix `val_`, of
-    held-out data; documents and tokens by source, for training and held-out data together; and the documents that
-    could not be encoded, by reason, with samples. `targets` are the tokens that count in the training loss."""
+    """Return counts for every token stream. It has the documents, tokens and targets of training data and, with the
+    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. It also has the documents
+    and tokens by source, for training and held-out data together, and the documents that could not be encoded, by
+    reason and with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -40,11 +41,11 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """One row for each phase of the curriculum and each stream with a weight in it. `planned` is the number of windows
-    that the stream's weight gives it (it may be fractional), and `realised` is the number that the order of samples
-    gives it. `tokens` are those of the realised windows. `epochs` is the number of tokens read of the stream by the end
-    of the phase, divided by the tokens that the stream has. `repeats_from` is the number of the first sample in the
-    phase that reads the stream a second time, or None."""
+    """Return one row for each phase of the curriculum and each stream with a weight in it. `planned` is the number of
+    windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the number that
+    the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the number of
+    tokens read of the stream by the end of the phase, divided by the stream's length in tokens. `repeats_from` is the
+    number of the first sample in the phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
     repeats_from = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
@@ -60,8 +61,8 @@ def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
 
 
 def warnings(document: dict[str, Any]) -> list[str]:
-    """The warnings at the top of the report: those that the run gave, followed by those that the report's figures give
-    reason for."""
+    """Return the warnings at the top of the report: those that the run gave, followed by warnings about figures of the
+    report."""
     out = list(document["warnings"])
     if document["missing_records"]:
         out.append(f"{document['missing_records']:,} tasks of this run have no record in the log: figures are "

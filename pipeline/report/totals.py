@@ -1,4 +1,4 @@
-"""Makes the report's section `totals`: the sources side by side, and their sums."""
+"""Makes the section `totals` of the report: the figures of each source, and their sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pipeline.store.records import Counters, merge_counters
 
 
 def totals(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The section, from the report's other sections. `document` needs names, sources, funnel, datasets and tokens."""
+    """Make the report's section `totals`: the figures of each source, and their sums. `document` is the report so far;
+    its sections names, sources, funnel, datasets and tokens are needed."""
     by_source = {name: _source(name, document) for name in document["names"]["sources"]}
     skipped: Counters = {}
     bad: Counters = {}
@@ -27,8 +28,8 @@ def totals(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
-    """The row of a source. Documents kept are those of the final datasets; a document that two datasets drop counts
-    twice as dropped."""
+    """Return the figures of one source, from its files to its tokens. Kept documents are those of the final datasets. A
+    document that two datasets drop counts twice as dropped."""
     info, rows = document["sources"][name], document["funnel"][name]
     kept = [document["datasets"][final]["kept"].get(name, {"docs": 0, "bytes": 0})
             for final in document["names"]["final"]]
@@ -41,23 +42,24 @@ def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shared(document: Mapping[str, Any]) -> frozenset[str]:
-    """The sources of which several final datasets kept documents. A document may be in more than one of these, so their
-    sums have no share of what was read."""
+    """Return the sources of which several final datasets kept documents. A document may be in more than one of these
+    datasets, so their sum cannot be compared with the number of documents read."""
     finals = [{source for source, kept in document["datasets"][name]["kept"].items() if kept["docs"]}
               for name in document["names"]["final"]]
     return frozenset(s for s in document["names"]["sources"] if sum(s in kept for kept in finals) > 1)
 
 
 def distinct(document: Mapping[str, Any]) -> int:
-    """At least how many different documents the final datasets have: of each source those of the dataset with most."""
+    """Return a lower bound for the number of different documents in the final datasets: for each source, the documents
+    of the dataset that has most of them, added up over the sources."""
     finals = [document["datasets"][name]["kept"] for name in document["names"]["final"]]
     sources = {source for kept in finals for source in kept}
     return sum(max(kept.get(source, {"docs": 0})["docs"] for kept in finals) for source in sources)
 
 
 def steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The funnel over all sources: each step with its sums over the sources that come by it. What was read comes first,
-    then the datasets and the streams in plan order."""
+    """Return the funnel over all sources. Each step has its documents, bytes or tokens, added up over the sources that
+    go through the step. The first step is reading, followed by the datasets and the streams in plan order."""
     out: dict[tuple[int, str], dict[str, Any]] = {}
     for rows in document["funnel"].values():
         for place, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Makes the report's section about training, from the files that the trainer has written to runs/RUN/train."""
+"""Makes the report's section about training, from the files that the trainer wrote to runs/RUN/train."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
-    """Losses, speed and a sample of generated text from train/summary.json, and the loss curve from train/loss.svg as
-    SVG. None when there is no summary.json, because the run has not been trained on."""
+    """Return the results of a training: losses, speed and a sample of generated text from train/summary.json, and the
+    loss curve from train/loss.svg as SVG. None when there is no summary.json, because no model has been trained on the
+    run."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
         return None
@@ -38,9 +39,9 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def sanitised(data: bytes) -> str | None:
-    """The trainer's plot as SVG that is safe to embed in a page. Only known elements, numeric attributes and known
-    classes (with the prefix `t-`) are kept. So the plot's own styles do not reach the page, nor does a script, if
-    somebody has replaced the file. None when `data` is not an SVG of the expected form."""
+    """Return the trainer's plot as SVG that is safe to embed in a page. None when `data` is not an SVG of the expected
+    form. Only known elements, numeric attributes and known classes (with the prefix `t-`) are kept. The styles of the
+    plot therefore cannot affect the page, and a script cannot get in if somebody has replaced the file."""
     if len(data) > LARGEST or b"<!" in data:  # refuse DOCTYPE and entities, which could expand without limit
         return None
     try:

@@ -1,4 +1,5 @@
-"""Cuts the long tables of a report to their top, so that its page stays small enough to be mailed."""
+"""Cuts the long tables of a report to their most important rows, so that the report's page stays small enough to be
+mailed."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ LARGEST_CURVE = 400_000
 
 
 def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Returns the report with at most `rows` rows in every table, and how many rows each table lost: {table: rows}.
+    """Return the report with at most `rows` rows in every table, and the number of rows that each table lost: {table:
+    rows}.
 
-    Of sources those with the most documents stay, of streams those with the most tokens, of datasets those with the
-    most documents, of nodes and passes those that cost most, and of drop reasons those with the most documents. What
-    stays is in the order that it had. Sums over the cut tables must be taken from the whole document.
+    The rows that stay are the sources, datasets and drop reasons with the most documents, the streams with the most
+    tokens, and the nodes and passes that cost most. They keep their order. Sums over a table that was cut must be
+    computed from the whole report.
     """
     cut: dict[str, int] = {}
 
@@ -58,7 +60,8 @@ def _source(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
-    """A dataset whose rare drop reasons are one row, so that the documents of the rows still add up."""
+    """Return the section of a dataset with its rare drop reasons combined into one row, so that the documents of all
+    rows still add up to the total."""
     reasons, scores = section["reasons"], section["scores"]
     if len(reasons) > rows:
         others = reasons[rows:]
@@ -75,7 +78,7 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _recipe(text: str | None, rows: int, cut: dict[str, int]) -> str | None:
-    """The beginning of the recipe, whole lines."""
+    """Return the beginning of the recipe's text, cut at the end of a line."""
     if text is None or len(text) <= rows * RECIPE_CHARS:
         return text
     head = text[:rows * RECIPE_CHARS].rpartition("\n")[0]
