@@ -74,8 +74,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts in pieces. A run of RUN characters without white space, or of white space only, ends a piece, so
-    that the BPE trainer gets no longer run."""
+    """Cut the texts into pieces for the BPE trainer, which is slow on long runs. A run is RUN characters without white
+    space, or RUN characters of white space only; a piece ends after it."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

@@ -48,8 +48,8 @@ class CurriculumError(TokenmillError, ValueError):
 
 # -- permutation -------------------------------------------------------------------------------------------------
 def round_keys(key: str) -> np.ndarray:
-    """The keys of a permutation's rounds, uint64 (ROUNDS,): blake2b of the text `key`, read little-endian on every
-    machine."""
+    """Return the round keys of the Feistel network that permutes numbers, uint64 (ROUNDS,). They are the blake2b hash
+    of the text `key`, read as little-endian numbers on every machine."""
     digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
@@ -67,8 +67,9 @@ def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
 
 
 def _walk(numbers: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
-    """Map numbers below n by the permutation of `key`, or by its inverse if not `forward`. A number is mapped until it
-    is below n again (cycle walking)."""
+    """Permute `numbers`, all below n, by the permutation of [0, n) that the text `key` determines, or by the inverse
+    permutation if not `forward`. The Feistel network permutes a larger range than [0, n), so it is applied to a number
+    again until the result is below n (cycle walking)."""
     if not 0 < n <= 1 << 62:
         raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {n}")
     mapped = np.array(numbers, dtype=np.uint64, ndmin=1)
@@ -120,8 +121,9 @@ def check_weights(weights: Sequence[int], n: int) -> None:
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """Return how many of the first n samples are from each stream, by Webster apportionment with `weights`. The counts
-    are exact for any n. For K streams they take O(K log K) time, whatever n is."""
+    """Return how many of the first n samples are drawn from each stream (data source) by Webster apportionment;
+    `weights` holds an integer weight per stream. The counts are exact for any n. The time is O(K log K) for K streams,
+    whatever n is."""
     check_weights(weights, n)
     total = sum(weights)
     # after `total` samples every stream has given exactly its weight, and the sequence repeats
@@ -143,12 +145,13 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Return the number of the sample that is draw j (from 0) of the stream, as an int64 array. `j` is one number or an
-    array.
+    """Return which sample is the j-th one (from 0) drawn from stream number `stream`, as an int64 array of sample
+    numbers. `j` is one number or an array.
 
-    Draw j of a stream with weight w is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each
-    other stream with weight v, by one draw for each odd number below T·v. A draw of another stream that is due at the
-    same time precedes it only if that stream has a lower index.
+    Samples are drawn from streams in order of due time (Webster apportionment). Draw j of a stream with weight w is due
+    at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each other stream with weight v, by one draw
+    for each odd number below T·v. A draw of another stream that is due at the same time precedes it only if that stream
+    has a lower index.
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
@@ -167,8 +170,9 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """A reservation: super-windows (blocks of `longest` tokens) of one epoch of a stream that one phase has reserved.
-    The windows (samples) of `length` tokens in the piece are permuted within it."""
+    """The blocks of tokens that one phase (a stretch of the training) has reserved in one epoch of a stream. The blocks
+    are super-windows of `longest` tokens. The windows (samples) of `length` tokens in the piece are permuted within
+    it."""
 
     stream: int
     epoch: int
@@ -181,8 +185,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples from one piece: draws [start, stop) of a stream in phase `phase` read the windows at positions
-    offset, offset + 1, … of the permuted piece."""
+    """A range of samples of one stream that read the windows of one piece (the blocks that a phase has reserved).
+    Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws from the stream read the
+    windows at positions offset, offset + 1, … of the permuted piece."""
 
     phase: int
     start: int
@@ -192,7 +197,8 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """Which windows a range of samples reads: int64 arrays of equal length, with an entry per sample, in order."""
+    """What a range of samples reads: which window (range of consecutive tokens) of which stream, in which phase and
+    epoch. The fields are int64 arrays of equal length, with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -281,8 +287,8 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Return the windows at positions `index` of the permuted piece, as numbers in the stream: window w is tokens
-        [w·L, w·L + L], where L is the piece's `length`."""
+        """Return the numbers of the windows (samples) at positions `index` of the permuted piece. Numbers count windows
+        from the start of the stream: window w is tokens [w·L, w·L + L], where L is the piece's `length`."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         place = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))

@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stream:
-    """The unit of a mixture: the tokens of one source, language or quality bucket, as if all its shards were one
-    file."""
+    """One source of training data that a mixture gives a weight: the tokens of a source, language or quality bucket.
+    All shards (files) of the stream are read as if they were one file."""
 
     name: str
     train: str                    # folder (or manifest) of the split=train shard set, relative to the store

@@ -39,8 +39,9 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """Return {(phase, stream): number of windows that the phase has reserved in the stream and that no phase reads}.
-    Phases and streams are given by index."""
+    """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase reserves whole
+    blocks of a stream; the windows (samples) counted are those in a phase's blocks that no phase reads. Phases and
+    streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:

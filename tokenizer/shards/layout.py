@@ -71,7 +71,8 @@ def file_name(index: int, kind: str, sha256: str) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a set. File names are relative to the manifest's folder."""
+    """One shard of a set: its size and the names and sha256 of its files. The names are relative to the manifest's
+    folder."""
 
     index: int  # its documents start in tokens [index·G, (index+1)·G) of the stream; G: SHARD_BYTES in tokens
     tokens: int

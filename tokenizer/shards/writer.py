@@ -16,8 +16,8 @@ from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
-    """Writes the loss mask of a shard: which tokens are targets, one u8 (0 or 1) per token. The file is created at the
-    first token that is not a target, so there is no file if all tokens are. `path` is called when the file is created,
+    """Writes the loss mask of a shard: one u8 per token, 1 if the token is a target, else 0. The file is created at the
+    first token that is not a target; without such a token there is no file. `path` is called when the file is created,
     and returns its path."""
 
     def __init__(self, path: Callable[[], str]) -> None:
@@ -56,8 +56,8 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called at the
-    first token that is not a target, and never if all are.
+    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called only if
+    there is a token that is not a target.
 
     `add` takes several documents at a time; each must already end in EOS. How many are added at a time does not change
     the bytes written.
