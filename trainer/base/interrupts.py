@@ -1,4 +1,4 @@
-"""Handles the signals that ask a training to stop. `request_stop` asks for the same where no signal can be sent."""
+"""Handles the signals that ask a training to stop. Code that cannot send a signal calls `request_stop` instead."""
 
 from __future__ import annotations
 
