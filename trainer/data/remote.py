@@ -41,7 +41,8 @@ SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """The store of a run: its local folder, and its URL if it was fetched from object storage."""
+    """What an object must have to say where a run is stored: `store`, the local folder of the store, and `source`, the
+    store's URL if it was fetched from object storage (else None)."""
 
     @property
     def store(self) -> Path: ...
@@ -71,8 +72,8 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Fetch curriculum.json and recipe.yaml of a run, even if the local copy has them. Returns the folder of the run in
-    the local copy."""
+    """Fetch the small files of a run, curriculum.json and recipe.yaml, from the store at the URL `root`. They are
+    fetched again even if there are local copies. Returns the folder of the run in the local copy of the store."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -118,8 +119,8 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, path in it) of a run's store. For a run in object storage, this is the bucket itself, not the
-    local copy."""
+    """Return where the store of a run is, as (filesystem, path in it). For a run in object storage, this is the bucket
+    itself, not the local copy."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
@@ -167,9 +168,10 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (path, sha256, size in bytes) of each file that a training reads from the curriculum's shard sets. The size
-    is None where it is not known. The files are the tokens, document ends, block checksums and loss masks; held-out
-    sets also need the document tables, to compute bits per byte. Fetches the manifests of the sets."""
+    """Yield (path, sha256, size in bytes) of each file that a training reads from the shard sets of `curriculum`. The
+    size is None where it is not known. The files are the tokens, document ends, block checksums and loss masks. Of
+    held-out sets the document tables are included too, from which bits per byte are computed. The manifests of the
+    sets, which list the files, are fetched if they are not in the local copy `store`."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -204,8 +206,9 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _complete(file: Path, size: int | None) -> bool:
-    """Whether a file exists and has its full size, if that is known. The hash was checked when the file was fetched;
-    later damage is noticed only by size."""
+    """Whether a local copy of a file exists and has its full size `size` (None: unknown, so any size will do). The hash
+    is not computed: it was checked when the file was fetched. Damage after that is noticed only if it changes the
+    size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
