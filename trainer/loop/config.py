@@ -69,14 +69,15 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Largest possible number of steps from the first suspect step to the step that triggers the rewind."""
+        """Largest number of steps that the trigger takes into account: from the first suspect step to the step at which
+        it fires."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint and then skips `skip` steps; the
-    first suspect step is in their middle. This happens at most `budget` times in a run."""
+    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
+    steps around the first suspect step, which lies in their middle. A run may have at most `budget` rewinds."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -91,13 +92,14 @@ class RewindConfig:
 @dataclass(frozen=True)
 class StabilityConfig:
     """Settings against loss spikes. The update of a step is skipped when the step's loss or gradient norm is not
-    finite, or is more than `sigma` standard deviations above the mean of the last `window` accepted steps. If `sigma`
-    is null, only values that are not finite count. In each phase (stretch of the training with its own data mixture)
-    the limit by deviations applies only after `warm` accepted steps, because a new mixture has another loss.
+    finite, or is more than `sigma` standard deviations above its mean over the last `window` steps that were not
+    skipped. If `sigma` is null, only values that are not finite count. In each phase (stretch of the training with its
+    own data mixture) the limit by deviations applies only after `warm` steps that were not skipped, because a new
+    mixture has another loss.
 
     Training ends with an error after `in_a_row` skipped updates in a row, or after `most` skipped updates within
-    `window` steps. At every printed line, the `worst_rows` samples with the highest loss since the last line are
-    recorded in worst_rows.jsonl.
+    `window` steps. A line is printed every few steps; the `worst_rows` samples with the highest loss in each such
+    interval are recorded in worst_rows.jsonl.
     """
 
     sigma: float | None = 6.0

@@ -36,9 +36,10 @@ RECENT = 1000
 
 
 class Meters:
-    """The measurements of a training. `begin`, `before` and `after` are called around a performed step. `flushed` and
-    `interval` read the measurements. `evaluated`, `saving` and `saved` record evaluations and checkpoints. The argument
-    `step` is the step after which this process continues (0: a new training)."""
+    """Takes and records the measurements of a training. Its methods are called at certain points of the training loop:
+    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are read;
+    `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after which this
+    process continues (0: a new training)."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -70,8 +71,9 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl so far, in order and reduced to the keys SEEN. Of the lines about steps,
-        only the last RECENT that have a goodput record are returned. Returns [] on all ranks except the first."""
+        """Return the lines of metrics.jsonl that are needed after a restart or a rewind, in order and reduced to the
+        keys SEEN. Of the lines about steps, only the last RECENT with a record of how wall time was spent (goodput) are
+        returned. Returns [] on all ranks except the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -87,7 +89,8 @@ class Meters:
 
     # -- around a step -----------------------------------------------------------------------------------------------
     def begin(self, step: Step, waited: float) -> None:
-        """Called before a performed step. `waited` is the number of seconds spent waiting for its batch."""
+        """Start the measurements of a step. Called before every step that is not skipped. `waited` is how long the
+        training waited for the step's batch, in seconds."""
         phase = self.run.curriculum.phases[step.phase]
         self.goodput.move(waited, self.goodput.cause, "data")
         self.waits.append(waited)
@@ -98,7 +101,8 @@ class Meters:
             self.micro.start()
 
     def before(self, step: Step) -> None:
-        """Called after the gradients of a step are computed, before the optimiser."""
+        """Prepare to measure the update of a step. Called when the gradients are computed, before the optimiser
+        steps."""
         if self.due(step.number + 1):
             self.updates = norms.Updates(self.optimizer)
 
@@ -126,8 +130,8 @@ class Meters:
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed.
-        They cover the steps since the last printed line. Every rank must call this."""
+        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed. The
+        measurements cover the steps since the last printed line. Every rank must call this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
@@ -172,7 +176,8 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Called after every performed step. `bad` is whether its loss or gradient norm was an outlier."""
+        """Update the alert about loss spikes. Called after every step that was not skipped. `bad` is whether the step's
+        loss or gradient norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:

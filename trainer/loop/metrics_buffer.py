@@ -1,5 +1,5 @@
-"""Copies the metrics of several steps from the device to the host together, then writes them to metrics.jsonl, and
-prints a line for some of the steps."""
+"""Collects the metrics of several steps on the device and copies them to the host together. Then writes them to
+metrics.jsonl, a line for each step, and prints a line for some of the steps."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second over all steps of this process that count towards the speed (see `Meters.flushed`). None if
-        there is no such step yet."""
+        """Tokens per second over the steps of this process whose time is measured. Steps that compile are left out (see
+        `Meters.flushed`). None if no step has been measured yet."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Copy the numbers of all held steps to the host and write a metrics line for each step. `interrupted` is the
-        number of a received signal, or 0. Returns the largest `interrupted` of all ranks, and the steps' records.
-        Every rank must call this."""
+        """Copy the numbers of all steps in the buffer to the host, write a metrics line for each step, and empty the
+        buffer. `interrupted` is the number of a signal that this rank has received, or 0. Returns the largest
+        `interrupted` of all ranks, and the records of the steps. Every rank must call this."""
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
@@ -100,8 +100,8 @@ class MetricsBuffer:
 
     def describe(self, pending: Row, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
-        """Return (StepRecord for the stability monitor, metrics line) of the step `pending`. `row` holds its numbers on
-        the host. `speed` is in tokens per second; `utilisation` is the MFU."""
+        """Turn the numbers of the step `pending` into (record for the stability monitor, metrics line). `row` holds the
+        step's numbers after they were copied to the host. `speed` is in tokens per second; `utilisation` is the MFU."""
         step, count = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
         nll, counted = row[HEAD:HEAD + count], row[HEAD + count:HEAD + 2 * count]
@@ -143,7 +143,8 @@ def finite(x: float | None) -> float | None:
 
 
 def diverged(run: Run, step: int, observation: str) -> str:
-    """The error message for a loss that is NaN or infinite after step `step`; `observation` describes it."""
+    """Return the error message for a loss that is NaN or infinite after step `step` of the training `run`.
+    `observation` says what was seen, for instance the value."""
     last = ckpt.latest(run.out / "checkpoints")
     return (f"step {step}: {observation}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")

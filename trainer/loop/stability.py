@@ -2,9 +2,9 @@
 checkpoint (a rewind) and skips the data around the spike.
 
 `SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
-more than `sigma` standard deviations above the mean of the last `window` accepted steps (SkipStep of OLMo-core; OLMo 2,
-arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks decide alike. The host does not wait for the
-numbers.
+more than `sigma` standard deviations above its mean over the last `window` accepted steps, i.e. steps that were not
+skipped (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). Loss and norm are those of the step over all ranks, so all
+ranks decide alike. The host does not wait for the numbers.
 
 `StabilityMonitor` works on the host, once the numbers have been copied there. It ends the training with an error after
 too many skipped updates. If the setting `rewind` is given, it can request a rewind to a checkpoint before the spike;
@@ -32,7 +32,8 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """Compares the loss and gradient norm of each step with those of the accepted steps before it, on the device."""
+    """Finds steps with an outlier in loss or gradient norm, whose update is then skipped. A step is compared with the
+    steps before it that were accepted (not skipped). All of this happens on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
@@ -47,9 +48,10 @@ class SpikeDetector:
         ranks, holds the summed loss of each stream, then the number of counted targets of each stream. `norm` is the
         gradient norm, 0-d.
 
-        Returns four values as [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps before
-        this one (NaN while there are too few); the limits above which a loss and a norm are outliers (infinity while
-        there are too few steps). Never waits for the device."""
+        Returns [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps (those not skipped)
+        before this one, NaN while there are too few; the limit above which a loss is an outlier; and the limit above
+        which a norm is an outlier. The limits are infinity while there are too few accepted steps. Never waits for the
+        device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -74,8 +76,8 @@ class SpikeDetector:
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Restore a state that the method `state` returned. With None, or if the setting `window` has changed, the
-        detector starts without accepted steps."""
+        """Restore the state that the method `state` returned when a checkpoint was written. If it is None, or if the
+        setting `window` has changed since then, the detector begins without any steps to compare with."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -105,8 +107,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """A decision to go back to a checkpoint. At `step` the monitor found that the steps from `first` on are suspect.
-    Steps [start, stop) are to be skipped afterwards."""
+    """A decision to go back to a checkpoint, made after step `step`, because the steps from `first` on are suspect.
+    When training continues from the checkpoint, steps [start, stop) are skipped. `why` is the reason as text."""
 
     first: int
     step: int
@@ -117,8 +119,9 @@ class Rewind:
 
 
 class StabilityMonitor:
-    """Reviews the performed steps in order and decides when skipping updates is not enough. Its decisions depend only
-    on the losses, norms and skipped updates of the steps, so all ranks decide alike."""
+    """Reviews the steps of a training in order, and decides when skipping the updates of single steps is not enough:
+    training must then go back to a checkpoint or end. The decisions depend only on losses, norms and skipped updates,
+    which are equal on all ranks, so all ranks decide alike."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
@@ -137,7 +140,8 @@ class StabilityMonitor:
         return None
 
     def _rewind(self, record: StepRecord) -> Rewind | None:
-        """Review one step. Returns the rewind that it triggers, or None."""
+        """Review the numbers of one step. Returns the decision to go back to a checkpoint if this step triggers it,
+        else None."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
         self.skipped_updates = [s for s in self.skipped_updates if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
@@ -201,13 +205,13 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(checkpoints: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Return (the one of `checkpoints` to go back to, the first step to skip). The checkpoint is None for the start of
-    the training.
+    """Choose from `checkpoints` (oldest first) the one to which training goes back. Returns (checkpoint or None for the
+    start of the training, the first step to skip).
 
-    The choice is the latest checkpoint before all steps to be skipped. If no checkpoint is that early, it is the
-    earliest checkpoint, provided that it precedes the first suspect step; then only steps after it are skipped. If
-    there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are checkpoints, and
-    none precedes the first suspect step.
+    The latest checkpoint before all steps that `rewind` skips is chosen. If no checkpoint is that early, the earliest
+    checkpoint is chosen, provided that it precedes the first suspect step; then only steps after this checkpoint are
+    skipped. If there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are
+    checkpoints, and none precedes the first suspect step.
     """
     before = [c for c in checkpoints if c.step < rewind.start]
     if before:

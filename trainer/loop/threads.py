@@ -49,8 +49,8 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """Measures how busy the cores are, from the creation of the object until `free` is called, but over at least
-    `watched_s` seconds."""
+    """Measures how busy the CPU cores are. The measurement begins when the object is created and ends when `free` is
+    called, which waits until it has lasted at least `watched_s` seconds."""
 
     def __init__(self, watched_s: float = WATCHED_S) -> None:
         self.watched_s = watched_s
@@ -79,8 +79,9 @@ def idle() -> float | None:
 
 
 def threads(run: Run, ranks: int, free: float, device: str) -> int:
-    """Number of threads for each of `ranks` ranks on a machine with `free` free cores. On CUDA the model's size does
-    not limit the number, because the CPU computes only what is offloaded."""
+    """Return how many CPU threads each of `ranks` ranks should use on a machine with `free` free cores. It is a rank's
+    share of the cores, but for a small model no more than the model can use. On CUDA the model's size does not limit
+    the number, because there the CPU computes only what is offloaded to it."""
     most = max(1, int(free / ranks + 0.5))
     if device == "cuda":
         return most
