@@ -91,7 +91,8 @@ class Lost(Exception):
 
 
 class Pause(Exception):
-    """All ranks have stopped in an orderly way, to start again on other nodes or in larger number."""
+    """Raised when all ranks have stopped in an orderly way, with a checkpoint, in order to start again on other nodes
+    or in larger number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
@@ -142,8 +143,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Start the ranks once and wait until they end. Returns an exit code. Raises Lost when a rank dies, Pause when the
-    ranks have stopped to continue elsewhere or in larger number, and ConfigError when there is no room for them."""
+    """Start a process on the cluster for each rank, once, and wait until all of them end. Returns an exit code. Raises
+    Lost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger number,
+    and ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]
@@ -183,12 +185,13 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """Reserve room for `size` ranks, or for fewer. `bundle` is what one rank needs. Returns (placement group, number of
-    its ranks).
+    """Reserve resources of the cluster for `size` ranks, or for fewer. `bundle` is what one rank needs. Returns
+    (placement group, number of ranks for which it has resources).
 
-    Room for fewer ranks (at least `least`) is taken at once if the present nodes could never hold all ranks. If the
-    nodes could, but other jobs occupy them, it is taken after PATIENCE_S. Every half minute a message says which
-    resources are free. Raises ConfigError after PLACEMENT_S.
+    If the present nodes could never hold `size` ranks, resources for fewer ranks (at least `least`) are reserved at
+    once. If the nodes could hold them, but are busy with other jobs, fewer ranks are accepted only after PATIENCE_S
+    seconds. Only numbers of ranks that `possible` accepts are used. Every half minute a message says which resources
+    are free. Raises ConfigError after PLACEMENT_S seconds.
     """
     def reserve(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
@@ -220,12 +223,13 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait until all ranks end. Returns an exit code. Raises Lost when a rank dies. After a failure or death, the other
-    ranks are not waited for, because they hang in a collective.
+    """Wait until all ranks end. Returns an exit code. `members` are the actors of the ranks, `waiting` the results of
+    their runs. Raises Lost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because they
+    hang in a collective.
 
-    All ranks are asked to stop, and Pause is raised, in two cases: when one of `nodes` (ids) is about to be taken away,
-    and when there is room for ranks that could not start before. `missing` are the placement groups that wait for that
-    room."""
+    In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
+    taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups
+    that wait for that room."""
     stop_requested, reason = False, ""
     while waiting:
         ended: list[Any] = []
@@ -265,8 +269,8 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Return the ids of the nodes that are being drained. The result is empty if this version of Ray lacks the call,
-    which is not in its public interface."""
+    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The result is empty if this
+    version of Ray lacks the call, which is not in its public interface."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
     except Exception:                            # then the loss of a node is handled only when it happens
