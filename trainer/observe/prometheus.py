@@ -18,9 +18,10 @@ PREFIX = "tokenmill_train_"
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric. `kind` is gauge or counter. `key` is the dotted path of its value in the mapping of the
-    latest values. If the value is a mapping, each entry becomes a sample, with the entry's key as the value of the
-    label `label`. If an entry is itself a mapping, `field` is the key of the number in it."""
+    """How a value of the training becomes a Prometheus metric. `kind` is gauge or counter. Values are in a nested
+    mapping, and `key` is the dotted path to the value of this metric. If the value is a mapping, each of its entries
+    becomes a sample; the key of the entry is the value of the label `label`. If an entry is itself a mapping, `field`
+    is the key of the number in it."""
 
     name: str
     kind: str
