@@ -38,8 +38,8 @@ class LionConfig(OptimizerConfig):
 
 
 class Lion(Rule):
-    """The optimiser. `state[p]` has the key momentum, a tensor sharded like p. The update is elementwise, so every rank
-    works on its own part."""
+    """The optimiser Lion. The state of a parameter p, `state[p]`, has the key momentum, a tensor sharded like p. The
+    update is elementwise, so every rank works on its own part."""
 
     def __init__(self, groups: list[dict[str, Any]], config: LionConfig) -> None:
         super().__init__(groups, config)

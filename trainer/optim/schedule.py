@@ -86,10 +86,10 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak of
-    each parameter group. It is in [0, 1], or higher in a phase that has a peak of its own above the optimiser's `lr`. A
-    step uses the factor at the middle of its batch, so that the first and the last step do not have rate 0, and the
-    curve does not depend on the batch size."""
+    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak
+    learning rate. The share is in [0, 1], but may be higher in a phase (stretch of the training) with a peak of its own
+    above the optimiser's `lr`. A step uses the factor at the middle of its batch. The first and the last step therefore
+    do not have rate 0, and the curve does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
@@ -130,8 +130,8 @@ class Schedule:
         return level
 
     def inside(self, index: int, tokens: float) -> float:
-        """The factor after `tokens` tokens, by the curve that applies in the phase with index `p`. The adjustment for a
-        growing batch (`batch_rate`) is not included."""
+        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of phase number `index`:
+        its own, or that of the whole run. The adjustment for a growing batch size (`batch_rate`) is not included."""
         rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -146,8 +146,8 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """The factor after `tokens` tokens, by the curve of the whole run. It applies in phases without a curve of
-        their own."""
+        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of the whole run. This
+        curve applies in phases (stretches of the training) that have none of their own."""
         config = self.config
         warm = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":
