@@ -78,7 +78,8 @@ class ParallelConfig:
         return {**shape, "shard": size, **({"tensor": self.tensor} if self.tensor > 1 else {})}
 
     def refuse(self, model: ModelConfig) -> None:
-        """Raise ConfigError for a model that cannot be divided over `tensor` ranks."""
+        """Raise ConfigError if `model` cannot be divided over the ranks of a tensor group (`tensor` ranks that share
+        every layer), for instance because its heads cannot be divided equally."""
         for key in ("heads", "kv_heads", "ffn", "width"):
             if getattr(model, key) % self.tensor:
                 raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide train.model.{key} "
