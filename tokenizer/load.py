@@ -176,7 +176,8 @@ class Fast(HuggingFace):
 
 
 def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[HuggingFace, str | int]:
-    """The fastest backend for a tokenizer.json, and its end-of-text token."""
+    """Return the fastest backend (library that encodes) for the tokenizer.json with contents `data`, and the
+    end-of-text token. `path` is named in error messages."""
     try:
         doc = json.loads(data)
         special = [token["content"] for token in doc.get("added_tokens") or [] if token.get("special")]

@@ -71,7 +71,7 @@ class Curriculum:
         return sum(p.steps for p in self.phases)
 
     def phase_at(self, sample: int) -> int:
-        """Index of the phase that sample number `sample` belongs to."""
+        """Index of the phase (stretch of the training) to which sample number `sample` belongs."""
         for i, phase in enumerate(self.phases):
             if phase.start <= sample < phase.stop:
                 return i
@@ -87,7 +87,8 @@ class Curriculum:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
-        """Build and validate a curriculum. Raises a CurriculumError that names the key."""
+        """Build a curriculum from parsed JSON and validate it. `where` names the curriculum in error messages. Raises a
+        CurriculumError that names the wrong key."""
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:

@@ -55,8 +55,8 @@ def round_keys(key: str) -> np.ndarray:
 
 
 def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
-    """The round function: hash 32 bits of each uint64 value of `x` with the key `k`, by two multiply-xorshift steps
-    (constants of lowbias32 by C. Wellons, hash-prospector)."""
+    """The round function of a Feistel network: hash 32 bits of each uint64 value of `x` with the key `k`. The hash is
+    two multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
     with np.errstate(over="ignore"):
         x = (x ^ k) & _LOW
         x = (x * np.uint64(0x7FEB352D)) & _LOW
@@ -100,20 +100,22 @@ def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """The inverse of `permute`."""
+    """The inverse of `permute`: map `numbers`, all below n, back by the bijection of [0, n) that the text `key`
+    determines."""
     return _walk(numbers, n, key, False)
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that is the key of a permutation. `reservation` is the index of the phase whose reserved windows
-    are permuted, or "super" for the permutation of all super-windows of an epoch."""
+    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
+    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
+    the epoch."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
 # -- Webster -----------------------------------------------------------------------------------------------------
 def check_weights(weights: Sequence[int], n: int) -> None:
-    """Raise CurriculumError if the weights are not integers >= 0 with a positive sum, or are too large for int64
-    arithmetic with `n` samples."""
+    """Raise CurriculumError if `weights` (of streams) are not integers >= 0 with a positive sum, or if they are too
+    large for int64 arithmetic with `n` samples."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
     if (2 * n + 1) * max(weights) >= 1 << 62:
@@ -208,7 +210,7 @@ class Located(NamedTuple):
 
 
 class Mixture(Protocol):
-    """The parts of a curriculum that determine the order."""
+    """The parts of a curriculum that determine the order of training samples."""
 
     @property
     def seed(self) -> int: ...
@@ -227,8 +229,8 @@ class Mixture(Protocol):
 
 
 class Order:
-    """The order of samples that a curriculum defines. The object's size is O(phases × streams × epochs), whatever the
-    number of samples."""
+    """The order of training samples that a curriculum defines. The object's size is O(phases × streams × epochs),
+    whatever the number of samples."""
 
     def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
@@ -298,8 +300,9 @@ class Order:
         return windows
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which windows samples [first_sample, stop_sample) read. Time and memory are proportional to the number
-        of these samples, at the end of a run as at its beginning."""
+        """Return which data samples [first_sample, stop_sample) read: phase, stream, epoch and window (range of tokens)
+        of each. Time and memory are proportional to the number of these samples, whether they are early or late in the
+        run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -324,8 +327,8 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read super-windows (blocks of `longest` tokens) [first, stop) of a stream, in one
-        phase, or in all if `phase` is None. This is the inverse of `locate`.
+        """Return the samples that read a given part of a stream: super-windows (blocks of `longest` tokens) [first,
+        stop), in one phase, or in all phases if `phase` is None. This is the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
         once for each epoch in which a sample reads it. `materialize` uses this to read each shard once, in file order,

@@ -73,7 +73,8 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
-    """Return (the curriculum of a recipe, warnings for its author).
+    """Turn the curriculum of a recipe into the one that the trainer reads. Returns (curriculum, warnings for the author
+    of the recipe).
 
     `recipe` has the keys `curriculum` and `shards` (for `longest`), with plain YAML values. `shard_sets` maps the name
     of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer` has the keys sha256,
@@ -205,8 +206,8 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
-    """Parse `max_epochs` of a phase. Returns {stream: how many epochs of it may have been read by the end of the
-    phase}."""
+    """Parse the key `max_epochs` of a phase in a recipe. Returns {stream: how many epochs (readings) of the stream are
+    allowed from the start of the run to the end of the phase}."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")

@@ -151,7 +151,8 @@ class ShardSet:
         return flags
 
     def targets(self) -> int:
-        """Return the number of tokens of the set that are targets according to the loss masks. This reads all masks."""
+        """Return how many tokens of the set are targets according to the loss masks (flags that say which tokens count
+        in the loss). This reads all masks."""
         return sum(int(np.count_nonzero(self._mask(first, end))) if info.loss else info.tokens
                    for info, first, end in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
@@ -214,8 +215,8 @@ class ShardSet:
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        """Context with the document table of a shard, open for reading. Raises ShardError when the table is missing, or
-        when reading it within the context fails."""
+        """Open the document table of shard number `shard` (a Parquet file) in a context. Raises ShardError when the
+        table is missing, or when reading it within the context fails."""
         path = self.folder / self.manifest.shards[shard].table
         try:
             with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
@@ -234,8 +235,8 @@ class ShardSet:
         """Ask the system to read tokens [start, stop) from the disk, without waiting for them.
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
-        these samples, in parallel. Otherwise page faults would fetch them one after the other, each with megabytes of
-        unneeded read-ahead.
+        these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
+        megabytes of unneeded read-ahead.
         """
         for shard, begin, end, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -263,8 +264,9 @@ class ShardSet:
         return first, last
 
     def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
-        """Verify the checksums of the blocks that hold bytes [start, stop) of a shard's file; `kind` is body, ends or
-        loss. If one is wrong, raises a ShardError that names the file and the offset."""
+        """Verify the checksums of the blocks that hold bytes [start, stop) of one of a shard's files; `kind` is body
+        (tokens), ends (of documents) or loss (mask). If a checksum is wrong, raises a ShardError that names the file
+        and the offset."""
         if start >= stop:
             return
         info = self.manifest.shards[shard]
@@ -314,8 +316,9 @@ class ShardSet:
         return self._maps[name]
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
-        exclusive end in the shard, offset of the piece from `start`)."""
+        """Divide the range of tokens [start, stop), counted over the whole set, among shards. Yields for each shard
+        that has a piece: (number of the shard, first token in the shard, exclusive end in the shard, offset of the
+        piece from `start`)."""
         shard = bisect.bisect_right(self.offsets, start) - 1
         position = start
         while position < stop:
