@@ -85,8 +85,8 @@ def build(cls: type[T], value: Any, where: str) -> T:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Return `value` converted to the type `hint` of a config field. If it does not fit the type, raises a ConfigError
-    that names the key (`where`)."""
+    """Return `value` converted to the type `hint` of a config field. If the value does not fit the type, raises a
+    ConfigError that names the key (`where`)."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
