@@ -136,7 +136,8 @@ def _committed(marker: Path) -> Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints of a run, oldest first. Raises CheckpointError when one is damaged."""
+    """Return the committed checkpoints of a run (those whose files were all written), oldest first. Raises
+    CheckpointError when one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -183,7 +184,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "
 
 @torch.no_grad()
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Reset moments and step counters to their values before the first step, in place."""
+    """Reset the optimiser's moments and step counters to their values before the first step, in place."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
@@ -224,9 +225,9 @@ class Writing:
 
 
 class Saver:
-    """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called with
-    each committed checkpoint. A Saver is a context manager: leaving the context, also by an error, waits until a
-    checkpoint that is being written in the background is finished."""
+    """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called for
+    each checkpoint that has been completely written. A Saver is a context manager: leaving the context, also by an
+    error, waits until a checkpoint that is being written in the background is finished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:
@@ -275,8 +276,9 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Check whether the checkpoint that is being written is finished on all ranks, and report it if so. Every rank
-        must call this. Raises CheckpointError when the checkpoint could not be written."""
+        """Check whether the checkpoint that is being written in the background is finished on all ranks, and report it
+        if so. Does nothing if none is being written. Every rank must call this. Raises CheckpointError when the
+        checkpoint could not be written."""
         job = self.writing
         if job is None:
             return

@@ -35,9 +35,10 @@ READERS = 4
 
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
-    """Return a line for each file of a checkpoint that is missing or differs from the size and sha256 recorded at the
-    commit; [] when all agree. With `world`, every rank must call this, reads its share of the files, and gets the same
-    lines. Raises CheckpointError, on every rank, when the storage of one rank fails."""
+    """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
+    recorded when the checkpoint was written. The result is [] when no file is. With `world`, every rank must call this,
+    reads its share of the files, and gets the same lines. Raises CheckpointError, on every rank, when the storage of
+    one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -60,7 +61,8 @@ def unreadable(path: Path, number: int) -> CheckpointError:
 
 
 def writer(name: str) -> int:
-    """Return the rank that wrote a file of a checkpoint: 3 for '__3_0.distcp', 0 for a file that is not a shard."""
+    """Return the rank that wrote the file `name` of a checkpoint: 3 for '__3_0.distcp'; 0 for files that do not name a
+    rank."""
     number = name.removeprefix("__").partition("_")[0]
     return int(number) if name.startswith("__") and number.isdecimal() else 0
 

@@ -158,8 +158,9 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
 
 def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Divide the tensors among files, in order. Yields the tensors of one file at a time: at most `numbers` values, or
-    a single larger tensor."""
+    """Divide the tensors of a model among files, in order. `tensors` maps each tensor to the parameters that form it,
+    and `sizes` are the shapes of parameters. Yields the tensors of one file at a time: at most `numbers` values, or a
+    single larger tensor."""
     part: dict[str, tuple[str, ...]] = {}
     size = 0
     for name, ours in tensors.items():
@@ -192,7 +193,7 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
 
 
 def words(path: Path) -> dict[int, str]:
-    """Return {id: token} of a tokenizer.json."""
+    """Return the vocabulary of a tokenizer.json as {id: token}."""
     document = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = document.get("model", {}).get("vocab", {})
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))

@@ -54,14 +54,16 @@ class Ledger:
 
     @classmethod
     def read(cls, out: Path) -> Ledger:
-        """Read the ledger of a run, only to inspect it. Raises CheckpointError when the file is damaged."""
+        """Read the ledger of a run (the list of skipped steps) for inspection, not for training. `out` is the run's
+        output folder. Raises CheckpointError when the file is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
     @classmethod
     def open(cls, out: Path, world: World) -> Ledger:
-        """Open the ledger of a run for training. Every rank must call this; rank 0 reads the file, and every rank gets
-        the same lines. A last line that a kill cut off is removed."""
+        """Open the ledger of a run (the list of skipped steps) for training. Every rank must call this; rank 0 reads
+        the file, and every rank gets the same lines. If a kill cut off the last line, this line is removed from the
+        file."""
         path, data = out / NAME, b""
         if world.first and path.exists():
             data = path.read_bytes()
@@ -98,8 +100,8 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since:
-        the training would then skip other steps. `meta` is the checkpoint's metadata."""
+        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since
+        then. With changed lines the training would skip other steps. `meta` is the checkpoint's metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
@@ -177,8 +179,8 @@ def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> 
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """Parse the contents of a ledger file. A last line that was cut off is ignored. Raises CheckpointError for a line
-    that is not of a kind that this trainer writes."""
+    """Parse the contents of a ledger file (the list of skipped steps). A last line that was cut off is ignored. Raises
+    CheckpointError for a line that this trainer cannot have written."""
     lines = []
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):
         try:
