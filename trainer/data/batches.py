@@ -56,7 +56,8 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """Return this batch, extended with padding rows to `rows` rows."""
+        """Return this batch with padding rows added, so that it has `rows` rows. The targets of padding rows do not
+        count in the loss."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -139,8 +140,9 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """Read windows (samples) of `length` tokens, for `collate`. Each of `places` is (index into `sets`, number of the
-    window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
+    """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
+    sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
+    document ends."""
     places = list(places)
     for stream, window in places:
         sets[stream].prefetch(window * length, window * length + length + 1)

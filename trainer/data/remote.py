@@ -56,7 +56,8 @@ def is_url(place: str | None) -> bool:
 
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
-    """Split a run, given as STORE/runs/RUN or as a name with its store, into (URL of the store, name of the run)."""
+    """Split the address of a run in object storage into (URL of the store, name of the run). The address is
+    STORE/runs/RUN, or the name of the run with the URL `store`."""
     for address in (run, store):
         scheme, _, location = (address or "").partition("://")
         # the message does not show the URL, because messages end up in logs
@@ -125,8 +126,8 @@ def place(run: Stored) -> tuple[fs.FileSystem, str]:
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """Open the training shards of a stream in the store itself, not in the local copy. If the store is in object
-    storage, only the manifest and the document tables can be read."""
+    """Open the training shards of a stream (data source) in the run's store itself, not in the local copy. If the store
+    is in object storage, only the manifest and the document tables can be read."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
@@ -152,7 +153,8 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """List the files of a shard set in a bucket whose hash differs from the manifest's, one line each."""
+    """Read the files of a shard set in a bucket, and return a line for each file whose hash differs from the
+    manifest's."""
     def problem(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -230,7 +232,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
 
 
 def _open(root: str) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, path of the store in it)."""
+    """Open the store at the URL `root`. Returns (filesystem, path of the store in it)."""
     scheme, _, place = root.partition("://")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     try:
