@@ -54,15 +54,16 @@ class Both(io.TextIOBase):
 
 
 class Rank:
-    """The actor of one rank. Its two threads serve `run`, which trains, and `stop`, which asks the training to end."""
+    """The Ray actor that runs one rank of a training. It has two threads, so that `stop`, which asks the training to
+    end, can be called while `run`, which trains, is at work."""
 
     def place(self) -> tuple[str, list[str]]:
         """Return (id of the node, the GPUs of this rank on it)."""
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
-        """Open the TCPStore through which all ranks connect; called only on the actor that becomes rank 0. Returns
-        (host, port) of the store."""
+        """Open the TCPStore through which all ranks of the training connect, and return its (host, port). Called only
+        on the actor that becomes rank 0."""
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -70,8 +71,9 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """Run the trainer with these arguments. Returns (exit code, last 4,000 characters of stderr). The end of stderr
-        is returned because Ray forwards the output of an actor late or not at all."""
+        """Run the trainer's command line with `arguments` in this actor. `environment` has further environment
+        variables. Returns (exit code, last 4,000 characters of stderr). The end of stderr is returned because Ray
+        forwards the output of an actor late or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -87,7 +89,7 @@ class Rank:
 
 
 class Lost(Exception):
-    """A rank died, or raised an unexpected error."""
+    """Raised when a rank has died, or has raised an unexpected error."""
 
 
 class Pause(Exception):
