@@ -50,9 +50,10 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """What triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips` skipped
-    updates within `within` steps. The other is a loss that, for `for` steps in a row, is more than `loss_above` nats
-    above the mean loss of the accepted steps before. A trigger is off if `skips` or `loss_above` is null."""
+    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
+    skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
+    than `loss_above` nats above the mean loss of the steps before that were not skipped. A trigger is off if `skips` or
+    `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -119,8 +120,8 @@ class StabilityConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The recipe's `train:` section. Sequence length, batch size and data mixture are not here: the curriculum sets
-    them for each phase of the training.
+    """The settings of a training, from the recipe's section `train:`. Sequence length, batch size and data mixture are
+    set elsewhere: in the curriculum, for each phase of the training.
 
     `seed` determines the initial values. `clip` is the largest gradient norm; larger gradients are scaled down.
     `micro_batch` is the number of tokens that a rank computes at once; a smaller number needs less memory. `precision`
@@ -161,10 +162,10 @@ class TrainConfig:
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the losses, apart from rounding. They must not change when a training resumes.
-        Two settings also affect losses but are left out, because a person must be able to change them when training
-        goes wrong: `stability`, and the ranges of `skip` with later steps. The checkpoint and ledger.jsonl record their
-        effects."""
+        """Return the settings that determine the losses, apart from rounding. They must not change when a training
+        resumes. Two settings that also affect losses are left out, because a person must be able to change them when
+        training goes wrong: `stability`, and the ranges of `skip` with later steps. What these two have caused is
+        recorded in the checkpoint and in ledger.jsonl."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

@@ -69,8 +69,8 @@ def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
 
 
 class Heldout:
-    """The held-out samples of a run, each of `length` tokens, at most `windows` per stream. They are chosen once, so
-    every evaluation, on any number of ranks, uses the same samples."""
+    """The held-out samples on which a run is evaluated, each of `length` tokens, at most `windows` per stream (data
+    source). The samples are chosen once, so every evaluation, on any number of ranks, uses the same ones."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
@@ -124,10 +124,11 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Compare the held-out loss (`heldout`, from `evaluate`) with the loss of the same model on data it was trained
-        on. That data is up to `windows` of the first `samples` samples of the training, evenly spaced, and weighted so
-        that streams have the same proportions as in the held-out data. Returns {"train", "heldout", "gap"} in nats per
-        token, or {} when no stream has both losses."""
+        """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
+        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: up to
+        `windows`, evenly spaced. Its loss is weighted so that streams (data sources) have the same proportions as in
+        the held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both
+        losses."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

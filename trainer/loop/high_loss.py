@@ -1,5 +1,6 @@
-"""Records the samples with the highest loss in OUT/worst_rows.jsonl, some for each interval between two printed lines.
-`tokenmill train explain --worst` reads that file. It has two kinds of lines:
+"""Records the samples with the highest loss in the file OUT/worst_rows.jsonl, some for each interval between two
+printed lines. OUT is the training's output folder. `tokenmill train explain --worst` reads the file. There are two
+kinds of lines:
 
     {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}
     {"v": 1, "event": "from", "step": 200}
@@ -37,16 +38,16 @@ class HighLossRows:
         self.on_host: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Record that training continues after `step`, so that lines already written about later steps no longer
-        count."""
+        """Record that training continues after step `step`. Lines about later steps that are already in the file no
+        longer count."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
-        """Add R of this rank's rows (samples) of a step; `start` is the index of the first among the rank's rows. `nll`
-        (summed loss), `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the
-        device."""
+        """Consider R rows (samples) that this rank has computed in a step, and keep those with the highest loss.
+        `start` is the index of the first of them among this rank's rows. `nll` (summed loss), `targets` (number of
+        targets that count) and `stream` (index) are [R]. Never waits for the device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)

@@ -84,7 +84,7 @@ class Meters:
         return [line for _, line in sorted([*events, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
-        """Whether a line is printed after step `number` (from 1)."""
+        """Whether a line of progress is printed after step `number` (from 1)."""
         return number % self.run.config.log_every == 0 or number == self.steps
 
     # -- around a step -----------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Meters:
             self.updates = norms.Updates(self.optimizer)
 
     def after(self) -> None:
-        """Called after the optimiser."""
+        """Measure the update of a step, if it was prepared by `before`. Called after the optimiser has stepped."""
         if self.updates is not None:
             self.moved, self.updates = self.updates.sums(), None
 
@@ -154,8 +154,8 @@ class Meters:
         return {key: value for key, value in result.items() if value is not None}
 
     def progress_text(self, number: int, line: Mapping[str, Any]) -> str:
-        """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates
-        trainer.prom and checks the alert rules. `line` is the step's metrics line."""
+        """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates the
+        file trainer.prom and checks the alert rules. `line` is the step's metrics line."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
@@ -181,7 +181,8 @@ class Meters:
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
-        """Record the result of `Heldout.evaluate`."""
+        """Record and print the result of an evaluation, `values` from `Heldout.evaluate`, made after step `number` and
+        `tokens` tokens."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
         self.metrics.flush()  # a checkpoint may follow; a resume from it does not evaluate this step again
@@ -192,12 +193,13 @@ class Meters:
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:
-        """Keep a record of how wall time was spent so far. Called before the checkpoint of step `number` is
-        written; `saved` writes the record when the checkpoint is complete."""
+        """Keep a record of how wall time was spent so far, for the metrics line of a checkpoint. Called before the
+        checkpoint of step `number` is written; the method `saved` writes the line when the checkpoint is complete."""
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
-        """Called when the checkpoint of step `number` is complete; training waited `seconds` for it."""
+        """Write the metrics line of a checkpoint. Called when the checkpoint of step `number` is complete; `seconds` is
+        how long training has waited for it."""
         self.saved_at = time.perf_counter()
         self.metrics.write("checkpoint", number, seconds=round(seconds, 3), **values,
                            goodput=self.records.pop(number))
@@ -220,7 +222,7 @@ class Meters:
 
 
 def each(streams: Mapping[str, Mapping[str, Any]]) -> str:
-    """Losses of streams as text: 'web 3.412 (1.021 bits/byte)   code 2.900'."""
+    """Format the losses of streams (data sources) as text: 'web 3.412 (1.021 bits/byte) code 2.900'."""
     return "   ".join(f"{name} {v['loss']:.3f}" + ("" if v.get("bits_per_byte") is None else
                                                    f" ({v['bits_per_byte']:.3f} bits/byte)")
                       for name, v in streams.items())

@@ -27,7 +27,7 @@ HEAD = 3
 
 
 class Row(NamedTuple):
-    """A step whose numbers are still on the device."""
+    """The numbers of one step, which are still on the device."""
 
     step: Step
     tokens: int               # targets read by the end of the step
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 
 class MetricsBuffer:
-    """Holds the steps whose numbers are still on the device. The numbers of several steps are copied to the host
-    together, so that training does not wait for the device at every step."""
+    """Collects steps whose numbers (loss, gradient norm, …) are still on the device. The numbers of several steps are
+    copied to the host together, so that training does not wait for the device at every step."""
 
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
@@ -56,7 +56,8 @@ class MetricsBuffer:
         self.rows.append(row)
 
     def skipped(self, step: Step, tokens: int, why: str) -> None:
-        """Write the metrics line of a step that is not performed."""
+        """Write the metrics line of a step that is skipped without being computed, and print it when a line is due.
+        `why` is the reason."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
                            samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
                            skipped=True, why=why)
@@ -118,8 +119,8 @@ class MetricsBuffer:
         return StepRecord(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]), line
 
     def write(self, record: StepRecord, values: dict[str, Any]) -> None:
-        """Write the metrics line of a step. If a line is to be printed for the step (see `Meters.due`), add the
-        measurements of the interval and print it."""
+        """Write the metrics line of a step. If a line is also to be printed for the step (see `Meters.due`), the
+        measurements since the last printed line are added to the metrics line first."""
         head, due = f"step {record.step:>6}/{self.steps}", self.meters.due(record.step)
         if record.bad:
             values |= {"skipped": True, "why": record.why}
@@ -138,7 +139,7 @@ class MetricsBuffer:
 
 
 def finite(x: float | None) -> float | None:
-    """`x`, or None if it is not finite, because JSON has no infinities."""
+    """Return `x`, or None if it is infinite or NaN, because JSON has neither."""
     return x if x is not None and math.isfinite(x) else None
 
 

@@ -30,9 +30,10 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """Return three values: the undamaged checkpoint to continue from (None: the start), the first step after it (None
-    at the end of the curriculum), and whether nothing is left to do. Every rank must call this. Rank 0 decides for all
-    ranks, because ranks that disagree would wait for each other forever, or learn from different data."""
+    """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
+    start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
+    Every rank must call this. Rank 0 decides for all ranks: if ranks disagreed, they would wait for each other forever
+    or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(

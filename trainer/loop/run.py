@@ -48,12 +48,13 @@ class Run:
         return max(1, self.config.micro_batch // length)
 
     def loss_chunk(self, device: torch.device) -> int:
-        """Number of tokens whose loss a rank on `device` computes at once."""
+        """Number of tokens whose logits and loss a rank on `device` computes at once."""
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Return a warning line for each phase whose smallest batch cannot be divided equally among `ranks` ranks.
-        Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+        """Return a warning line for each phase (stretch of the training) whose first batch, the smallest, cannot be
+        divided equally among `ranks` ranks. Raises ConfigError when that many ranks do not fit the settings under
+        `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -231,14 +232,15 @@ def version(sums: Mapping[str, str | None]) -> str:
 
 
 def unequal(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "train.") -> list[str]:
-    """Return 'train.KEY: checkpoint 1, now 2' for each key in which two (nested) mappings differ."""
+    """Return a line such as 'train.KEY: checkpoint 1, now 2' for each key in which two (nested) mappings differ: `old`,
+    from a checkpoint, and `new`."""
     then, now = flat(dict(old)), flat(dict(new))
     return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
             for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
 
 
 def written(key: str) -> str:
-    """A key as spelled in a recipe: checkpoint.async_ → checkpoint.async."""
+    """Return a key of the settings as it is written in a recipe: checkpoint.async_ → checkpoint.async."""
     return ".".join(part.removesuffix("_") for part in key.split("."))
 
 

@@ -72,7 +72,7 @@ class SpikeDetector:
         return torch.cat((bad.double()[None], torch.where(ready, mean[:1], math.nan), limit))
 
     def state(self) -> dict[str, Any]:
-        """Return the detector's state, for a checkpoint's metadata. Waits for the device."""
+        """Return the detector's state, to be stored in a checkpoint's metadata. Waits for the device."""
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -86,7 +86,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of a performed step, on the host."""
+    """The numbers of one step, after they were copied to the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target
@@ -98,7 +98,7 @@ class StepRecord(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Why the update was skipped."""
+        """The reason, as text, why the update of this step was skipped."""
         result = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
                  for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
                  if value is not None and (not value <= limit or value == math.inf)]
@@ -130,9 +130,9 @@ class StabilityMonitor:
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
-        """Review `steps`, the steps performed since the last call. Returns the first rewind that they trigger, or None.
-        Raises TrainingError when training cannot continue. `reports` is the command that inspects a step ('tokenmill
-        train explain RUN'), for the error message."""
+        """Review the steps performed since the last call. Returns the first rewind (decision to go back to a
+        checkpoint) that they trigger, or None. Raises TrainingError when training cannot continue. `reports` is the
+        command that inspects a step ('tokenmill train explain RUN'), for the error message."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -186,10 +186,10 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Choose the checkpoint to go back to, record the rewind in the ledger (the list of skipped steps), and delete
-    later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the training. Damaged
-    checkpoints are not used. Raises TrainingError when no rewind is possible, or when the run has had as many rewinds
-    as `rewind.budget` allows."""
+    """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
+    and delete the checkpoints after it. Every rank must call this. Returns the checkpoint, or None for the start of the
+    training. Damaged checkpoints are not chosen. Raises TrainingError when there is no suitable checkpoint, or when the
+    run has already gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "

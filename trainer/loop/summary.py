@@ -21,8 +21,8 @@ PROMPT = 256
 
 
 def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """Generate a sample of text. Returns (text, ""), or (None, the reason) if there is no sample. Every rank must call
-    this, because all compute the model; only rank 0 has the tokenizer and gets the text."""
+    """Let the model generate a sample of text. Returns (text, ""), or (None, the reason) if there is no sample. Every
+    rank must call this, because all ranks compute the model; only rank 0 has the tokenizer and gets the text."""
     config = run.config.sample
     if not config.tokens:
         return None, "no sample: train.sample.tokens is 0"

@@ -57,8 +57,9 @@ class Watch:
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Mean number of cores that other processes have not used since this object was created: those that were idle
-        or used by this process. If the system does not report idle time, all cores count as free."""
+        """Return the mean number of cores that were free for this process since the object was created: those that were
+        idle, and those that this process itself used. If the system does not report idle time, all cores count as
+        free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
@@ -93,7 +94,8 @@ def threads(run: Run, ranks: int, free: float, device: str) -> int:
 
 
 def settle(run: Run, watch: Watch, device: str) -> None:
-    """Set the number of this process's threads, unless OMP_NUM_THREADS is set."""
+    """Choose how many CPU threads this process computes with, and set the number in torch. Does nothing if
+    OMP_NUM_THREADS is set."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:

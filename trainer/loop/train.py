@@ -120,15 +120,15 @@ class Trainer:
         self.say(optim.describe(self.optimizer))
 
     def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
-        """Set model, optimiser, spike detector, stability monitor and hash chain to their state at a checkpoint, or at
-        the start (None)."""
+        """Set model, optimiser, spike detector, stability monitor and hash chain (hash over the data read so far) to
+        their state in `checkpoint`. If it is None, they get their state before the first step."""
         restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
                 self.dtype)
         self.chain = history(checkpoint) if self.world.first else GENESIS
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
-        """Return the changes to settings, machine, code and curriculum since the checkpoint was written, one line each.
-        Also prints them, and records changes to the curriculum in the ledger."""
+        """Return what has changed since the checkpoint was written: settings, machine, code and curriculum, one line
+        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -316,8 +316,9 @@ class Trainer:
 
 def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks, float64 [HEAD + 2 ·
-    streams] (see `trainer.loop.metrics_buffer.Row`), and the global gradient norm before clipping."""
+    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
+    targets per stream; see `trainer.loop.metrics_buffer.Row`), float64 [HEAD + 2 · streams], and the global gradient
+    norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)
