@@ -144,8 +144,8 @@ def compiled_flex() -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None = None) -> Tensor:
-    """Attention under `mask`: q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` multiplies
-    the products of queries and keys; the default is 1/√D."""
+    """Compute attention under `mask`: q [B, T, H, D], k and v [B, T, G, D] → [B, T, H, D], for H heads of queries and G
+    heads of keys and values; G divides H. `scale` multiplies the products of queries and keys; the default is 1/√D."""
     rows, length, heads, dim = q.shape
     groups = k.shape[2]
     if mask.starts is not None:

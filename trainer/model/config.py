@@ -20,11 +20,12 @@ class RopeScaling:
     """How RoPE's frequencies are divided by `factor`, so that the model can use a longer context. `original` is the
     context, in tokens, that the model was trained with before.
 
-    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) does
-    so for wavelengths above original / `low`, and leaves wavelengths below original / `high` unchanged, with a smooth
-    transition. `yarn` (arXiv 2309.00071) does so for pairs of dimensions that make fewer than `beta_slow` turns within
-    `original` tokens, and leaves pairs that make more than `beta_fast` turns unchanged, with a ramp over the pairs in
-    between. `yarn` also multiplies queries and keys by `attention_factor` (null: 0.1 · ln factor + 1).
+    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1)
+    divides only frequencies with wavelengths above original / `low`, and leaves wavelengths below original / `high`
+    unchanged, with a smooth transition. `yarn` (arXiv 2309.00071) divides only the frequencies of pairs of dimensions
+    that make fewer than `beta_slow` turns within `original` tokens, and leaves pairs that make more than `beta_fast`
+    turns unchanged, with a ramp over the pairs in between. `yarn` also multiplies queries and keys by
+    `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -48,8 +49,9 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """Settings of a model with `layers` layers, scaled as in nanochat: width 64 · layers, heads of width 128,
-    multi-head attention with QK-norm, embedding and output not tied. The ffn width is the default, 8/3 of the width."""
+    """Return the settings of a model with `layers` layers, scaled as in nanochat: width 64 · layers, heads of width
+    128, multi-head attention with QK-norm, embedding and output not tied. The ffn width is the default, 8/3 of the
+    width."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
@@ -140,12 +142,12 @@ class ModelConfig:
 
     @property
     def rotated(self) -> int:
-        """Number of dimensions of a head that RoPE turns."""
+        """Number of dimensions of a head that RoPE rotates."""
         return int(self.dim * self.rotary)
 
     @property
     def scale(self) -> float:
-        """The factor on products of queries and keys."""
+        """The factor by which attention multiplies the products of queries and keys."""
         return 8 / self.dim if self.mup else self.dim ** -0.5
 
     @property
@@ -160,7 +162,7 @@ class ModelConfig:
         return 1 / self.width_ratio if role(name) == "matrix" else 1.0
 
     def identity(self) -> dict[str, Any]:
-        """All fields as plain values, as a checkpoint stores them."""
+        """Return all settings of the model as plain values, as a checkpoint stores them."""
         return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
@@ -229,8 +231,8 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial weights. `from` is a folder in Hugging Face's layout (config.json, safetensors) with weights whose
-    pretraining is to be continued (null: random weights). `train.model` must describe the same model; only its
-    `rope_theta` and `rope_scaling` may differ."""
+    """Settings of the weights with which a training begins. `from` is a folder in Hugging Face's layout (config.json,
+    safetensors) with a pretrained model, whose training is to be continued (null: random weights). `train.model` must
+    describe the same model; only its `rope_theta` and `rope_scaling` may differ."""
 
     from_: str | None = None

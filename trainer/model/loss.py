@@ -21,13 +21,16 @@ MIXED = torch.version.cuda is not None
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
-    """cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118). With `cap` 0, logits are unchanged."""
+    """Bound logits smoothly to [-cap, cap]: cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118). With `cap` 0, logits
+    are unchanged."""
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
 class ChunkedCE(torch.autograd.Function):
-    """ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective,
-    nll [N], z_sum).
+    """Cross entropy with z-loss, computed in chunks of tokens, so that the logits never exist as a whole.
+
+    ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective, nll
+    [N], z_sum).
 
     Tokens whose target is IGNORE are not counted. objective = scale · Σ over counted tokens of (nll + z · log²Z), a
     float32 scalar, where nll is a token's negative log-likelihood and Z the denominator of its softmax. The objective

@@ -12,8 +12,8 @@ import numpy as np
 
 
 def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
-    """Return bool (N,): which of `tokens` (N,) lie in a span that repeats a sequence of 1 to `ngram` tokens at least
-    `times` times.
+    """Find the spans in which a sequence of 1 to `ngram` tokens repeats at least `times` times. Returns bool (N,):
+    which of `tokens` (N,) are in such a span.
 
     For a sequence of p tokens, a span is a maximal stretch in which every token i equals token i − p, together with the
     p tokens before the stretch.

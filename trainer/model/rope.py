@@ -56,7 +56,7 @@ class Rope:
 
 
 def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of the rotation angles at `positions` [B, T], each float32 [B, T, 1, dim / 2]."""
+    """Return the cosines and sines of RoPE's rotation angles at `positions` [B, T], each float32 [B, T, 1, dim / 2]."""
     angle = positions[..., None, None].float() * rope.frequencies(dim, positions.device)
     return angle.cos() * rope.magnitude, angle.sin() * rope.magnitude
 

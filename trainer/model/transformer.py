@@ -30,8 +30,8 @@ def base_rope(config: ModelConfig) -> Rope:
 
 
 def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
-    """The RoPE settings in `phase`, a stretch of the training: those of `train.model`, unless the phase overrides θ or
-    scaling."""
+    """Return the RoPE settings that apply in `phase`, a stretch of the training. They are those of `train.model`,
+    unless the phase has its own θ or scaling."""
     scaling = config.rope_scaling
     if phase.rope_scaling is not None:
         scaling = build(RopeScaling, phase.rope_scaling, f"curriculum.json: phase {phase.name!r}: rope_scaling")
@@ -77,7 +77,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202), or ReLU² without a gate."""
+    """The feed-forward part of a layer: SwiGLU (arXiv 2002.05202), or ReLU² without a gate."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
