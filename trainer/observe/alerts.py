@@ -24,12 +24,12 @@ SCORED = 1000
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """Limits above which an alert is raised; null turns a rule off.
+    """Limits above which an alert is raised; null turns an alert off.
 
-    `throughput`: relative drop of tokens/s below the running median. `evaluation`: nats by which the held-out loss
-    of a stream exceeds its best. `spikes`: share of the last 1,000 steps whose loss or gradient norm was not finite or
-    more than `stability.sigma` deviations above the mean. `data_wait`: share of the time spent waiting for batches.
-    `checkpoint`: minutes without a checkpoint.
+    `throughput` is a relative drop of tokens/s below the running median. `evaluation` is by how many nats the held-out
+    loss of a stream (data source) exceeds its lowest value so far. `spikes` is the share of the last 1,000 steps whose
+    loss or gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait`
+    is the share of time spent waiting for batches. `checkpoint` is the number of minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
@@ -111,8 +111,9 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Return the alerts that begin or end because the held-out loss of a stream lies far above, or again near, its
-        lowest value so far. Called at every evaluation."""
+        """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
+        stream (data source). The alert begins when the loss of a stream lies far above its lowest value so far, and
+        ends when none does. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))

@@ -116,8 +116,8 @@ def gather(readings: dict[str, float], world: World) -> list[dict[str, float]]:
 
 def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Combine the readings of all ranks for a metrics line: maximum of temperature and memory, sum of power, mean of
-    utilisation. If there are several ranks, `straggler` is the slowest rank by `Hardware.probe`, and the ratio of its
-    time to the median."""
+    utilisation. If there are several ranks, the result also has `straggler`: the slowest rank in `Hardware.probe`, and
+    the ratio of its time to the median."""
     result: dict[str, Any] = {}
     for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]

@@ -36,7 +36,8 @@ VIEWED = {"step": "train", "eval": "heldout"}
 @dataclass(frozen=True)
 class WandbConfig:
     """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, the metrics are recorded under OUT/wandb, and `wandb sync` can send them later."""
+    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
+    can send them later."""
 
     project: str
     entity: str | None = None
@@ -45,8 +46,9 @@ class WandbConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Which views of metrics.jsonl to write. `wandb` sends the numbers to Weights & Biases (null: no). Two views need
-    no setting: TensorBoard files are written if the package is installed, trainer.prom always."""
+    """Settings of the views to which the numbers of metrics.jsonl are also written. `wandb` sends them to Weights &
+    Biases (null: no). Two views need no setting: TensorBoard files are written if the package is installed, and the
+    Prometheus file trainer.prom is always written."""
 
     wandb: WandbConfig | None = None
 
@@ -105,8 +107,8 @@ class Metrics:
                 view.write(step, numbers)
 
     def export(self, **values: Any) -> None:
-        """Rewrite trainer.prom with `values` as the latest values; other values in the file stay. The keys are those in
-        `trainer.observe.prometheus.METRICS`."""
+        """Set the values of some metrics in trainer.prom, a Prometheus text file; the other values in the file stay.
+        `values` has the keys in `trainer.observe.prometheus.METRICS`."""
         if self.enabled:
             self.textfile.update({**values, "time": time.time()})
             self.textfile.write()
@@ -265,7 +267,7 @@ def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The object of a line, or None if a kill has cut the line."""
+    """Parse a line of metrics.jsonl. Returns None if a kill has cut off the line."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:

@@ -29,7 +29,7 @@ KEEP = 0.95
 
 
 class MicroNorms:
-    """Measures the squared gradient norms of single micro-batches of a model under `fully_shard`.
+    """Measures the squared gradient norms of single micro-batches of a model that is sharded by `fully_shard`.
 
     Call `start` before a step, `add` after every backward, and `take` at the end. All values stay on the device. While
     nothing is measured, the cost is one Python call per parameter. `shared` is the number of ranks that compute the
@@ -74,9 +74,9 @@ class MicroNorms:
         self.square.zero_()
 
     def take(self) -> Tensor:
-        """End the measurement. Returns this rank's sums over micro-batches, float64 [3], to be summed over ranks:
-        Σ |G_i|² (G_i is the mean gradient per target), Σ 1/n_i (n_i is the number of targets) and the number of
-        micro-batches."""
+        """End the measurement of a step. Returns this rank's sums over its micro-batches i, float64 [3], to be summed
+        over ranks: Σ |G_i|², where G_i is the mean gradient per target; Σ 1/n_i, where n_i is the number of targets;
+        and the number of micro-batches."""
         self.on = False
         return self.sums
 

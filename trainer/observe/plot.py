@@ -46,7 +46,7 @@ text{font-family:ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-se
 
 
 def write_plot(out: Path) -> None:
-    """(Re)write `out`/loss.svg from `out`/metrics.jsonl."""
+    """Draw the plot of a training: write `out`/loss.svg from `out`/metrics.jsonl. An existing plot is replaced."""
     replace(out / "loss.svg", draw(story_of(out / "metrics.jsonl")))
 
 
@@ -167,7 +167,7 @@ def span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in [low, high] for the labels of an axis, about `most` or fewer."""
+    """Return round numbers in [low, high] for the labels of an axis, at most about `most` of them."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)

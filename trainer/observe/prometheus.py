@@ -78,8 +78,8 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """Return the text of the file for the latest values. A metric whose value is missing, None or not a number is left
-    out, with its HELP and TYPE lines."""
+    """Return the text of the Prometheus file of a run, with the latest values. A metric whose value is missing, None or
+    not a number is left out, with its HELP and TYPE lines."""
     lines = []
     for metric in METRICS:
         samples = list(labelled_numbers(metric, values))
@@ -116,7 +116,8 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Store those of `values` that are not None. Other numbers keep the values of earlier calls."""
+        """Set the latest values of metrics to `values`. Values that are None are ignored, and metrics that are not in
+        `values` keep their value."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:
