@@ -50,8 +50,8 @@ class AdafactorConfig(OptimizerConfig):
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:
-    """Sum `x` over dimension `dim`, which stays with size 1, or over all dimensions if `dim` is None. For a sharded
-    tensor the sum includes the parts of all ranks."""
+    """Sum `x` over dimension `dim`, which stays with size 1, or over all dimensions if `dim` is None. If `x` is divided
+    among ranks (DTensor), the sum includes the parts of all ranks."""
     x = x.sum() if dim is None else x.sum(dim, keepdim=True)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])

@@ -30,7 +30,7 @@ SMALLEST = 4096
 
 @dataclass(frozen=True)
 class AdamW8bitConfig(Moments):
-    """The same settings as those of `adamw`."""
+    """Settings of AdamW with moments in 8 bits. They are the same as those of `adamw`."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"
 

@@ -22,9 +22,9 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
           factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
     """Build one optimiser for all of `parameters`, the pairs of `model.named_parameters()` (sharded or not).
 
-    `factor` (`ModelConfig.rate`) takes a parameter's name and returns muP's factor on its learning rate. The factor
-    applies to optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral scalings,
-    which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
+    `factor` (`ModelConfig.rate`) takes a parameter's name and returns the factor that muP applies to its learning rate.
+    The factor is used with optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral
+    scalings, which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
     parameter, or when muP's rules do not fit the optimiser.
     """
     pairs = list(parameters)

@@ -33,14 +33,15 @@ MupRule = Literal["applies", "inherent", "unknown"]
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimiser in trainer/optim: its name, the name of the class of its settings, and the names of the settings."""
+    """The description of an optimiser in trainer/optim, made without importing it: the optimiser's name, the name of
+    the class of its settings, and the names of the settings."""
 
     name: str
     config_class: str
     keys: tuple[str, ...]
 
     def load(self) -> type[OptimizerConfig]:
-        """The class of its settings. Imports torch."""
+        """Import the optimiser's module (and torch) and return the class of its settings."""
         return getattr(importlib.import_module(f"trainer.optim.{self.name}"), self.config_class)
 
 
@@ -87,7 +88,8 @@ class OptimizerConfig:
 
     @classmethod
     def variants(cls) -> Mapping[str, Kind]:
-        """Every optimiser by `kind`, for `trainer.base.config.build`."""
+        """Return a description of every optimiser by the `kind` that chooses it in a recipe.
+        `trainer.base.config.build` calls this."""
         return kinds()
 
     def check(self) -> None:
@@ -160,5 +162,5 @@ def kinds() -> Mapping[str, Kind]:
 
 
 def default() -> OptimizerConfig:
-    """The optimiser's settings for a recipe that has no `train.optimizer`. Imports torch."""
+    """Return the settings of the optimiser that is used for a recipe without `train.optimizer`. Imports torch."""
     return kinds()[OptimizerConfig.DEFAULT].load()()

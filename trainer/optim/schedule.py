@@ -39,7 +39,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over a training, as a share of its peak.
+    """Settings of the learning rate over a training. They describe it as a share of its peak.
 
     `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the rate at the
     end, as a share of the peak. `shape` is the curve of wsd's decay. `milestones` are for multistep. For example,
@@ -76,7 +76,7 @@ class ScheduleConfig:
 
 
 def span(text: str, total: int) -> int:
-    """Convert '2%' of `total`, or '200M', to tokens."""
+    """Convert a length such as '2%' (of `total`) or '200M' to a number of tokens."""
     if text.strip().endswith("%"):
         share = float(text.strip()[:-1]) / 100
         if not 0 <= share <= 1:
