@@ -73,8 +73,8 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The part of the mesh over which FSDP2 divides the model, with the dimensions (shard) or (replicate,
-        shard)."""
+        """The part of the mesh over which FSDP2 divides the model. It has the dimensions (shard) or (replicate, shard),
+        but not the one of tensor parallelism."""
         names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
         return self.mesh[names]
 
@@ -88,7 +88,7 @@ class World:
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """Maximum over all ranks, in place."""
+        """Replace `x` by its maximum over all ranks, in place, elementwise."""
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 
@@ -156,8 +156,8 @@ def arranged(world: World, parallel: ParallelConfig) -> World:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products for `precision` (auto, fp32 or bf16). `auto` is bfloat16 on CUDA and float32 on CPU.
-    Parameters, optimiser and reductions are always float32."""
+    """Return the dtype of matrix products for the setting `precision` (auto, fp32 or bf16). `auto` is bfloat16 on CUDA
+    and float32 on CPU. Parameters, optimiser and reductions are float32 with every setting."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
