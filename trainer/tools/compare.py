@@ -37,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """Compare the trainings in `folders`. Returns {"tokens", "trainings": [{"name", "steps", "loss", "streams",
-    "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a
-    value for each training]}}."""
+    """Compare the trainings in `folders` at the number of tokens that all of them have reached. Returns {"tokens",
+    "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s",
+    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}."""
     from trainer.base.config import ConfigError
     from trainer.observe.metrics import scan, standing
 

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Checks:
-    """Prints a line per check and counts those that failed."""
+    """Prints a line for each check of `tokenmill train doctor`, and counts the checks that failed."""
 
     def __init__(self) -> None:
         self.done = self.failed = 0
@@ -156,8 +156,8 @@ def output(checks: Checks, run: Run) -> Path | None:
 
 
 def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
-    """Compare the estimated memory of a rank with the free memory, and the estimated size of a checkpoint with the free
-    disk space."""
+    """Check whether memory and disk are large enough: compare the estimated memory of a rank with the free memory, and
+    the estimated size of a checkpoint with the free disk space."""
     import torch
 
     from trainer.tools.memory import checkpoint_bytes, estimate, kernels_on, micro_batch, number_bytes

@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Return everything about step `number` (from 1) that the command prints. With `row`, only that row (sample) of the
-    step is included; with `worst`, only the `worst` rows with the highest loss. Raises ConfigError for a step or row
-    that does not exist."""
+    """Return everything that the command `tokenmill train explain` prints about step `number` (from 1). With `row`,
+    only that row (sample) of the step is included; with `worst`, only the `worst` rows with the highest loss. Raises
+    ConfigError for a step or row that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger

@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """Run a loader in each of `ranks` processes and return their measurements. Raises TrainingError when a process
-    fails."""
+    """Run the loader (which reads batches from shards) in each of `ranks` processes, and return the measurements of
+    each. Raises TrainingError when a process fails."""
     from trainer.launch.local import end_with_parent
     from trainer.loop.run import TrainingError
 
@@ -84,8 +84,9 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
-    """Read this rank's part of the last `steps` steps, and return measurements of speed, waits and memory. `rate` is
-    the pace in tokens per second of all ranks together; 0 means to read without pauses."""
+    """Read the part of the last `steps` steps of a run that belongs to rank `rank` of `ranks`. Returns measurements of
+    speed, waits and memory. `rate` is the pace in tokens per second of all ranks together; 0 means to read without
+    pauses."""
     from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps

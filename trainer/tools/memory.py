@@ -39,8 +39,8 @@ MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """Return the size of a rank's largest micro-batch, and whether any step of the run has several micro-batches, as
-    (rows, tokens per row, several). A micro-batch is what a rank computes at once."""
+    """Return the size of a rank's largest micro-batch (the samples that a rank computes at once), and whether any step
+    of the run has several micro-batches, as (rows, tokens per row, several)."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -113,7 +113,7 @@ def kernels_on(config: TrainConfig, device: str) -> Kernels:
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of optimiser state of the whole model."""
+    """Bytes of the optimiser's state for the whole model, over all ranks."""
     return config.optimizer.state_bytes(*_sizes(config, vocab))
 
 
@@ -131,10 +131,10 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              kernels: Kernels | None = None) -> dict[str, float]:
-    """Estimate the memory of one of `ranks` ranks by a formula. Returns {use: bytes}; the sum is the estimate.
-    Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate` is whether a step
-    has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to `config`. Raises
-    ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+    """Estimate the memory of one of `ranks` ranks by a formula. Returns {what the memory is used for: bytes}; the sum
+    is the estimate. Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate`
+    is whether a step has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to
+    `config`. Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
     kernels = kernels or kernels_on(config, "cuda")
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
@@ -185,8 +185,8 @@ def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int,
             accumulate: bool = False) -> float:
     """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, optimiser
     state, forward and backward. A micro-batch has `rows` rows of `length` tokens, and a number in matrix products has
-    `size` bytes. Large models are not run whole: models with MEASURED layers are run, and the result is extrapolated to
-    all layers. With `accumulate`, two micro-batches of a step are run.
+    `size` bytes. A large model is not run whole: smaller models with MEASURED layers are run instead, and the result is
+    extrapolated to all layers. With `accumulate`, two micro-batches of a step are run.
 
     No process group may exist. Raises RuntimeError when torch's memory tracker, a private part of torch, fails.
     """
