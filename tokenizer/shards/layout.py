@@ -46,7 +46,7 @@ SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc
 #: rows per row group of the document table; a lookup reads one row group
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
-#: what to do about a file that is damaged or missing
+#: remedy for a file that is damaged or missing, for error messages
 REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 

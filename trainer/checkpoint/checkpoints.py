@@ -378,7 +378,7 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
     steps = steps_to_keep(checkpoints, config)
     for old in checkpoints:
         if old.step not in steps:
-            (old.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
+            (old.folder.parent / "COMPLETE").unlink()      # before its files, so that no reader sees only some of them
     committed, untouched = {c.folder for c in checkpoints if c.step in steps}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
         step = int(attempt.parent.name.removeprefix("step_"))

@@ -112,7 +112,7 @@ class Ledger:
         deleted = []
         for checkpoint in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(checkpoint.meta):
-                (checkpoint.folder.parent / "COMPLETE").unlink()  # before its files: no reader may see a part of them
+                (checkpoint.folder.parent / "COMPLETE").unlink()  # first, so that no reader sees only some files
                 shutil.rmtree(checkpoint.folder.parent)
                 deleted.append(checkpoint.folder.parent.name)
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted

@@ -262,7 +262,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
             if 0 < code < 128:  # an error, even in a requested stop: that rank's checkpoint may have failed
                 say(stderr.rstrip(), sys.stderr)
                 return code
-            if code:                             # an orderly stop: wait for the others to end, too
+            if code:                             # an orderly stop: wait for the other ranks to end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
                 if reason and not stop_requested:
                     raise Pause

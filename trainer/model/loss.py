@@ -104,7 +104,7 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
         return nll, z_sum, None
     factor = counted * scale
     grad = exps.mul_((factor * (1 + 2 * z * log_z) / total)[:, None])
-    if torch.compiler.is_compiling():            # a scatter would end the fusion and write the chunk once more
+    if torch.compiler.is_compiling():            # a scatter would end the fusion and write the chunk again
         grad = grad - torch.where(torch.arange(grad.shape[1], device=grad.device) == label[:, None], factor[:, None], 0)
     else:
         grad.scatter_add_(1, label[:, None], -factor[:, None])

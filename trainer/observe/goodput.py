@@ -97,7 +97,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # time of the former process after its last record: checkpoints count as `checkpoint`, the rest as lost
+        # time of the former process after its last record: checkpoints count as `checkpoint`, other time as lost
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)

@@ -135,7 +135,7 @@ def world(device: str) -> Iterator[World]:
         raise
     except BaseException:
         # the other ranks wait in a collective. Destroying the group would hang, because with NCCL that is a collective
-        # too. Abort instead, as torch asks after a failure; this process ends, and its launcher ends the others
+        # too. Abort instead, as torch asks after a failure; this process ends, and its launcher ends the other ranks
         dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
