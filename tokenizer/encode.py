@@ -1,9 +1,9 @@
 """Encodes texts into the tokens of a shard, in batches; each document ends in EOS.
 
 If a document has `loss_spans` (byte ranges of its text, for instance the answers in a dialogue), only the tokens inside
-those spans count in the loss. Its text is cut at the borders of the spans, and each piece is encoded on its own, so
-that no token crosses a border. The tokens of an answer are then the ones that a model generates after the tokens of its
-prompt.
+those spans count in the loss. The document's text is cut at the borders of the spans, and each piece is encoded on its
+own, so that no token crosses a border. An answer in the training data then has the same tokens that a model generates
+after the prompt.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Like `encode_documents`, but also return which tokens count in the loss: u8 0 or 1 per token, or None if all do.
+    """Encode documents of which only some byte ranges count in the loss. Returns the tokens of all documents back to
+    back, each document ended by EOS; the documents' lengths in tokens; and a flag per token, u8, 1 if the token counts
+    in the loss, else 0. The flags are None if `spans` is None for every text.
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
-    counts. EOS counts if the last span reaches to the end of the text. Raises ValueError for spans outside the text.
-    Raises TokenizerError when the tokenizer prepends something to every text, because it would also prepend it to every
-    piece of a document.
+    counts. EOS counts if the last range reaches to the end of the text. Raises ValueError for ranges outside the text.
+    Raises TokenizerError when the tokenizer puts something in front of every text (such as a space), because the pieces
+    of a document, which are encoded one by one, would get it too.
     """
     if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None
@@ -67,8 +69,9 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Cut a text at the borders of its spans. Returns ([(piece, flag), …], flag of the document's EOS). A flag is 1 if
-    the piece or EOS counts in the loss, else 0."""
+    """Cut a text at the borders of `spans`, the byte ranges that count in the loss (None: all counts). Returns (pairs
+    of a piece of the text and its flag, flag of the EOS that ends the document). A flag is 1 if the piece or EOS counts
+    in the loss, else 0."""
     if spans is None:
         return [(text, 1)], 1
     data, position = text.encode(), 0
@@ -86,7 +89,8 @@ def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], i
 
 
 def _can_be_joined(tokenizer: Tokenizer) -> bool:
-    """Whether the ids of separately encoded pieces, concatenated, decode to the original text."""
+    """Whether texts may be encoded piece by piece with this tokenizer: the concatenated ids of the pieces must decode
+    to the original text. This is tried on one example."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 

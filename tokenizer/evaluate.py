@@ -18,7 +18,8 @@ WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 
 @dataclass
 class Score:
-    """How a tokenizer encodes some texts: sums over the texts, and ratios computed from the sums."""
+    """The result of encoding some texts with a tokenizer: totals over the texts (bytes, words, tokens, …), and ratios
+    computed from the totals, such as bytes per token."""
 
     texts: int = 0
     bytes: int = 0                # UTF-8

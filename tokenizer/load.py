@@ -40,7 +40,7 @@ class TokenizerError(TokenmillError, ValueError):
 
 
 class Backend(Protocol):
-    """An implementation of encoding and decoding. All its ids are below `vocab_size`."""
+    """One library's implementation of encoding and decoding. The ids that it returns are below `vocab_size`."""
 
     name: str
     vocab_size: int
@@ -93,9 +93,10 @@ class Tokenizer:
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is taken. If they
-    declare none, it is the first of EOS_NAMES that is a special token of the tokenizer.json, or else the only special
-    token. Raises TokenizerError when no such token is found, or the tokenizer cannot be loaded.
+    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is taken. If the
+    files declare none, the usual names of such a token (EOS_NAMES) are tried in order; the first that is a special
+    token of the tokenizer.json is taken, or else the only special token. Raises TokenizerError when no such token is
+    found, or the tokenizer cannot be loaded.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
@@ -156,7 +157,8 @@ class HuggingFace:
 
 
 class Fast(HuggingFace):
-    """Encodes with the library fastokens, which is 20 times faster, and does everything else with `tokenizers`."""
+    """Encodes with the library fastokens, which is 20 times faster than the library `tokenizers`. Everything except
+    encoding is done with `tokenizers`."""
 
     name = "fastokens"
 
@@ -174,7 +176,8 @@ class Fast(HuggingFace):
 
 
 def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[HuggingFace, str | int]:
-    """The fastest backend for a tokenizer.json, and its end-of-text token."""
+    """Return the fastest backend (library that encodes) for the tokenizer.json with contents `data`, and the
+    end-of-text token. `path` is named in error messages."""
     try:
         doc = json.loads(data)
         special = [token["content"] for token in doc.get("added_tokens") or [] if token.get("special")]
@@ -204,7 +207,8 @@ def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
 
 # -- SentencePiece -----------------------------------------------------------------------------------------------
 class SentencePiece:
-    """Encodes and decodes with the library `sentencepiece`, which never encodes text as a control symbol."""
+    """Encodes and decodes with the library `sentencepiece`, which never encodes text as a control symbol (a special
+    token such as EOS)."""
 
     name = "sentencepiece"
 

@@ -25,7 +25,8 @@ _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
 
 def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
-    """Train byte-level BPE (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) and write a HF `tokenizer.json`.
+    """Train a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) on `texts` and write it
+    to `path` as a Hugging Face `tokenizer.json`.
 
     The vocabulary always has the 256 bytes and EOS (id 0), so that decoding returns every text unchanged. `vocab` is
     the size of the vocabulary, including these 257. The vocabulary becomes smaller if the texts have no more pairs to
@@ -48,10 +49,11 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) ->
 
 
 def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
-    """Train SentencePiece (Kudo & Richardson, arXiv 1808.06226) and write its `.model`.
+    """Train a SentencePiece tokenizer (Kudo & Richardson, arXiv 1808.06226) on `texts` and write its `.model` to
+    `path`.
 
-    With these settings encoding loses no text: identity normalisation, white space kept, byte fallback, a piece for the
-    newline. `vocab` is the number of pieces; `model` is unigram or bpe.
+    The settings are chosen so that encoding loses no text: identity normalisation, white space kept, byte fallback, a
+    piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
@@ -74,8 +76,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts in pieces. A run of RUN characters without white space, or of white space only, ends a piece, so
-    that the BPE trainer gets no longer run."""
+    """Cut the texts into pieces for the BPE trainer, which is slow on long runs. A run is RUN characters without white
+    space, or RUN characters of white space only; a piece ends after it."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

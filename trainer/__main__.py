@@ -33,8 +33,9 @@ COMMANDS = {
 
 
 def parser(command: str | None) -> argparse.ArgumentParser:
-    """Build the argument parser. It knows the options of `command`; every other command has only a name and a help
-    text. If `command` is None, no command has options."""
+    """Build the argument parser of the trainer's command line. Only `command` gets its options; every other command has
+    only a name and a help text, so that its module need not be imported. If `command` is None, no command has
+    options."""
     top = argparse.ArgumentParser(prog="tokenmill train", description="Train on the shards of a run.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, help_text) in COMMANDS.items():
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """Errors that are reported by their message alone, without a traceback."""
+    """Return the classes of errors that are reported to the user by their message alone, without a traceback."""
     from tokenizer.shards.layout import ShardError
     from trainer.checkpoint.checkpoints import CheckpointError
     from trainer.loop.run import TrainingError

@@ -46,7 +46,8 @@ class TokenizerRef:
 
 @dataclass(frozen=True)
 class Curriculum:
-    """The streams, the phases and everything else that determines the order of samples."""
+    """Everything that determines the order of a training's samples: the streams (the tokens of one source, language or
+    bucket each), the phases (stretches of the training with their mixtures of streams), the seed and so on."""
 
     seed: int
     tokenizer: TokenizerRef
@@ -70,7 +71,7 @@ class Curriculum:
         return sum(p.steps for p in self.phases)
 
     def phase_at(self, sample: int) -> int:
-        """Index of the phase that sample number `sample` belongs to."""
+        """Index of the phase (stretch of the training) to which sample number `sample` belongs."""
         for i, phase in enumerate(self.phases):
             if phase.start <= sample < phase.stop:
                 return i
@@ -86,7 +87,8 @@ class Curriculum:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
-        """Build and validate a curriculum. Raises a CurriculumError that names the key."""
+        """Build a curriculum from parsed JSON and validate it. `where` names the curriculum in error messages. Raises a
+        CurriculumError that names the wrong key."""
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") != VERSION:
@@ -108,8 +110,8 @@ class Curriculum:
     @classmethod
     def loads(cls, data: bytes, where: str) -> Curriculum:
         """Parse the bytes of a `curriculum.json`; `where` names the file in error messages. Raises CurriculumError when
-        the file is not a curriculum, or when its checksum is wrong: with a single changed digit, another model would be
-        trained."""
+        the file is not a curriculum, or when its checksum is wrong. The checksum is needed because a single changed
+        digit would silently train another model."""
         try:
             doc = json.loads(data)
             if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
@@ -198,8 +200,8 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The object `doc` as a dict. Raises CurriculumError if its keys are not the fields of the dataclass `cls`; fields
-    of Phase with a default may be missing."""
+    """Return the JSON object `doc` as a dict with the keys of the dataclass `cls`. Raises CurriculumError, with `where`
+    in the message, if the keys are not the fields of `cls`; fields of Phase with a default may be missing."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
     missing, unknown = sorted((needed if cls is Phase else keys) - set(doc)), sorted(set(doc) - keys)
@@ -213,8 +215,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """Check the learning-rate curve `rate` of a phase that has a curve of its own and `tokens` tokens. Raises a
-    CurriculumError that names the key."""
+    """Check the learning-rate curve `rate` that a phase (a stretch of the training) of `tokens` tokens has for itself.
+    Raises CurriculumError if the curve is wrong; `key` is where the recipe has it."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)
@@ -232,12 +234,13 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """Return a curriculum that has the samples of `old` up to sample number `sample` (a step boundary, or the end), and
-    then the phases `phases`.
+    """Return a curriculum that has the samples of `old` up to sample number `sample` (a step boundary, or the end),
+    followed by the phases `phases` (stretches of the training).
 
-    The samples before `sample` stay the same, bit for bit. Windows (samples) that a cut phase had reserved but not read
-    go to the next phase with the same sequence length. The `start` of each of `phases` is overwritten. `streams` are
-    streams to add: new data always forms a new stream.
+    The samples before `sample` stay the same, bit for bit. A phase reserves the windows of tokens that it will read as
+    samples. If a phase is cut short, the windows that it has reserved but not read go to the next phase with the same
+    sequence length. The `start` of each of `phases` is overwritten. `streams` are added to the streams of `old`: new
+    data always forms a new stream.
     """
     edited = cut(old, sample)
     start = edited[-1].stop
@@ -250,8 +253,8 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
-    """Return the phases of `old` up to sample number `sample`; the last of them is shortened to end there. Raises
-    CurriculumError when `sample` is outside the run or inside a step."""
+    """Return the phases (stretches of the training) of `old` up to sample number `sample`; the last of them is
+    shortened to end at this sample. Raises CurriculumError when `sample` is outside the run or inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

@@ -48,15 +48,15 @@ class CurriculumError(TokenmillError, ValueError):
 
 # -- permutation -------------------------------------------------------------------------------------------------
 def round_keys(key: str) -> np.ndarray:
-    """The keys of a permutation's rounds, uint64 (ROUNDS,): blake2b of the text `key`, read little-endian on every
-    machine."""
+    """Return the round keys of the Feistel network that permutes numbers, uint64 (ROUNDS,). They are the blake2b hash
+    of the text `key`, read as little-endian numbers on every machine."""
     digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
 def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
-    """The round function: hash 32 bits of each uint64 value of `x` with the key `k`, by two multiply-xorshift steps
-    (constants of lowbias32 by C. Wellons, hash-prospector)."""
+    """The round function of a Feistel network: hash 32 bits of each uint64 value of `x` with the key `k`. The hash is
+    two multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
     with np.errstate(over="ignore"):
         x = (x ^ k) & _LOW
         x = (x * np.uint64(0x7FEB352D)) & _LOW
@@ -67,8 +67,9 @@ def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
 
 
 def _walk(numbers: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
-    """Map numbers below n by the permutation of `key`, or by its inverse if not `forward`. A number is mapped until it
-    is below n again (cycle walking)."""
+    """Permute `numbers`, all below n, by the permutation of [0, n) that the text `key` determines, or by the inverse
+    permutation if not `forward`. The Feistel network permutes a larger range than [0, n), so it is applied to a number
+    again until the result is below n (cycle walking)."""
     if not 0 < n <= 1 << 62:
         raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {n}")
     mapped = np.array(numbers, dtype=np.uint64, ndmin=1)
@@ -99,20 +100,22 @@ def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """The inverse of `permute`."""
+    """The inverse of `permute`: map `numbers`, all below n, back by the bijection of [0, n) that the text `key`
+    determines."""
     return _walk(numbers, n, key, False)
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that is the key of a permutation. `reservation` is the index of the phase whose reserved windows
-    are permuted, or "super" for the permutation of all super-windows of an epoch."""
+    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
+    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
+    the epoch."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
 # -- Webster -----------------------------------------------------------------------------------------------------
 def check_weights(weights: Sequence[int], n: int) -> None:
-    """Raise CurriculumError if the weights are not integers >= 0 with a positive sum, or are too large for int64
-    arithmetic with `n` samples."""
+    """Raise CurriculumError if `weights` (of streams) are not integers >= 0 with a positive sum, or if they are too
+    large for int64 arithmetic with `n` samples."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
     if (2 * n + 1) * max(weights) >= 1 << 62:
@@ -120,8 +123,9 @@ def check_weights(weights: Sequence[int], n: int) -> None:
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """Return how many of the first n samples are from each stream, by Webster apportionment with `weights`. The counts
-    are exact for any n. For K streams they take O(K log K) time, whatever n is."""
+    """Return how many of the first n samples are drawn from each stream (data source) by Webster apportionment;
+    `weights` holds an integer weight per stream. The counts are exact for any n. The time is O(K log K) for K streams,
+    whatever n is."""
     check_weights(weights, n)
     total = sum(weights)
     # after `total` samples every stream has given exactly its weight, and the sequence repeats
@@ -143,12 +147,13 @@ def counts(n: int, weights: Sequence[int]) -> list[int]:
 
 
 def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Return the number of the sample that is draw j (from 0) of the stream, as an int64 array. `j` is one number or an
-    array.
+    """Return which sample is the j-th one (from 0) drawn from stream number `stream`, as an int64 array of sample
+    numbers. `j` is one number or an array.
 
-    Draw j of a stream with weight w is due at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each
-    other stream with weight v, by one draw for each odd number below T·v. A draw of another stream that is due at the
-    same time precedes it only if that stream has a lower index.
+    Samples are drawn from streams in order of due time (Webster apportionment). Draw j of a stream with weight w is due
+    at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each other stream with weight v, by one draw
+    for each odd number below T·v. A draw of another stream that is due at the same time precedes it only if that stream
+    has a lower index.
     """
     j = np.array(j, dtype=np.int64, ndmin=1)
     check_weights(weights, int(j.max(initial=0)))
@@ -167,8 +172,9 @@ def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.nd
 # -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """A reservation: super-windows (blocks of `longest` tokens) of one epoch of a stream that one phase has reserved.
-    The windows (samples) of `length` tokens in the piece are permuted within it."""
+    """The blocks of tokens that one phase (a stretch of the training) has reserved in one epoch of a stream. The blocks
+    are super-windows of `longest` tokens. The windows (samples) of `length` tokens in the piece are permuted within
+    it."""
 
     stream: int
     epoch: int
@@ -181,8 +187,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples from one piece: draws [start, stop) of a stream in phase `phase` read the windows at positions
-    offset, offset + 1, … of the permuted piece."""
+    """A range of samples of one stream that read the windows of one piece (the blocks that a phase has reserved).
+    Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws from the stream read the
+    windows at positions offset, offset + 1, … of the permuted piece."""
 
     phase: int
     start: int
@@ -192,7 +199,8 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """Which windows a range of samples reads: int64 arrays of equal length, with an entry per sample, in order."""
+    """What a range of samples reads: which window (range of consecutive tokens) of which stream, in which phase and
+    epoch. The fields are int64 arrays of equal length, with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -202,7 +210,7 @@ class Located(NamedTuple):
 
 
 class Mixture(Protocol):
-    """The parts of a curriculum that determine the order."""
+    """The parts of a curriculum that determine the order of training samples."""
 
     @property
     def seed(self) -> int: ...
@@ -221,8 +229,8 @@ class Mixture(Protocol):
 
 
 class Order:
-    """The order of samples that a curriculum defines. The object's size is O(phases × streams × epochs), whatever the
-    number of samples."""
+    """The order of training samples that a curriculum defines. The object's size is O(phases × streams × epochs),
+    whatever the number of samples."""
 
     def __init__(self, curriculum: Mixture) -> None:
         self.curriculum = curriculum
@@ -281,8 +289,8 @@ class Order:
             self.used.append(list(used))
 
     def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Return the windows at positions `index` of the permuted piece, as numbers in the stream: window w is tokens
-        [w·L, w·L + L], where L is the piece's `length`."""
+        """Return the numbers of the windows (samples) at positions `index` of the permuted piece. Numbers count windows
+        from the start of the stream: window w is tokens [w·L, w·L + L], where L is the piece's `length`."""
         seed, name = self.curriculum.seed, self.names[piece.stream]
         ratio = self.longest // piece.length
         place = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
@@ -292,8 +300,9 @@ class Order:
         return windows
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which windows samples [first_sample, stop_sample) read. Time and memory are proportional to the number
-        of these samples, at the end of a run as at its beginning."""
+        """Return which data samples [first_sample, stop_sample) read: phase, stream, epoch and window (range of tokens)
+        of each. Time and memory are proportional to the number of these samples, whether they are early or late in the
+        run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -318,8 +327,8 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read super-windows (blocks of `longest` tokens) [first, stop) of a stream, in one
-        phase, or in all if `phase` is None. This is the inverse of `locate`.
+        """Return the samples that read a given part of a stream: super-windows (blocks of `longest` tokens) [first,
+        stop), in one phase, or in all phases if `phase` is None. This is the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
         once for each epoch in which a sample reads it. `materialize` uses this to read each shard once, in file order,

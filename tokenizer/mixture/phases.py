@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stream:
-    """The unit of a mixture: the tokens of one source, language or quality bucket, as if all its shards were one
-    file."""
+    """One source of training data that a mixture gives a weight: the tokens of a source, language or quality bucket.
+    All shards (files) of the stream are read as if they were one file."""
 
     name: str
     train: str                    # folder (or manifest) of the split=train shard set, relative to the store
@@ -26,11 +26,11 @@ class Stream:
 class Phase:
     """One stretch of the training with its own mixture of streams.
 
-    `lr` is a word of `curriculum.RATES`, which says how the learning-rate schedule of the whole run behaves in this
-    phase, or a mapping {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of
-    the peak at the end}. With a mapping the rate follows that curve over the tokens of the phase, and the run's
-    schedule does not apply. If `rope_theta` or `rope_scaling` is given, it replaces that of `train.model` in this
-    phase. A field with a default may be left out of the file.
+    `lr` is a word or a mapping. A word (one of `curriculum.RATES`) says how the learning-rate schedule of the whole run
+    behaves in this phase. With a mapping the phase has a learning-rate curve of its own, and the run's schedule does
+    not apply: {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak
+    at the end}. If `rope_theta` or `rope_scaling` is given, it replaces that of `train.model` in this phase. A field
+    with a default may be left out of the file.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Reports the mixture of streams: what a run will read, known before it starts, and what it has read after a number of
-samples, compared with the weights."""
+"""Reports how a training mixes its streams (data sources): what the run will read, known before it starts, and what it
+has read after a number of samples, compared with the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tokenizer.mixture.order import Order, counts, sample_of
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """Return what a run will read: one row for each pair of phase and stream with a weight, in order.
+    """Return what a run will read. There is one row, a mapping, for each pair of phase and stream in which the stream
+    has a weight, in order.
 
     The keys of a row: phase, stream, weight, share, windows (samples of the stream in the phase), tokens (targets),
     epochs (readings of the stream from the start of the run to the end of the phase), reserved (blocks of `longest`
@@ -39,8 +40,9 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """Return {(phase, stream): number of windows that the phase has reserved in the stream and that no phase reads}.
-    Phases and streams are given by index."""
+    """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase reserves whole
+    blocks of a stream; the windows (samples) counted are those in a phase's blocks that no phase reads. Phases and
+    streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -67,12 +69,13 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Return how many samples of each stream have been read after `samples` samples: one row for each pair of phase and
-    stream with a weight.
+    """Compare the mixture with what has been read after `samples` samples. Returns one row, a mapping, for each pair of
+    phase and stream in which the stream has a weight.
 
-    `planned` is the stream's share of the phase's samples so far, and may be fractional. `realised` is the number of
-    samples that the order takes from the stream. With up to three streams the two differ by less than one, because
-    Webster apportionment then keeps the quota. With more streams they differ by little more.
+    `planned` is the number of samples that the stream's weight entitles it to so far in the phase; it may be
+    fractional. `realised` is the number of samples that are taken from the stream. With up to three streams the two
+    differ by less than one, because Webster apportionment then keeps the quota. With more streams they differ by little
+    more.
     """
     rows = []
     for phase in curriculum.phases:

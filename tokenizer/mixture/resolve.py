@@ -40,7 +40,8 @@ def parse_count(value: Any, key: str) -> int:
 
 
 def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[str]) -> dict[str, int]:
-    """Convert the recipe's `mix` of a phase into {stream: integer weight}; streams of weight 0 are left out."""
+    """Convert the `mix` of a phase in a recipe, such as {web: 70%, code: 30%}, into {stream: integer weight}. Streams
+    of weight 0 are left out. `names` are the streams that exist."""
     shares: dict[str, Fraction] = {}
     for name, value in mix.items():
         if name not in names:
@@ -72,7 +73,8 @@ def _weights(mix: Mapping[str, Any], key: str, names: list[str], warnings: list[
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
             tokenizer: Mapping[str, Any]) -> tuple[Curriculum, list[str]]:
-    """Return (the curriculum of a recipe, warnings for its author).
+    """Turn the curriculum of a recipe into the one that the trainer reads. Returns (curriculum, warnings for the author
+    of the recipe).
 
     `recipe` has the keys `curriculum` and `shards` (for `longest`), with plain YAML values. `shard_sets` maps the name
     of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer` has the keys sha256,
@@ -110,9 +112,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
                    existing: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
-    """Return the phases for `entries` of a recipe's `curriculum.phases`. They follow the phases `existing`. `until`
-    counts tokens from the start of the run; percentages are shares of `total` tokens. `names` are the streams that the
-    recipe has. Warnings are appended to `warnings`.
+    """Return the phases (stretches of the training) for `entries` of a recipe's `curriculum.phases`. The new phases
+    come after the phases `existing`. `until` of an entry counts tokens from the start of the run; percentages are
+    shares of `total` tokens. `names` are the streams that the recipe has. Warnings are appended to `warnings`.
 
     A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
     `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
@@ -168,12 +170,14 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, names: list
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """Convert the recipe's `batch` of a phase with `tokens` tokens into the fields `ramp` and `batch` of `Phase`.
+    """Convert the `batch` of a phase in a recipe into the fields `ramp` and `batch` of `Phase`. The phase has `tokens`
+    tokens.
 
-    `value` is a number of tokens such as '0.5M', or a mapping such as {0: 64k, 100M: 128k, 1B: 0.5M} if the batch size
-    grows; a key is the number of tokens of the phase after which the batch size applies. If a batch size divides the
-    next one, the larger starts at a multiple of itself, so that no sample is left over. The phase then has as many
-    samples as without growth, in the same order."""
+    `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, it is a mapping
+    such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. If a
+    batch size is a multiple of the one before it, the larger batches start at a sample number that is a multiple of
+    their size. Then no sample is left over: the phase reads the same samples, in the same order, as with a constant
+    batch size."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
@@ -202,8 +206,8 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def _epochs(value: Any, key: str) -> dict[str, float]:
-    """Parse `max_epochs` of a phase. Returns {stream: how many epochs of it may have been read by the end of the
-    phase}."""
+    """Parse the key `max_epochs` of a phase in a recipe. Returns {stream: how many epochs (readings) of the stream are
+    allowed from the start of the run to the end of the phase}."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
@@ -235,7 +239,8 @@ def own_rate(value: Any, tokens: int, key: str) -> Any:
 
 
 def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Stream:
-    """The stream of a published shard set. Raises CurriculumError if another tokenizer has encoded it."""
+    """Return the Stream (a source of training data) for `info`, the description of a published shard set. Raises
+    CurriculumError if another tokenizer has encoded the set."""
     train, val = info["train"], info.get("val")
     if info["tokenizer"] != tokenizer["sha256"]:
         raise CurriculumError(f"shards.{name} was encoded with another tokenizer ({info['tokenizer'][:12]}…, not "
@@ -259,8 +264,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
-    """The size of a super-window, `longest` of the recipe's `shards`. Raises CurriculumError if streams differ in
-    it."""
+    """Return how many tokens a super-window (the block in which phases reserve data) has: the value `longest` of the
+    recipe's `shards`. Raises CurriculumError if the streams `names` have different values."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

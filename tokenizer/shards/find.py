@@ -16,7 +16,8 @@ ROWS = 1 << 16
 
 
 def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
-    """Yield the token ranges, in the stream, of the documents whose id begins with `id`, and the file of each."""
+    """Find the documents whose id begins with `id`. Yields a mapping for each document: its id, the range of its tokens
+    (`start` and exclusive `stop`, counted over all shards of the set) and the name of the token file."""
     for shard, (offset, info) in enumerate(zip(shard_set.offsets, shard_set.manifest.shards)):
         with shard_set.table(shard) as table:
             for name, start, stop in ranges(table, id):
@@ -24,7 +25,8 @@ def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (id, first token, exclusive end), in the shard, of the documents whose id begins with `id`."""
+    """Find the documents whose id begins with `id` in the document table of one shard. Yields (id, first token,
+    exclusive end) for each document, counted in tokens from the start of the shard."""
     import pyarrow.compute as pc  # loads modules that the trainer does not need
 
     previous_end = 0

@@ -46,7 +46,7 @@ SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc
 #: rows per row group of the document table; a lookup reads one row group
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
-#: what to do about a file that is damaged or missing
+#: remedy for a file that is damaged or missing, for error messages
 REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 
 
@@ -57,21 +57,23 @@ class ShardError(TokenmillError, ValueError):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the dtype of tokens in shards: u16 if every id of a vocabulary of this size fits into it, else u32. The
-    tokens that actually occur do not matter."""
+    """Return the dtype of tokens in shards: u16 if all ids of a vocabulary of `vocab_size` tokens fit into it, else
+    u32. It depends only on the size of the vocabulary, not on the tokens that occur."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def file_name(index: int, kind: str, sha256: str) -> str:
-    """Return the name of a shard's file. `kind` is body, ends, table, blocks or loss."""
+    """Return the name of one of a shard's files. `index` is the number of the shard in its set, `sha256` is that of the
+    file, and `kind` is body (tokens), ends, table (of documents), blocks (checksums) or loss (mask)."""
     return f"{index:05d}.{sha256[:12]}.{SUFFIXES[kind]}"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a set. File names are relative to the manifest's folder."""
+    """One shard of a set: its size and the names and sha256 of its files. The names are relative to the manifest's
+    folder."""
 
     index: int  # its documents start in tokens [index·G, (index+1)·G) of the stream; G: SHARD_BYTES in tokens
     tokens: int
@@ -90,15 +92,15 @@ class Shard:
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
-        """The sha256 of each of the shard's files, as {kind: sha256}. Kinds are body, ends, table, blocks and, if the
-        shard has a loss mask, loss."""
+        """The sha256 of each of the shard's files, as {kind: sha256}. Kinds are body (tokens), ends, table (of
+        documents), blocks (checksums) and, if the shard has a loss mask, loss."""
         sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of `shards.json`."""
+    """The contents of `shards.json`, which describes a shard set: its shards and how to read them."""
 
     stream: str
     split: str                    # train | val
@@ -117,8 +119,8 @@ class Manifest:
     source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
 
     def identity(self) -> str:
-        """Return the sha256 that identifies the set. It covers the tokens, boundaries and ids of the documents, and
-        what is needed to read them, such as dtype, tokenizer and EOS."""
+        """Return the sha256 that identifies the shard set. It covers the tokens, boundaries and ids of the documents,
+        and what is needed to read them, such as dtype, tokenizer and EOS."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
@@ -164,7 +166,8 @@ class Manifest:
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
-    """Raise ShardError when the fields of a manifest, or of a shard in it, are not those of this version."""
+    """Raise ShardError when the mapping `doc`, a manifest or the entry of a shard in it, does not have the fields that
+    this version of the format defines."""
     required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
     differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
     differences += [f"has {name!r}" for name in doc if name not in required]

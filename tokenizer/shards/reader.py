@@ -29,15 +29,16 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
     """Return which of the L = `length` targets of a window (one sample) count in the loss, bool (L,). Target i is token
-    i + 1. `bounds` are the positions where documents begin, from `ShardSet.bounds`. The target there is predicted from
-    the EOS of another document, so it does not count."""
+    i + 1 of the window. `bounds`, from `ShardSet.bounds`, are the positions where documents begin. The first token of a
+    document is not counted, because it would be predicted from the EOS of another document."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
 
 
 class DocumentSpan(NamedTuple):
-    """Which tokens of the stream are a document's, and from which row of which file it was encoded."""
+    """The tokens of one document as a range in the stream, and the dataset file and row from which the document was
+    encoded."""
 
     id: str
     start: int                    # first token, counted in the stream's virtual concatenation
@@ -110,10 +111,11 @@ class ShardSet:
         return self.read(w * length, w * length + length + 1)
 
     def bounds(self, w: int, length: int) -> np.ndarray:
-        """Return the positions p in [1, L] of window w at which one document has ended and the next begins, int64,
-        increasing. Position p - 1 holds the EOS of the first. The positions come from the document ends, not from EOS
-        tokens. With document masking, attention does not cross p, and the token at p, predicted from that EOS, is not a
-        target."""
+        """Return the positions p in [1, L] of window w at which a document begins after the end of another, int64,
+        increasing. A window has L = `length` targets; position p - 1 holds the EOS of the document that ends.
+
+        The positions come from the list of document ends, not from EOS tokens. With document masking, attention does
+        not cross p, and the token at p is not a target, because it would be predicted from that EOS."""
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
@@ -129,8 +131,9 @@ class ShardSet:
         return tokens
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Return which of tokens [start, stop) are targets, according to the loss masks, as bool (stop - start,); None
-        if the set has no masks. The first token of a document is not a target either, but `loss_mask` excludes it."""
+        """Return which of tokens [start, stop) are targets according to the loss masks, as bool (stop - start,), or
+        None if the set has no masks. The masks do not exclude the first token of a document, which is not a target
+        either; `loss_mask` does."""
         if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
@@ -148,7 +151,8 @@ class ShardSet:
         return flags
 
     def targets(self) -> int:
-        """Return the number of tokens of the set that are targets according to the loss masks. This reads all masks."""
+        """Return how many tokens of the set are targets according to the loss masks (flags that say which tokens count
+        in the loss). This reads all masks."""
         return sum(int(np.count_nonzero(self._mask(first, end))) if info.loss else info.tokens
                    for info, first, end in zip(self.manifest.shards, self.offsets, self.offsets[1:]))
 
@@ -211,8 +215,8 @@ class ShardSet:
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        """Context with the document table of a shard, open for reading. Raises ShardError when the table is missing, or
-        when reading it within the context fails."""
+        """Open the document table of shard number `shard` (a Parquet file) in a context. Raises ShardError when the
+        table is missing, or when reading it within the context fails."""
         path = self.folder / self.manifest.shards[shard].table
         try:
             with self.filesystem.open_input_file(str(path)) as file, open_parquet(file) as table:
@@ -231,8 +235,8 @@ class ShardSet:
         """Ask the system to read tokens [start, stop) from the disk, without waiting for them.
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
-        these samples, in parallel. Otherwise page faults would fetch them one after the other, each with megabytes of
-        unneeded read-ahead.
+        these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
+        megabytes of unneeded read-ahead.
         """
         for shard, begin, end, _ in self._pieces(start, stop):
             info = self.manifest.shards[shard]
@@ -248,9 +252,9 @@ class ShardSet:
     def _ends_between(self, shard: int, low: int, high: int) -> tuple[int, int]:
         """Return the index range [first, last) of those document ends e of a shard for which low <= e < high.
 
-        A binary search finds the range. The checksums of the blocks with these ends and with the ends next to them are
-        then checked. Ends increase, so these suffice to prove the range right, even if the search has read damaged ends
-        elsewhere. Raises ShardError when they are damaged."""
+        A binary search finds the range. Then the checksums of those blocks of the file are checked that hold the ends
+        in the range and the two ends next to it. Ends increase, so these values prove the range right, even if the
+        search has read damaged ends elsewhere. Raises ShardError when one of the checked blocks is damaged."""
         ends = self._shard_ends(shard)
         first, last = np.searchsorted(ends, np.array([low, high], ENDS)).tolist()
         self._check(shard, "ends", max(0, first - 1) * ENDS.itemsize, min(last + 1, len(ends)) * ENDS.itemsize)
@@ -260,8 +264,9 @@ class ShardSet:
         return first, last
 
     def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
-        """Verify the checksums of the blocks that hold bytes [start, stop) of a shard's file; `kind` is body, ends or
-        loss. If one is wrong, raises a ShardError that names the file and the offset."""
+        """Verify the checksums of the blocks that hold bytes [start, stop) of one of a shard's files; `kind` is body
+        (tokens), ends (of documents) or loss (mask). If a checksum is wrong, raises a ShardError that names the file
+        and the offset."""
         if start >= stop:
             return
         info = self.manifest.shards[shard]
@@ -276,8 +281,9 @@ class ShardSet:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
 
     def _sums(self, shard: int) -> np.ndarray:
-        """Return the checksums of all blocks of a shard's body, ends and loss, in this order. When a shard's checksums
-        are first used, the file that has them is compared with the sha256 in the manifest."""
+        """Return the checksums of all blocks of a shard's files: first those of the body (tokens), then of the document
+        ends, then of the loss mask. At the first call for a shard, the file with the checksums is compared with the
+        sha256 in the manifest."""
         info = self.manifest.shards[shard]
         is_checked = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,
@@ -310,8 +316,9 @@ class ShardSet:
         return self._maps[name]
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
-        exclusive end in the shard, offset of the piece from `start`)."""
+        """Divide the range of tokens [start, stop), counted over the whole set, among shards. Yields for each shard
+        that has a piece: (number of the shard, first token in the shard, exclusive end in the shard, offset of the
+        piece from `start`)."""
         shard = bisect.bisect_right(self.offsets, start) - 1
         position = start
         while position < stop:

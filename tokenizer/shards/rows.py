@@ -52,8 +52,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """The files of a range of consecutive rows, all of one phase. `files` maps the kind of a file to its name, and
-    `sha256` to its sha256. The kinds are tokens, bounds, origin and optionally loss, or only parquet."""
+    """The files of a range of consecutive rows (samples in training order), all of one phase (stretch of the training).
+    `files` maps the kind of a file to its name, and `sha256` maps the kind to the file's sha256. The kinds are tokens,
+    bounds, origin and optionally loss, or only parquet."""
 
     phase: int
     first: int                    # sample number of its first row
@@ -65,7 +66,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class RowManifest:
-    """The contents of `rows.json`."""
+    """The contents of `rows.json`, which describes a set of rows (samples in training order)."""
 
     format: str                   # bytes | parquet
     dtype: str
@@ -81,8 +82,8 @@ class RowManifest:
 
 
 def parquet_schema(dtype: np.dtype, masked: bool = False) -> pa.Schema:
-    """Return the schema of a file in the format `parquet`. `dtype` is that of the tokens; with `masked` there is a
-    column `loss`."""
+    """Return the schema of a Parquet file with rows (samples in training order). `dtype` is that of the tokens. With
+    `masked`, the schema has the column `loss`, which says which tokens count in the loss."""
     return pa.schema([("sample", pa.uint64()), ("stream", pa.string()), ("epoch", pa.uint32()), ("window", pa.uint64()),
                       ("input_ids", pa.list_(pa.from_numpy_dtype(dtype))), ("ends", pa.list_(pa.uint32())),
                       *([("loss", pa.list_(pa.bool_()))] if masked else [])])
@@ -94,20 +95,21 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the positions p in [1, L] at which a document ends in one row, int64. `bits` is the row of a bounds file,
-    and `length` is L."""
+    """Return the positions p in [1, L] at which a document ends in one row (sample), int64. `bits` has a bit for each
+    position, as in a bounds file, and `length` is L."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 
 def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return which of the tokens at positions 1 to L of one row count in the loss, bool (L,). `bits` is the row of a
-    loss file, and `length` is L."""
+    """Return which of the tokens at positions 1 to L of one row (sample) count in the loss, bool (L,). `bits` has a bit
+    for each position, as in a loss file, and `length` is L."""
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
 class RowSet:
-    """Reads a set of materialised rows. It holds one row (format `bytes`) or one row group (format `parquet`) in
-    memory. When a file is opened, its sha256 is checked; ShardError is raised when it is wrong."""
+    """Reads a set of materialised rows: samples of a training, written to files in their order. It holds one row
+    (format `bytes`) or one row group (format `parquet`) in memory. When a file is opened, its sha256 is checked;
+    ShardError is raised when the sha256 is wrong."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -128,7 +130,7 @@ class RowSet:
         return self.manifest.rows
 
     def row(self, number: int) -> Row:
-        """Read row n of the set, which is sample n of the training."""
+        """Read row number `number` of the set, which is the sample of the training with this number."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         file_number = bisect.bisect_right(self._firsts, number) - 1

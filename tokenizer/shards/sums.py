@@ -28,14 +28,14 @@ class BlockSummer:
         self._unfinished = b""                    # the bytes after the last full block
 
     def update(self, data: bytes) -> None:
-        """Append `data` to the file's bytes."""
+        """Continue with `data`, the next bytes of the file."""
         pending = self._unfinished + data
         view, stop = memoryview(pending), len(pending) // BLOCK * BLOCK
         self._sums.extend(zlib.crc32(view[begin:begin + BLOCK]) for begin in range(0, stop, BLOCK))
         self._unfinished = pending[stop:]
 
     def finish(self) -> bytes:
-        """Return the sums of all blocks, little-endian."""
+        """Return the checksums of all blocks of the file, as little-endian bytes."""
         partial = [zlib.crc32(self._unfinished)] if self._unfinished else []
         return np.array([*self._sums, *partial], SUMS).tobytes()
 
@@ -46,8 +46,8 @@ def blocks_of(size: int) -> int:
 
 
 def damaged_block(data: memoryview, first: int, sums: Sequence[int]) -> int | None:
-    """Return the number of the first block in `data` that does not match its sum; None when all match. `data` holds
-    consecutive blocks, of which the first has number `first`. `sums` are the sums of these blocks."""
+    """Check consecutive blocks of a file, `data`, against their checksums, `sums`. Returns the number of the first
+    block that does not match; None when all match. `first` is the number of the first block of `data` in the file."""
     for number, expected in enumerate(sums):
         if zlib.crc32(data[number * BLOCK:(number + 1) * BLOCK]) != expected:
             return first + number

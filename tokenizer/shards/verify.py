@@ -38,7 +38,7 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 
 def _documents(shards: ShardSet, shard: int) -> list[str]:
-    """The faults of a shard's document ends, tokens and document table."""
+    """Return the faults of the document ends, tokens and document table of shard number `shard`, one line each."""
     info = shards.manifest.shards[shard]
     body = shards.body(shard)
     ends = np.memmap(shards.folder / info.ends, ENDS, "r")
@@ -67,7 +67,8 @@ def _documents(shards: ShardSet, shard: int) -> list[str]:
 
 
 def _table(shards: ShardSet, shard: int, ends: np.ndarray) -> list[str]:
-    """The faults of a shard's document table; `ends` are the document ends that it must repeat."""
+    """Return the faults of the document table of shard number `shard`, one line each. `ends` are the ends of the
+    documents, which the table must repeat."""
     info = shards.manifest.shards[shard]
     ids = hashlib.sha256()
     row = text_bytes = 0

@@ -16,8 +16,8 @@ from tokenizer.shards.sums import BlockSummer
 
 
 class MaskWriter:
-    """Writes the loss mask of a shard: which tokens are targets, one u8 (0 or 1) per token. The file is created at the
-    first token that is not a target, so there is no file if all tokens are. `path` is called when the file is created,
+    """Writes the loss mask of a shard: one u8 per token, 1 if the token is a target, else 0. The file is created at the
+    first token that is not a target; without such a token there is no file. `path` is called when the file is created,
     and returns its path."""
 
     def __init__(self, path: Callable[[], str]) -> None:
@@ -26,7 +26,8 @@ class MaskWriter:
         self._file: BinaryIO | None = None
 
     def add(self, counts: np.ndarray | None, tokens: int) -> None:
-        """Append the flags of the next `tokens` tokens. `counts` says which of them are targets; None means all."""
+        """Append the flags of the next `tokens` tokens to the loss mask. `counts` says which of the tokens are targets;
+        None means that all are."""
         if self._file is None and counts is not None and not counts.all():
             self._file = open(self._path(), "wb")  # noqa: SIM115  closed by `close`
             self._ones(self.tokens)
@@ -48,7 +49,8 @@ class MaskWriter:
         self.blocks.update(data)
 
     def close(self) -> str:
-        """Close the file. Returns its sha256, or "" when all tokens are targets and no file was created."""
+        """Close the file of the loss mask. Returns its sha256, or "" when all tokens are targets and no file was
+        created."""
         if self._file is None:
             return ""
         self._file.close()
@@ -56,8 +58,8 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called at the
-    first token that is not a target, and never if all are.
+    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called only if
+    there is a token that is not a target.
 
     `add` takes several documents at a time; each must already end in EOS. How many are added at a time does not change
     the bytes written.
@@ -79,8 +81,9 @@ class ShardWriter:
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Append n documents. `tokens` has their tokens back to back. `lengths` (in tokens), `ids`, `rows` and
-        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` and `rows` say from where the documents were encoded.
-        `counts` says for each token whether it is a target, u8; None means that all are."""
+        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` (index of a part of the dataset) and `rows` (rows in
+        it) say from where the documents were encoded. `counts` says for each token whether it is a target, u8; None
+        means that all are."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
@@ -118,8 +121,8 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the files. Returns the fields of `Shard`, the entry in the manifest, except for `index`, file names
-        and the sha256 of the table."""
+        """Finish the shard's files. Returns the shard's entry in the manifest, i.e. the fields of `Shard`, but without
+        `index`, the names of files and the sha256 of the table."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()

@@ -12,8 +12,9 @@ from pipeline.base.visible import visible
 
 
 def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
-    """Return a parent parser (see argparse) for commands about one run. It has the arguments RUN, --store, --out and
-    --set; the values of --set are in `options.overrides`."""
+    """Return a parent parser (see argparse) for the commands that work on one run. The parser has the arguments RUN,
+    --store, --out and --set KEY=VALUE, which overrides a setting of the run. The values of --set are put into
+    `options.overrides`. With `optional`, RUN may be left out."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("run", metavar="RUN", nargs="?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
@@ -37,8 +38,9 @@ def positive(text: str, least: int = 1) -> int:
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print `text` to `stream` (default: stdout) and flush it, so that the reader of a pipe gets the line at once.
 
-    If the pipe or terminal is closed, the stream is redirected to /dev/null instead of raising an error, which would
-    end the training. This happens, for instance, when the Ctrl-C that asks for a checkpoint also ends `| tee`."""
+    If the pipe or terminal behind the stream is closed, output goes to /dev/null from then on. Otherwise an error would
+    be raised, and would end the training. A pipe is closed, for instance, when the Ctrl-C that asks the training for a
+    checkpoint also ends the `tee` of `… | tee`."""
     stream = stream or sys.stdout
     try:
         print(visible(text), file=stream, flush=True)

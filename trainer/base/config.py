@@ -85,8 +85,8 @@ def build(cls: type[T], value: Any, where: str) -> T:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Return `value` converted to the type `hint` of a config field. If it does not fit the type, raises a ConfigError
-    that names the key (`where`)."""
+    """Return `value` converted to the type `hint` of a config field. If the value does not fit the type, raises a
+    ConfigError that names the key (`where`)."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -145,7 +145,8 @@ class Variants(Protocol):
 
 
 class Variant(Protocol):
-    """A variant of a config class. `keys` lists its keys without importing its class; `load` imports the class."""
+    """One of the variants of a config class, for instance the settings of one optimiser. `keys` lists the variant's
+    keys without importing its class; `load` imports the class and returns it."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -155,7 +156,8 @@ class Variant(Protocol):
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
     """Build the config of the variant that the key `kind` of the mapping `value` chooses, for instance one optimiser of
-    several. If a key belongs to another variant, the error names that variant's `kind`."""
+    several. If a key of the mapping is not of the chosen variant but of another one, the error names that variant's
+    `kind`."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
@@ -168,8 +170,9 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
 
 
 def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return an error message for each of `keys` that other variants have and the variant `kind` does not have, as
-    {key: message}. No variant's module is imported."""
+    """Check the keys of a config whose class has several variants, such as one per optimiser. Returns {key: error
+    message} for each of `keys` that the variant `kind` lacks although another variant has it. No variant's module is
+    imported."""
     result = {}
     for key in keys:
         others = [name for name, variant in kinds.items() if key in variant.keys]
@@ -206,7 +209,7 @@ def names(cls: type) -> list[str]:
 
 
 def override(mapping: dict[str, Any], assignment: str) -> None:
-    """Apply one `--set a.b=value` (value is YAML) to `mapping`, in place."""
+    """Apply one assignment `a.b=value`, as given with `--set`, to the nested `mapping`, in place. The value is YAML."""
     key, sign, text = assignment.partition("=")
     if not sign or not key:
         raise ConfigError(f"--set {assignment}: write it as key=value, e.g. --set optimizer.lr=0.001")

@@ -1,5 +1,5 @@
-"""Writes the text files beside a training's checkpoints, whole or line by line. Neither a kill nor a full disk can
-damage them. `alone` keeps two processes from training in the same folder."""
+"""Writes the small text files beside a training's checkpoints: a file is replaced whole, or lines are appended to it.
+Neither a kill nor a full disk can damage these files. `alone` keeps two processes from training in the same folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replace(path: Path, text: str) -> None:
 def appending(path: Path) -> TextIO:
     """Open a text file for appending lines. If its last line has no line feed, because a kill cut it off, a line feed
     is written first, so that the next line does not continue the cut one."""
-    file = open(path, "ab+")  # noqa: SIM115  closed with what is returned
+    file = open(path, "ab+")  # noqa: SIM115  the caller closes it
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:
         file.write(b"\n")
@@ -41,10 +41,10 @@ def alone(folder: Path) -> Iterator[None]:
     """Mark `folder` as in use by this process until the context ends. The mark is the file trainer.pid in the folder,
     with the identity of the process.
 
-    Raises ConfigError if another process of this machine already trains in the folder, because both would write the
-    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed, so
-    this failure can still happen. The mark is not a file lock, because on a shared disk the lock of a dead node would
-    block the next start."""
+    Raises ConfigError if another process of this machine already trains in the folder. Both processes would write to
+    the same metrics file, and the slower one would fail at its next checkpoint. A process on another machine is not
+    noticed. The mark is a file and not a file lock, because on a shared disk the lock of a dead node would block the
+    next start."""
     path, identity = folder / "trainer.pid", _process(os.getpid())
     owner = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
     pid = owner.partition(" ")[0]

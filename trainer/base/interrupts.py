@@ -1,4 +1,4 @@
-"""Handles the signals that ask a training to stop. `request_stop` asks for the same where no signal can be sent."""
+"""Handles the signals that ask a training to stop. Code that cannot send a signal calls `request_stop` instead."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def stopping() -> list[signal.Signals]:
 
 
 def request_stop(number: int) -> None:
-    """Ask the training in this process to end as if signal `number` had arrived. Launchers that cannot send a signal
-    call this."""
+    """Ask the training in this process to end, as if signal `number` had arrived. It is called by launchers that cannot
+    send a signal."""
     _caught.append(number)
 
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
     """Within this context, the signals that `stopping` lists do not kill the process; they are recorded. Yields a
-    function that returns the number of the first recorded signal, or 0. The training calls it, writes a checkpoint and
-    ends. A SIGINT that follows an earlier signal raises KeyboardInterrupt at once. Outside the main thread Python
-    cannot handle signals, so only `request_stop` has an effect."""
+    function that returns the number of the first recorded signal, or 0. The training calls this function between steps;
+    if the result is not 0, the training writes a checkpoint and ends. A SIGINT that follows an earlier signal raises
+    KeyboardInterrupt at once. Outside the main thread Python cannot handle signals, so only `request_stop` has an
+    effect."""
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt

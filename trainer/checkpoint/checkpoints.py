@@ -1,18 +1,19 @@
 """Writes and reads checkpoints in torch's distributed format (DCP), which any number of ranks may read.
 
-    checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json that one attempt wrote, never overwritten
-    checkpoints/step_00000120/COMPLETE     commits the attempt by its name; created once everything is on disk, and only
-                                           if it does not exist yet
+    checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json that one attempt to write the checkpoint made;
+                                           never overwritten
+    checkpoints/step_00000120/COMPLETE     commits the checkpoint: says which attempt is valid; created once everything
+                                           is on disk, and only if it does not exist yet
 
-Readers ignore a folder without COMPLETE, so after a kill at any point the previous checkpoint is the latest. If two
-trainers use one folder, the second one to complete a step gets an error. COMPLETE names every file with its size and
-sha256; `trainer.checkpoint.damage` compares them before anything is loaded.
+A folder without COMPLETE is ignored when checkpoints are read, so after a kill at any point the checkpoint before it is
+the latest. If two trainers use one folder, the second one to complete a step gets an error. COMPLETE lists all files of
+the attempt with size and sha256; `trainer.checkpoint.damage` compares them with the files before anything is loaded.
 
-With `async`, the state is first copied to the CPU (pinned, on CUDA). A thread of each rank then writes the copy while
-training goes on. Files and commit are the same as for a synchronous checkpoint. Only one checkpoint is written at a
-time: the next one waits until it is finished, and the wait is reported. No checkpoint is left out to avoid the wait, so
-that the set of checkpoints does not depend on the speed of a disk. When a checkpoint cannot be written, training ends
-with the error at the next step at which ranks communicate anyway.
+With the setting `async`, the state is first copied to the CPU (into pinned memory, on CUDA). A thread of each rank then
+writes the copy while training goes on. The files and the commit are those of a synchronous checkpoint. Only one
+checkpoint is written at a time: the next one waits until it is finished, and the wait is reported. No checkpoint is
+left out to avoid the wait, so that the set of checkpoints does not depend on the speed of a disk. When a checkpoint
+cannot be written, training ends with the error at the next step at which ranks communicate anyway.
 """
 
 from __future__ import annotations
@@ -70,15 +71,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A committed checkpoint that cannot be used. `why` names the file."""
+    """A checkpoint that was completely written but can no longer be used, because a file is missing or damaged. `why`
+    says which file and what is wrong."""
 
     step: int
     why: str
 
 
 def put_absent(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if and only if it does not exist. Returns whether this call created it. The file is
-    durable on return (POSIX)."""
+    """Create the file `path` with the contents `data` if and only if it does not exist. Returns whether this call
+    created the file. When the call returns, the file is on disk and survives a crash of the machine (POSIX)."""
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         write_synced(part, data)
@@ -91,8 +93,9 @@ def put_absent(path: Path, data: bytes) -> bool:
 
 
 def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
-    """Return (undamaged, damaged) committed checkpoints of a run, each oldest first. Only COMPLETE, meta.json and the
-    sizes of files are checked; `trainer.checkpoint.damage` checks the contents of files."""
+    """Return (undamaged, damaged) checkpoints of a run, each list oldest first. Only committed checkpoints (those with
+    a file COMPLETE) are considered. COMPLETE, meta.json and the sizes of files are checked; `trainer.checkpoint.damage`
+    checks the contents of files."""
     sound, damaged = [], []
     for marker in sorted(folder.glob(f"{STEP}/COMPLETE")):
         try:
@@ -105,8 +108,8 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
 
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """Read a COMPLETE file. Returns (folder of the committed attempt, {file: size in bytes}, {file: sha256}). Raises
-    CheckpointError when the file is damaged."""
+    """Read the file `marker` (COMPLETE), which says which attempt to write a checkpoint is valid. Returns (folder of
+    this attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when the marker file is damaged."""
     try:
         record = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / record["attempt"], record["files"], record["sha256"]
@@ -118,8 +121,8 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 
 def _committed(marker: Path) -> Checkpoint:
-    """Read the checkpoint that a COMPLETE file commits. Raises CheckpointError when the checkpoint is damaged, and
-    FileNotFoundError when it was deleted meanwhile."""
+    """Read the checkpoint whose files the file `marker` (COMPLETE) lists. Raises CheckpointError when a file is missing
+    or damaged, and FileNotFoundError when the checkpoint is deleted during the call."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -133,7 +136,8 @@ def _committed(marker: Path) -> Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints of a run, oldest first. Raises CheckpointError when one is damaged."""
+    """Return the committed checkpoints of a run (those whose files were all written), oldest first. Raises
+    CheckpointError when one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -142,13 +146,15 @@ def complete(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the last committed checkpoint in which `survey` sees no damage, or None."""
+    """Return the last committed checkpoint of a run whose files exist and have the right sizes (see `survey`), or
+    None."""
     sound, _ = survey(folder)
     return sound[-1] if sound else None
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint of `step`, which rank 0 has found; None for step 0. Raises CheckpointError when this rank
+    """Return the checkpoint of step `step`, which rank 0 has already seen in `folder`; None for step 0. Other ranks may
+    see it later, because listings of network file systems can be out of date. Raises CheckpointError when this rank
     does not see the checkpoint within PATIENCE_S seconds."""
     since = time.monotonic()
     while step:
@@ -178,7 +184,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "
 
 @torch.no_grad()
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Reset moments and step counters to their values before the first step, in place."""
+    """Reset the optimiser's moments and step counters to their values before the first step, in place."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
@@ -219,9 +225,9 @@ class Writing:
 
 
 class Saver:
-    """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called with
-    each committed checkpoint. A Saver is a context manager: leaving the context, also by an error, waits until a
-    checkpoint that is being written in the background is finished."""
+    """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called for
+    each checkpoint that has been completely written. A Saver is a context manager: leaving the context, also by an
+    error, waits until a checkpoint that is being written in the background is finished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
                  report: Callable[[Writing], None] = lambda _written: None) -> None:
@@ -244,8 +250,9 @@ class Saver:
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
         """Write and commit the checkpoint of step `meta['step']`. With `async`, wait until the previous checkpoint is
-        on disk, then start to write this one in the background. Raises CheckpointError when a checkpoint could not be
-        written or committed: the previous one, or without `async` this one."""
+        on disk, then start to write this one in the background. Raises CheckpointError when the checkpoint could not be
+        written or committed. With `async`, a failure to write this checkpoint is raised by a later call (see `poll`),
+        and a failure to write the previous one by this call."""
         self.wait()
         began = time.perf_counter()
         step = self.folder / f"step_{meta['step']:08d}"
@@ -269,8 +276,9 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Check whether the checkpoint that is being written is finished on all ranks, and report it if so. Every rank
-        must call this. Raises CheckpointError when the checkpoint could not be written."""
+        """Check whether the checkpoint that is being written in the background is finished on all ranks, and report it
+        if so. Does nothing if none is being written. Every rank must call this. Raises CheckpointError when the
+        checkpoint could not be written."""
         job = self.writing
         if job is None:
             return
@@ -291,7 +299,8 @@ class Saver:
                               f"checkpoint before it is sound") from job.failed
 
     def wait(self) -> None:
-        """Wait until the checkpoint that is being written is finished, then do the same as `poll`."""
+        """Wait until the checkpoint that is being written in the background is finished. Then report it, or raise
+        CheckpointError if it could not be written (see `poll`)."""
         if self.writing is not None and self.writing.thread is not None:
             since = time.perf_counter()
             self.writing.thread.join()
@@ -299,8 +308,9 @@ class Saver:
         self.poll()
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
-        """Write this rank's files and exchange their sha256 with the other ranks; rank 0 then commits the checkpoint.
-        An error is stored in `job.failed`."""
+        """Write this rank's files of a checkpoint, whose tensors are `state`, and exchange their sha256 with the other
+        ranks. Rank 0 then commits the checkpoint. An error is not raised, but stored in `job.failed`, because this
+        method may run in a background thread."""
         if self.world.device.type == "cuda":         # a new thread would otherwise open a context on device 0
             torch.cuda.set_device(self.world.device)
         try:
@@ -348,7 +358,8 @@ class Saver:
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those `checkpoints` (oldest first) that are to be kept under the settings `config`."""
+    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest, those at the ends of
+    phases, and those that `config.keep_every` and `config.keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -360,13 +371,14 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Delete the checkpoints whose steps `steps_to_keep` does not return, and attempts that were not committed, up to
-    the latest checkpoint's step. Damaged checkpoints stay."""
+    """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
+    checkpoints that were never completed are deleted too, if their step is not after that of the latest checkpoint.
+    Damaged checkpoints stay."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config)
     for old in checkpoints:
         if old.step not in steps:
-            (old.folder.parent / "COMPLETE").unlink()      # before its files: no reader may see a part of them
+            (old.folder.parent / "COMPLETE").unlink()      # before its files, so that no reader sees only some of them
     committed, untouched = {c.folder for c in checkpoints if c.step in steps}, {d.step for d in damaged}
     for attempt in folder.glob(f"{STEP}/*/"):
         step = int(attempt.parent.name.removeprefix("step_"))

@@ -1,9 +1,10 @@
 """Checks whether a checkpoint's files are as they were committed, and chooses another checkpoint if they are not.
 
-Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. The rank that
-wrote a file checks it (modulo the number of ranks), because it will load most of that file afterwards, then from the
-page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank found damaged. A rank
-whose storage fails sends the errno instead; otherwise the other ranks would wait for it.
+Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. A file is checked
+by the rank with the number of the rank that wrote it (modulo the number of ranks now), because this rank will load most
+of the file afterwards, then from the page cache. The ranks exchange their results, so that no rank loads a checkpoint
+that another rank found damaged. A rank whose storage fails sends the errno instead of a result; otherwise the other
+ranks would wait for it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ READERS = 4
 
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
-    """Return a line for each file of a checkpoint that is missing or differs from the size and sha256 recorded at the
-    commit; [] when all agree. With `world`, every rank must call this, reads its share of the files, and gets the same
-    lines. Raises CheckpointError, on every rank, when the storage of one rank fails."""
+    """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
+    recorded when the checkpoint was written. The result is [] when no file is. With `world`, every rank must call this,
+    reads its share of the files, and gets the same lines. Raises CheckpointError, on every rank, when the storage of
+    one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -59,13 +61,15 @@ def unreadable(path: Path, number: int) -> CheckpointError:
 
 
 def writer(name: str) -> int:
-    """Return the rank that wrote a file of a checkpoint: 3 for '__3_0.distcp', 0 for a file that is not a shard."""
+    """Return the rank that wrote the file `name` of a checkpoint: 3 for '__3_0.distcp'; 0 for files that do not name a
+    rank."""
     number = name.removeprefix("__").partition("_")[0]
     return int(number) if name.startswith("__") and number.isdecimal() else 0
 
 
 def fault(checkpoint: Checkpoint, name: str) -> int:
-    """Check one file. Returns an index into FAULTS, or STORAGE plus the errno of a storage error."""
+    """Check one file of a checkpoint against its recorded size and sha256. Returns a code: 0 if the file is intact,
+    another index into FAULTS (texts of faults), or STORAGE plus the errno of an error while reading."""
     path = checkpoint.folder / name
     try:
         if path.stat().st_size != checkpoint.files[name]:
@@ -84,7 +88,7 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
     undamaged checkpoints (oldest first); it returns one of them, or None for the start of the training. `loaded` says
     whether the chosen checkpoint will be loaded; if not, its files are not checked.
 
-    If the chosen checkpoint turns out to be damaged, this is reported, and `pick` chooses from the others. Once a
+    If the chosen checkpoint turns out to be damaged, this is reported, and `pick` is called again without it. Once a
     checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
     because the training will write these steps again. Raises CheckpointError when all checkpoints are damaged.
     """
@@ -117,8 +121,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
 
 
 def _seen_by_all(folder: Path, step: int, world: World) -> Checkpoint | None:
-    """Return the checkpoint of `step`, which rank 0 has chosen; None for step 0. Raises CheckpointError, on every rank,
-    when one of the ranks does not see the checkpoint."""
+    """Return the checkpoint of step `step`, which rank 0 has chosen; None for step 0. Every rank must call this. Raises
+    CheckpointError, on every rank, when any rank does not see the checkpoint in `folder`."""
     if not step:
         return None
     refused = CheckpointError(f"{folder / f'step_{step:08d}'}: another rank cannot read it; see that all ranks share "
@@ -145,9 +149,10 @@ def _storage(folder: Path) -> Iterator[None]:
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             pick: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Return the step of the checkpoint of `sound` that `pick` chooses; 0 for the start of the training. `wrong` has
-    the damaged checkpoints. Raises CheckpointError when all checkpoints are damaged, instead of starting anew: their
-    files may be restored from a copy, but a training that starts anew would delete them."""
+    """Return the step of the checkpoint that `pick` chooses from the undamaged ones, `sound`; 0 if it returns None,
+    which means the start of the training. `wrong` maps the steps of damaged checkpoints to reasons. Raises
+    CheckpointError when all checkpoints are damaged: a training that starts anew would delete their files, which can
+    perhaps be restored from a copy."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "
@@ -157,8 +162,9 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
 
 
 def set_aside(folder: Path, steps: Sequence[int]) -> None:
-    """Rename the COMPLETE files of damaged checkpoints, so that readers ignore these checkpoints and their steps can be
-    committed again. Their files are deleted only after a checkpoint of the same or a later step is committed."""
+    """Rename the files COMPLETE of the damaged checkpoints of `steps`. Without COMPLETE a checkpoint is ignored, and
+    the training can write a new checkpoint of this step. The damaged files are deleted only after a checkpoint of the
+    same or a later step is complete."""
     for step in steps:
         place = folder / f"step_{step:08d}"
         if (place / "COMPLETE").exists():

@@ -49,8 +49,9 @@ def safetensors() -> Any:
 
 # -- the tensors ---------------------------------------------------------------------------------------------------
 def layout(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return {name of a tensor in transformers: names of our parameters}. Usually a tensor is one parameter. Where
-    Phi-3 fuses q, k and v, or gate and up, the tensor stacks the rows of several parameters."""
+    """Return which parameters of this trainer form each tensor of transformers' format: {name of the tensor: names of
+    the parameters}. Usually a tensor is one parameter. Where Phi-3 fuses q, k and v, or gate and up, the tensor stacks
+    the rows of several parameters."""
     fused = config.rotary < 1
     result: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed.weight",)}
 
@@ -85,12 +86,13 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
-    """Return how to express a model with muP as a model without muP: (configuration, {ending of a parameter's name:
-    factor by which to multiply the parameter}).
+    """Return how to express a model with muP as a model without muP: (configuration without muP, factors). The factors
+    are {ending of a parameter's name: number by which to multiply the parameter}.
 
-    muP divides the output by m; this factor goes into the gain of the norm before the output. muP also changes the
-    scale of attention from 1/√D to 8/D. This factor goes into the queries: into the gain of their norm, or else into
-    the weights and bias that compute them (RoPE is a rotation, so it keeps the factor).
+    muP divides the output by m (the model's width / the width that the hyperparameters are from); this factor goes into
+    the gain of the norm before the output. muP also changes the scale of attention from 1/√D to 8/D (D is a head's
+    width). This factor goes into the gain of the queries' norm if there is one, else into the weights and bias that
+    compute the queries. RoPE may come after it, because a rotation keeps a factor.
     """
     if not config.mup:
         return config, {}
@@ -100,8 +102,9 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the factor for the parameter `name` from `factors`, a result of `folded`. Keys of `factors` apply to the
-    parameters of every block, except that 'norm.weight' applies only to the norm before the output."""
+    """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors`, from `folded`,
+    maps endings of names to factors. An ending applies to the parameters of every block; only 'norm.weight' applies to
+    the one norm before the output."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
@@ -155,8 +158,9 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
 
 def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Divide the tensors among files, in order. Yields the tensors of one file at a time: at most `numbers` values, or
-    a single larger tensor."""
+    """Divide the tensors of a model among files, in order. `tensors` maps each tensor to the parameters that form it,
+    and `sizes` are the shapes of parameters. Yields the tensors of one file at a time: at most `numbers` values, or a
+    single larger tensor."""
     part: dict[str, tuple[str, ...]] = {}
     size = 0
     for name, ours in tensors.items():
@@ -189,7 +193,7 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
 
 
 def words(path: Path) -> dict[int, str]:
-    """Return {id: token} of a tokenizer.json."""
+    """Return the vocabulary of a tokenizer.json as {id: token}."""
     document = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = document.get("model", {}).get("vocab", {})
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))

@@ -29,7 +29,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def features(config: ModelConfig) -> frozenset[str]:
-    """Return the features that a model has beyond Llama's, as configuration keys."""
+    """Return the features that a model has beyond those of Llama, named by their keys in the configuration, for
+    instance qk_norm."""
     used = {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias, "nope_every": config.nope_every > 0,
             "activation: relu2": config.activation == "relu2", "rotary": config.rotary < 1,
             "softcap": config.softcap > 0}

@@ -1,4 +1,5 @@
-"""Records which steps of the curriculum are skipped, and why: OUT/ledger.jsonl, append-only, fsynced line by line.
+"""The ledger: a file that records which steps of the curriculum are skipped, and why. The file is OUT/ledger.jsonl (OUT
+is the training's output folder). Lines are only appended, and each is fsynced.
 
 Skipped steps are ranges [first, stop), numbered from 1 as printed. The steps after them are the same as without the
 skip: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are performed is a
@@ -15,9 +16,9 @@ Lines of a third kind have no effect:
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
         training resumed at step 800 with a curriculum that differs from the checkpoint's in later steps
 
-A checkpoint stores how many lines the ledger had when the checkpoint was written. If a later line is a rewind to a step
-before the checkpoint's step, the checkpoint belongs to an abandoned history (it is not `sound`) and is deleted. The
-line is written before the rewind is performed, so a kill in between loses nothing.
+A checkpoint stores how many lines the ledger had when the checkpoint was written. If a line after these is a rewind to
+a step before the checkpoint's step, the checkpoint belongs to an abandoned history (it is not `sound`) and is deleted.
+The line of a rewind is written before training goes back, so a kill between the two loses nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ Range = tuple[int, int]
 
 
 class Ledger:
-    """The ledger of a run: which steps are skipped, and why. Every rank holds its lines; only rank 0 writes them to the
-    file."""
+    """The ledger of a run: the list of skipped steps with reasons, kept in a file of JSON lines. Every rank has all
+    lines in memory; only rank 0 writes the file."""
 
     def __init__(self, out: Path, lines: Sequence[dict[str, Any]] = (), writes: bool = False) -> None:
         self.path, self.lines, self.writes = out / NAME, list(lines), writes
@@ -53,14 +54,16 @@ class Ledger:
 
     @classmethod
     def read(cls, out: Path) -> Ledger:
-        """Read the ledger of a run, only to inspect it. Raises CheckpointError when the file is damaged."""
+        """Read the ledger of a run (the list of skipped steps) for inspection, not for training. `out` is the run's
+        output folder. Raises CheckpointError when the file is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
     @classmethod
     def open(cls, out: Path, world: World) -> Ledger:
-        """Open the ledger of a run for training. Every rank must call this; rank 0 reads the file, and every rank gets
-        the same lines. A last line that a kill cut off is removed."""
+        """Open the ledger of a run (the list of skipped steps) for training. Every rank must call this; rank 0 reads
+        the file, and every rank gets the same lines. If a kill cut off the last line, this line is removed from the
+        file."""
         path, data = out / NAME, b""
         if world.first and path.exists():
             data = path.read_bytes()
@@ -73,7 +76,7 @@ class Ledger:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def why(self, step: int) -> str | None:
-        """Return why step number `step` (from 1) is skipped; None when it is performed."""
+        """Return why step number `step` (from 1) is skipped; None when it is not skipped."""
         return next((why for first, stop, why in self.passed if first <= step < stop), None)
 
     @property
@@ -81,9 +84,9 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the current history, not to one that was abandoned by going back to an
-        earlier checkpoint. `meta` is the checkpoint's metadata. Raises CheckpointError when the ledger has fewer lines
-        than it had when the checkpoint was written."""
+        """Whether a checkpoint belongs to the history that the training follows now. When training goes back to an
+        earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
+        metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint was written."""
         line_count = meta["ledger"]
         if line_count > len(self.lines):
             raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
@@ -91,24 +94,25 @@ class Ledger:
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[line_count:])
 
     def digest(self, lines: int) -> str:
-        """Return the sha256 of the first `lines` lines, without the times at which they were written."""
+        """Return the sha256 of the ledger's first `lines` lines. The times at which lines were written are left out of
+        the hash."""
         entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since:
-        the training would then skip other steps. `meta` is the checkpoint's metadata."""
+        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since
+        then. With changed lines the training would skip other steps. `meta` is the checkpoint's metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints that belong to an abandoned history (see `sound`). Every rank must call this. Returns
-        their names on rank 0, else []."""
+        """Delete the checkpoints that training has left behind by going back to an earlier checkpoint (they are not
+        `sound`). Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else []."""
         deleted = []
         for checkpoint in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(checkpoint.meta):
-                (checkpoint.folder.parent / "COMPLETE").unlink()  # before its files: no reader may see a part of them
+                (checkpoint.folder.parent / "COMPLETE").unlink()  # first, so that no reader sees only some files
                 shutil.rmtree(checkpoint.folder.parent)
                 deleted.append(checkpoint.folder.parent.name)
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
@@ -116,9 +120,9 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, ranges: Sequence[Range], step: int) -> None:
-        """Record the current value `ranges` of the setting `train.skip`, if it has changed for the steps after `step`,
-        the last step of the training so far. Raises ConfigError when `ranges` names steps that have already been
-        performed."""
+        """Record a change of the setting `train.skip`, whose value now is `ranges` (of steps to skip). A line is
+        written only if the value differs for the steps after `step`, the last step of the training so far. Raises
+        ConfigError when `ranges` names a step up to `step` that was not skipped."""
         for first, stop in ranges:
             late = next((s for s in range(first, min(stop, step + 1)) if self.why(s) is None), None)
             if late is not None:
@@ -130,13 +134,14 @@ class Ledger:
                           "why": "train.skip"})
 
     def rewind(self, step: int, steps: Range, back: int, checkpoint: str, why: str) -> None:
-        """Record the decision, made at `step`, to go back to step `back` and to skip `steps`."""
+        """Record the decision that training goes back to an earlier checkpoint and then skips some steps. The decision
+        is made at step `step`; training goes back to step `back`, and skips the range `steps`."""
         self._append({"event": "rewind", "step": step, "steps": list(steps), "back": back, "checkpoint": checkpoint,
                       "why": why})
 
     def edited(self, step: int, changes: Sequence[str]) -> None:
-        """Record that training resumed after step `step` with a changed curriculum; `changes` has a line per change. If
-        the same is already recorded, nothing is written."""
+        """Record that training resumed after step `step` with a changed curriculum; `changes` has a line of text per
+        change. Nothing is written if there is no change, or if the ledger already has this line."""
         line = {"event": "edit", "step": step, "changes": list(changes)}
         if changes and not any(line.items() <= old.items() for old in self.lines):
             self._append(line)
@@ -154,8 +159,8 @@ class Ledger:
         self._find()
 
     def _find(self) -> None:
-        """Compute two attributes from the lines: `manual`, the ranges that train.skip names, and `passed`, all skipped
-        ranges with their reasons."""
+        """Compute two attributes from the ledger's lines. `manual` lists the ranges of steps that the setting
+        `train.skip` names; `passed` lists all ranges of skipped steps, each with the reason."""
         self.manual: list[Range] = []
         for line in self.lines:
             if line["event"] == "manual":
@@ -174,8 +179,8 @@ def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> 
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """Parse the contents of a ledger file. A last line that was cut off is ignored. Raises CheckpointError for a line
-    that is not of a kind that this trainer writes."""
+    """Parse the contents of a ledger file (the list of skipped steps). A last line that was cut off is ignored. Raises
+    CheckpointError for a line that this trainer cannot have written."""
     lines = []
     for number, text in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), 1):
         try:

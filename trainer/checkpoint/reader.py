@@ -18,9 +18,9 @@ class MetadataError(ValueError):
 
 
 class Reader(FileSystemReader):
-    """torch's FileSystemReader, but with restricted unpickling of `.metadata`. torch unpickles that file without
-    limits. This class allows only the classes of which a genuine `.metadata` consists, so that a hostile checkpoint
-    cannot run code. (The tensors need no such protection, because torch reads them with weights_only.)"""
+    """A variant of torch's FileSystemReader that restricts the unpickling of `.metadata`. torch would load any class
+    from this pickle. This reader allows only the classes of which a genuine `.metadata` consists, so that a hostile
+    checkpoint cannot run code. (The tensors need no such protection, because torch reads them with weights_only.)"""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"

@@ -36,8 +36,8 @@ from trainer.model.repeats import repeated
 
 @dataclass(frozen=True)
 class Batch:
-    """R rows of L tokens. Padding rows are added so that all ranks have the same number of rows; their targets do not
-    count in the loss."""
+    """R rows (samples) of L tokens each, with their targets. If a rank has fewer samples in a step than another,
+    padding rows are added, whose targets do not count in the loss."""
 
     tokens: Tensor            # [R, L] int64
     targets: Tensor  # [R, L] int64; IGNORE for the first token of a document, padding, and targets left out of the loss
@@ -56,7 +56,8 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """Return this batch, extended with padding rows to `rows` rows."""
+        """Return this batch with padding rows added, so that it has `rows` rows. The targets of padding rows do not
+        count in the loss."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -64,7 +65,8 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return a batch with `change` applied to every tensor. Its `attended` is 0, so it does not count for MFU."""
+        """Return a batch with `change` applied to every tensor. In the result `attended`, from which MFU is computed,
+        is 0, so that only the original batch counts for MFU."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
@@ -72,7 +74,8 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
-        """Yield consecutive micro-batches of `rows` rows on `device`. The last is padded with `padding` rows."""
+        """Cut this batch into micro-batches of `rows` consecutive rows, and yield them on `device`. If rows are missing
+        in the last one, it is filled with padding rows, whose targets do not count in the loss."""
         for start in range(0, self.rows, rows):
             part = self.each(operator.itemgetter(slice(start, start + rows))).padded(rows)
             if device.type != "cuda":
@@ -89,15 +92,15 @@ class Batch:
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """Return the attention mask of this (micro-)batch, for activations of `dtype`.
 
-        If every row is one document, as in long-context phases, the faster kernels for causal attention without a mask
-        are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward, FlashAttention 2 takes 8.3 ms (8 × 4,096
-        tokens, 32 heads of width 64)."""
+        If every row is one document, as is common with long contexts, no mask is needed, and faster kernels for causal
+        attention are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward, FlashAttention 2 takes 8.3 ms
+        (8 × 4,096 tokens, 32 heads of width 64)."""
         return document_mask(self.positions, dtype, "none" if self.one_document else masking, starts=self.starts)
 
 
 def padding(rows: int, length: int) -> Batch:
-    """Make `rows` padding rows of `length` tokens. Each row is one document of tokens 0, and none of its targets counts
-    in the loss."""
+    """Make a batch of `rows` rows that only fill up another batch. Each row is one document of `length` tokens with id
+    0, and none of its targets counts in the loss."""
     zeros = torch.zeros(rows, length, dtype=torch.int64)
     positions = torch.arange(length).repeat(rows, 1)
     return Batch(zeros, torch.full_like(zeros, IGNORE), positions, torch.zeros(rows, dtype=torch.int64), 0)
@@ -111,9 +114,10 @@ Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np
 def collate(rows: Sequence[Row], length: int) -> Batch:
     """Make a batch from samples; each becomes a row of `length` tokens.
 
-    The second item of a sample, `bounds`, says where documents begin inside it, as `ShardSet.bounds` returns them.
-    Positions restart at each bound. The target predicted from the token before a bound (an EOS) is the first token of
-    an unrelated document, so it is left out of the loss.
+    A sample is a tuple (tokens, bounds, index of the stream, optionally which targets count in the loss). `bounds` are
+    the positions at which documents begin inside the sample (see `ShardSet.bounds`). Positions restart at each bound.
+    The first token of a document does not count as a target, because it would be predicted from the end of an unrelated
+    document.
     """
     tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
     places = np.arange(length)
@@ -136,8 +140,9 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
-    """Read windows (samples) of `length` tokens, for `collate`. Each of `places` is (index into `sets`, number of the
-    window in that set). Raises ShardError for a truncated shard, or for impossible tokens or document ends."""
+    """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
+    sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
+    document ends."""
     places = list(places)
     for stream, window in places:
         sets[stream].prefetch(window * length, window * length + length + 1)
@@ -160,8 +165,8 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of a shard was truncated after it was mapped. Reading such a file would kill the
-    process with SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` has become shorter since it was memory-mapped. Reading such
+    a file would kill the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
         path = f"{shards.folder}/{name}"
@@ -174,9 +179,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError if one of `tokens`, which were read from position `start` on, is not in the vocabulary. With
-    such a token the embedding would read beyond its end, and a GPU would fail with an assertion that does not name the
-    data."""
+    """Raise ShardError if one of `tokens` is not in the vocabulary. The tokens were read from position `start` of
+    `shards` on, which the message says. With such a token the embedding would read beyond its end, and a GPU would fail
+    with an assertion that does not name the data."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
         shard = touched(shards, start + first, 1)[0]
@@ -187,8 +192,8 @@ def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
 
 
 def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
-    """Raise ShardError if the document bounds of a window of `length` tokens, read from position `start` on, do not
-    increase or do not lie within the window."""
+    """Raise ShardError if `bounds`, the positions at which documents begin in a sample, do not increase or do not lie
+    within it. The sample has `length` tokens, which were read from position `start` of `shards` on."""
     if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
         names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
         raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
@@ -196,9 +201,9 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 
 class Data:
-    """The training and held-out data of a curriculum. The curriculum's shard paths are relative to the folder `store`.
-    With `repeats`, the batches of `step` leave targets inside repetitions out of the loss; those of `samples` and of
-    held-out data keep them."""
+    """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
+    relative to the folder `store`. If `repeats` is given, targets inside repetitions do not count in the loss of
+    training batches (method `step`). They count in batches made by `samples` and in held-out data."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
@@ -222,8 +227,9 @@ class Data:
         return collate(windows(self.train, places, length), length)
 
     def step(self, first: int, batch: int, data_rank: int, data_size: int) -> Batch:
-        """Read the part of one step that belongs to data rank `data_rank` of `data_size`. The step consists of the
-        samples [first, first + batch). The result has ⌈batch / data_size⌉ rows, padding included."""
+        """Read the part of one training step that belongs to data rank `data_rank` of `data_size` (ranks that read
+        different samples). The step consists of the samples [first, first + batch). The result has ⌈batch / data_size⌉
+        rows; where samples do not suffice, padding rows are added."""
         at = self.order.locate(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
@@ -234,9 +240,9 @@ class Data:
         return result.padded(-(-batch // data_size))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Read samples of `length` tokens from the held-out data of a stream, for `collate`. If the data has at most
-        `most` samples, all are read, including the short last one; otherwise `most` evenly spaced ones. The choice
-        depends on the data alone."""
+        """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At
+        most `most` samples are read. If the data has no more, all are read, and the last one may be shorter; if it has
+        more, `most` evenly spaced samples are read. The choice depends only on the data and the arguments."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []
@@ -250,7 +256,7 @@ class Data:
         return rows
 
     def heldout_windows(self, stream: int, length: int, most: int) -> list[tuple[int, int]]:
-        """Return, for each sample that `heldout_rows` reads, its range [start, stop) of held-out tokens."""
+        """Return which held-out tokens the method `heldout_rows` reads: a range [start, stop) for each sample."""
         shards = self.heldout[stream]
         if shards is None:
             return []
@@ -260,8 +266,8 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """Return `batch` with the targets inside repetitions left out of the loss. `windows` are the tokens from which the
-    batch was made. The attribute `repeated` of the result is the number of targets left out."""
+    """Return `batch` with the targets inside repetitions left out of the loss. `windows` has the tokens of each row of
+    the batch and its last target. The attribute `repeated` of the result is the number of targets left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
@@ -279,9 +285,9 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Prefetch:
-    """Yields (step, this rank's batch) for each of `steps`. A thread reads the next batch while the trainer computes
-    with the current one. `skipped` takes the number of a step, from 1, and returns why the step is skipped, or None.
-    For a skipped step nothing is read, and its batch is None."""
+    """Iterates over `steps`, and yields each step with this rank's batch. A thread reads the next batch while the
+    trainer computes with the current one. `skipped` is called with a step's number, from 1, and returns the reason why
+    the step is skipped, or None. No data is read for a skipped step, and its batch is None."""
 
     def __init__(self, data: Data, steps: Iterable[Step], data_rank: int, data_size: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:

@@ -31,9 +31,9 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """Return the hash chain (16 bytes) after the consecutive `steps`; `before` is its value before them. `passed` is
-    called with a step's number, from 1, and returns why the step was skipped, or None. Skipped steps do not change the
-    chain."""
+    """Extend a hash chain (a hash over all data that a training has read, in order) by the consecutive `steps`. Returns
+    its value after them, 16 bytes; `before` is its value before them. `passed` is called with a step's number, from 1,
+    and returns why the step was skipped, or None. Skipped steps do not change the chain."""
     waiting: list[Step] = []
     for step in steps:
         waiting.append(step)

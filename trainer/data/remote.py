@@ -41,7 +41,8 @@ SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """The store of a run: its local folder, and its URL if it was fetched from object storage."""
+    """What an object must have to say where a run is stored: `store`, the local folder of the store, and `source`, the
+    store's URL if it was fetched from object storage (else None)."""
 
     @property
     def store(self) -> Path: ...
@@ -55,7 +56,8 @@ def is_url(place: str | None) -> bool:
 
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
-    """Split a run, given as STORE/runs/RUN or as a name with its store, into (URL of the store, name of the run)."""
+    """Split the address of a run in object storage into (URL of the store, name of the run). The address is
+    STORE/runs/RUN, or the name of the run with the URL `store`."""
     for address in (run, store):
         scheme, _, location = (address or "").partition("://")
         # the message does not show the URL, because messages end up in logs
@@ -71,8 +73,8 @@ def split_run(run: str, store: str | None) -> tuple[str, str]:
 
 
 def fetch_run(root: str, name: str) -> Path:
-    """Fetch curriculum.json and recipe.yaml of a run, even if the local copy has them. Returns the folder of the run in
-    the local copy."""
+    """Fetch the small files of a run, curriculum.json and recipe.yaml, from the store at the URL `root`. They are
+    fetched again even if there are local copies. Returns the folder of the run in the local copy of the store."""
     remote, top = _open(root)
     store = _local(root)
     folder = store / "runs" / name
@@ -118,14 +120,14 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, path in it) of a run's store. For a run in object storage, this is the bucket itself, not the
-    local copy."""
+    """Return where the store of a run is, as (filesystem, path in it). For a run in object storage, this is the bucket
+    itself, not the local copy."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
 def shard_set(run: Stored, stream: Stream) -> ShardSet:
-    """Open the training shards of a stream in the store itself, not in the local copy. If the store is in object
-    storage, only the manifest and the document tables can be read."""
+    """Open the training shards of a stream (data source) in the run's store itself, not in the local copy. If the store
+    is in object storage, only the manifest and the document tables can be read."""
     remote, top = place(run)
     return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
 
@@ -151,7 +153,8 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """List the files of a shard set in a bucket whose hash differs from the manifest's, one line each."""
+    """Read the files of a shard set in a bucket, and return a line for each file whose hash differs from the
+    manifest's."""
     def problem(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -167,9 +170,10 @@ def damaged(shards: ShardSet) -> list[str]:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path,
             curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (path, sha256, size in bytes) of each file that a training reads from the curriculum's shard sets. The size
-    is None where it is not known. The files are the tokens, document ends, block checksums and loss masks; held-out
-    sets also need the document tables, to compute bits per byte. Fetches the manifests of the sets."""
+    """Yield (path, sha256, size in bytes) of each file that a training reads from the shard sets of `curriculum`. The
+    size is None where it is not known. The files are the tokens, document ends, block checksums and loss masks. Of
+    held-out sets the document tables are included too, from which bits per byte are computed. The manifests of the
+    sets, which list the files, are fetched if they are not in the local copy `store`."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -204,8 +208,9 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _complete(file: Path, size: int | None) -> bool:
-    """Whether a file exists and has its full size, if that is known. The hash was checked when the file was fetched;
-    later damage is noticed only by size."""
+    """Whether a local copy of a file exists and has its full size `size` (None: unknown, so any size will do). The hash
+    is not computed: it was checked when the file was fetched. Damage after that is noticed only if it changes the
+    size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
@@ -227,7 +232,7 @@ def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> No
 
 
 def _open(root: str) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, path of the store in it)."""
+    """Open the store at the URL `root`. Returns (filesystem, path of the store in it)."""
     scheme, _, place = root.partition("://")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """The step reads samples [first, first + batch), all of one phase (stretch of the training). `number` counts steps
-    from 0 over the whole run; `phase` is the index of the phase."""
+    """One step of a training: which samples it reads. They are the samples [first, first + batch), all of one phase
+    (stretch of the training). `number` counts steps from 0 over the whole run; `phase` is the index of the phase."""
 
     number: int
     phase: int

@@ -40,9 +40,9 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
     `device` is auto, cpu or cuda. `threads(device)` returns the number of CPU threads of a rank (default: its share of
     the cores); OMP_NUM_THREADS takes precedence. Raises ConfigError when there are fewer GPUs than ranks.
 
-    When one rank fails, the others are ended. Signals are forwarded to all ranks, so that each can write its share of a
-    checkpoint. When this process is killed, the ranks get SIGTERM, so that no old rank trains beside the ranks of the
-    next start.
+    When one rank fails, the other ranks are ended. Signals are forwarded to all ranks, so that each can write its share
+    of a checkpoint. When this process is killed, the ranks get SIGTERM, so that no old rank trains beside the ranks of
+    the next start.
     """
     check_device(device)                          # checked once here, not in every rank
     if device != "cpu" and torch.cuda.is_available() and ranks > torch.cuda.device_count():
@@ -80,8 +80,9 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], clock: Clock = SYSTEM) -> int:
-    """Wait for all processes. Returns 0, or the exit code of the first process that failed (128 + n when signal n ended
-    it). After a failure, waits for the other processes at most FAILED_S or STOPPED_S seconds."""
+    """Wait until all `processes` have ended. Returns 0, or the exit code of the first process that failed (128 + n when
+    signal n ended it). After a failure, the other processes get at most FAILED_S seconds to end, or STOPPED_S seconds
+    when the failure was an orderly stop."""
     failed, since = 0, 0.0
     while True:
         codes = [p.poll() for p in processes]

@@ -54,15 +54,16 @@ class Both(io.TextIOBase):
 
 
 class Rank:
-    """The actor of one rank. Its two threads serve `run`, which trains, and `stop`, which asks the training to end."""
+    """The Ray actor that runs one rank of a training. It has two threads, so that `stop`, which asks the training to
+    end, can be called while `run`, which trains, is at work."""
 
     def place(self) -> tuple[str, list[str]]:
         """Return (id of the node, the GPUs of this rank on it)."""
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
-        """Open the TCPStore through which all ranks connect; called only on the actor that becomes rank 0. Returns
-        (host, port) of the store."""
+        """Open the TCPStore through which all ranks of the training connect, and return its (host, port). Called only
+        on the actor that becomes rank 0."""
         import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
@@ -70,8 +71,9 @@ class Rank:
         return host, self.store.port
 
     def run(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        """Run the trainer with these arguments. Returns (exit code, last 4,000 characters of stderr). The end of stderr
-        is returned because Ray forwards the output of an actor late or not at all."""
+        """Run the trainer's command line with `arguments` in this actor. `environment` has further environment
+        variables. Returns (exit code, last 4,000 characters of stderr). The end of stderr is returned because Ray
+        forwards the output of an actor late or not at all."""
         os.environ.update(environment)
         from trainer.__main__ import main
 
@@ -87,11 +89,12 @@ class Rank:
 
 
 class Lost(Exception):
-    """A rank died, or raised an unexpected error."""
+    """Raised when a rank has died, or has raised an unexpected error."""
 
 
 class Pause(Exception):
-    """All ranks have stopped in an orderly way, to start again on other nodes or in larger number."""
+    """Raised when all ranks have stopped in an orderly way, with a checkpoint, in order to start again on other nodes
+    or in larger number."""
 
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
@@ -142,8 +145,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Start the ranks once and wait until they end. Returns an exit code. Raises Lost when a rank dies, Pause when the
-    ranks have stopped to continue elsewhere or in larger number, and ConfigError when there is no room for them."""
+    """Start a process on the cluster for each rank, once, and wait until all of them end. Returns an exit code. Raises
+    Lost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger number,
+    and ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]
@@ -183,12 +187,13 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
 
 def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int], bool],
          clock: Clock = SYSTEM) -> tuple[Any, int]:
-    """Reserve room for `size` ranks, or for fewer. `bundle` is what one rank needs. Returns (placement group, number of
-    its ranks).
+    """Reserve resources of the cluster for `size` ranks, or for fewer. `bundle` is what one rank needs. Returns
+    (placement group, number of ranks for which it has resources).
 
-    Room for fewer ranks (at least `least`) is taken at once if the present nodes could never hold all ranks. If the
-    nodes could, but other jobs occupy them, it is taken after PATIENCE_S. Every half minute a message says which
-    resources are free. Raises ConfigError after PLACEMENT_S.
+    If the present nodes could never hold `size` ranks, resources for fewer ranks (at least `least`) are reserved at
+    once. If the nodes could hold them, but are busy with other jobs, fewer ranks are accepted only after PATIENCE_S
+    seconds. Only numbers of ranks that `possible` accepts are used. Every half minute a message says which resources
+    are free. Raises ConfigError after PLACEMENT_S seconds.
     """
     def reserve(ranks: int) -> Any:
         return placement_group([bundle] * ranks, strategy="PACK")
@@ -220,12 +225,13 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait until all ranks end. Returns an exit code. Raises Lost when a rank dies. After a failure or death, the other
-    ranks are not waited for, because they hang in a collective.
+    """Wait until all ranks end. Returns an exit code. `members` are the actors of the ranks, `waiting` the results of
+    their runs. Raises Lost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because they
+    hang in a collective.
 
-    All ranks are asked to stop, and Pause is raised, in two cases: when one of `nodes` (ids) is about to be taken away,
-    and when there is room for ranks that could not start before. `missing` are the placement groups that wait for that
-    room."""
+    In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
+    taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups
+    that wait for that room."""
     stop_requested, reason = False, ""
     while waiting:
         ended: list[Any] = []
@@ -256,7 +262,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
             if 0 < code < 128:  # an error, even in a requested stop: that rank's checkpoint may have failed
                 say(stderr.rstrip(), sys.stderr)
                 return code
-            if code:                             # an orderly stop: wait for the others to end, too
+            if code:                             # an orderly stop: wait for the other ranks to end, too
                 ray.wait(waiting, num_returns=len(waiting), timeout=ENDING_S)
                 if reason and not stop_requested:
                     raise Pause
@@ -265,8 +271,8 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Return the ids of the nodes that are being drained. The result is empty if this version of Ray lacks the call,
-    which is not in its public interface."""
+    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The result is empty if this
+    version of Ray lacks the call, which is not in its public interface."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
     except Exception:                            # then the loss of a node is handled only when it happens

@@ -143,8 +143,8 @@ def run(options: argparse.Namespace) -> int:
 
 def script(nodes: int = 1, gpus: int = 8, time: str = "24:00:00", warning: int = 120, partition: str | None = None,
            arguments: list[str] | None = None, usage: str = USAGE) -> str:
-    """Return the text of the job script. `arguments` are those of `tokenmill train run`. If they are None, the script
-    has to be submitted with them: `sbatch SCRIPT ARGUMENTS`."""
+    """Return the text of a job script for Slurm that runs a training. `arguments` are those of `tokenmill train run`.
+    If they are None, the arguments have to be given when the script is submitted: `sbatch SCRIPT ARGUMENTS`."""
     set_arguments = "" if arguments is None else (
         f'PATH="$PATH":{shlex.quote(str(Path(sys.executable).parent))}   # where it was written, if nothing is active\n'
         f'set -- {shlex.join(arguments)} "$@"\n')

@@ -91,8 +91,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def on_cluster(options: argparse.Namespace, training: Run) -> int:
-    """Train on the Ray cluster at --address, and return an exit code. The cluster must require a token and accept
-    ours."""
+    """Train on the Ray cluster at the address `options.address` (option --address), and return an exit code. Only a
+    cluster that requires a token, and accepts this machine's token, is used, unless --insecure-local permits one
+    without."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import latest
 

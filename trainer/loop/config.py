@@ -50,9 +50,10 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """What triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips` skipped
-    updates within `within` steps. The other is a loss that, for `for` steps in a row, is more than `loss_above` nats
-    above the mean loss of the accepted steps before. A trigger is off if `skips` or `loss_above` is null."""
+    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
+    skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
+    than `loss_above` nats above the mean loss of the steps before that were not skipped. A trigger is off if `skips` or
+    `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -69,14 +70,15 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Largest possible number of steps from the first suspect step to the step that triggers the rewind."""
+        """Largest number of steps that the trigger takes into account: from the first suspect step to the step at which
+        it fires."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint and then skips `skip` steps; the
-    first suspect step is in their middle. This happens at most `budget` times in a run."""
+    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
+    steps around the first suspect step, which lies in their middle. A run may have at most `budget` rewinds."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -91,13 +93,14 @@ class RewindConfig:
 @dataclass(frozen=True)
 class StabilityConfig:
     """Settings against loss spikes. The update of a step is skipped when the step's loss or gradient norm is not
-    finite, or is more than `sigma` standard deviations above the mean of the last `window` accepted steps. If `sigma`
-    is null, only values that are not finite count. In each phase (stretch of the training with its own data mixture)
-    the limit by deviations applies only after `warm` accepted steps, because a new mixture has another loss.
+    finite, or is more than `sigma` standard deviations above its mean over the last `window` steps that were not
+    skipped. If `sigma` is null, only values that are not finite count. In each phase (stretch of the training with its
+    own data mixture) the limit by deviations applies only after `warm` steps that were not skipped, because a new
+    mixture has another loss.
 
     Training ends with an error after `in_a_row` skipped updates in a row, or after `most` skipped updates within
-    `window` steps. At every printed line, the `worst_rows` samples with the highest loss since the last line are
-    recorded in worst_rows.jsonl.
+    `window` steps. A line is printed every few steps; the `worst_rows` samples with the highest loss in each such
+    interval are recorded in worst_rows.jsonl.
     """
 
     sigma: float | None = 6.0
@@ -117,8 +120,8 @@ class StabilityConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The recipe's `train:` section. Sequence length, batch size and data mixture are not here: the curriculum sets
-    them for each phase of the training.
+    """The settings of a training, from the recipe's section `train:`. Sequence length, batch size and data mixture are
+    set elsewhere: in the curriculum, for each phase of the training.
 
     `seed` determines the initial values. `clip` is the largest gradient norm; larger gradients are scaled down.
     `micro_batch` is the number of tokens that a rank computes at once; a smaller number needs less memory. `precision`
@@ -159,10 +162,10 @@ class TrainConfig:
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the losses, apart from rounding. They must not change when a training resumes.
-        Two settings also affect losses but are left out, because a person must be able to change them when training
-        goes wrong: `stability`, and the ranges of `skip` with later steps. The checkpoint and ledger.jsonl record their
-        effects."""
+        """Return the settings that determine the losses, apart from rounding. They must not change when a training
+        resumes. Two settings that also affect losses are left out, because a person must be able to change them when
+        training goes wrong: `stability`, and the ranges of `skip` with later steps. What these two have caused is
+        recorded in the checkpoint and in ledger.jsonl."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

@@ -20,7 +20,8 @@ from trainer.parallel.world import World, reshard
 
 @dataclass(frozen=True)
 class Total:
-    """Sums over the targets of one stream that count in the loss: their negative log-likelihoods, and their number."""
+    """The loss of one stream (data source) as two sums: over the targets that count in the loss, the sum of their
+    negative log-likelihoods, and their number."""
 
     nll: float
     targets: int
@@ -34,8 +35,9 @@ class Total:
 @torch.no_grad()
 def losses(model: Transformer, batch: Batch, streams: int, micro_rows: int, dtype: torch.dtype, chunk: int,
            world: World) -> list[Total]:
-    """Return the summed loss of the rows of `batch`, for each of `streams` streams. `batch` must be the same on every
-    rank; each rank computes a share of it, and all get the same result."""
+    """Compute the loss of the rows of `batch` separately for each of `streams` streams (data sources). Returns the sums
+    for each stream. Every rank must call this with the same `batch`; each computes a share of the rows, and all get the
+    same result."""
     rows = list(range(world.data_rank, batch.rows, world.data_size))
     share = -(-batch.rows // world.data_size)
     # padded, because every rank must take part in every forward: parameters are sharded
@@ -58,17 +60,17 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
 
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
-    """Return the number of UTF-8 bytes of text that the targets among tokens [start, stop) stand for. A document's
-    bytes are divided evenly among its tokens. The document's first token in the range is not a target, so its share is
-    left out, as are the shares of tokens outside the range."""
+    """Return how many UTF-8 bytes of text the targets among tokens [start, stop) stand for. A document's bytes are
+    divided evenly among all its tokens. The bytes of tokens outside the range are not counted, nor are those of the
+    document's first token in the range, because it is not a target."""
     begin, end, size = shards.spans(start, stop)
     counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
 
 
 class Heldout:
-    """The held-out samples of a run, each of `length` tokens, at most `windows` per stream. They are chosen once, so
-    every evaluation, on any number of ranks, uses the same samples."""
+    """The held-out samples on which a run is evaluated, each of `length` tokens, at most `windows` per stream (data
+    source). The samples are chosen once, so every evaluation, on any number of ranks, uses the same ones."""
 
     def __init__(self, data: Data, length: int, windows: int) -> None:
         self.data, self.length, self.windows = data, length, windows
@@ -92,20 +94,21 @@ class Heldout:
                       for index, shards in enumerate(data.heldout)]
 
     def at(self, length: int) -> Heldout:
-        """Return held-out samples of `length` tokens, for phases with that sequence length. They have about as many
-        tokens in all as the samples of this object."""
+        """Return held-out samples of `length` tokens, for phases (stretches of the training) with that sequence length.
+        The number of samples is chosen so that they have about as many tokens in all as the samples of this object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
 
     def evaluate(self, model: Transformer, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
-        """Evaluate the model. Returns {"loss", "unigram_entropy", "targets", "streams": {name: the same and
-        "bits_per_byte"}}; {} if there is no held-out data.
+        """Evaluate the model on the held-out samples. Returns {"loss", "unigram_entropy", "targets", "streams"}; {} if
+        there is no held-out data. The first three values are over all streams (data sources) together. "streams" has
+        for each stream's name the three values of that stream, and "bits_per_byte".
 
-        Losses are in nats per token; the first three values are over all streams together. Bits per byte, which is
-        comparable between tokenizers, is the loss in bits divided by the UTF-8 bytes that the targets stand for. It is
-        None for a stream in which only spans of documents count in the loss.
+        Losses and entropies are in nats per token. Bits per byte, which is comparable between tokenizers, is the loss
+        in bits divided by the UTF-8 bytes that the targets stand for. It is None for a stream in which only spans of
+        documents count in the loss.
         """
         if self.batch is None:
             return {}
@@ -121,10 +124,11 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Compare the held-out loss (`heldout`, from `evaluate`) with the loss of the same model on data it was trained
-        on. That data is up to `windows` of the first `samples` samples of the training, evenly spaced, and weighted so
-        that streams have the same proportions as in the held-out data. Returns {"train", "heldout", "gap"} in nats per
-        token, or {} when no stream has both losses."""
+        """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
+        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: up to
+        `windows`, evenly spaced. Its loss is weighted so that streams (data sources) have the same proportions as in
+        the held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both
+        losses."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

@@ -17,8 +17,8 @@ from trainer.parallel.world import World, reshard, uncompiled
 @torch.no_grad()
 def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
              world: World) -> list[int]:
-    """Return the token ids that follow `prompt`, up to EOS, which is not included. `prompt` must not be empty. Every
-    rank must call this, and all get the same ids."""
+    """Generate text that continues `prompt`, as token ids. Returns the new ids up to EOS, which is not included.
+    `prompt` must not be empty. Every rank must call this, and all get the same ids."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([prompt], device=world.device)
     for _ in range(config.tokens):
@@ -41,9 +41,10 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
 
 
 def load_tokenizer(path: Path) -> tuple[Any | None, str]:
-    """Return (tokenizer, ""), or (None, the reason) if it cannot be loaded. Only the sample needs a tokenizer.
+    """Load the tokenizer at `path`, to encode a prompt and decode what the model generates. Returns (tokenizer, ""), or
+    (None, the reason) if it cannot be loaded. Training itself needs no tokenizer.
 
-    The returned object has `encode(text) -> list[int]` and `decode(ids) -> str`.
+    The tokenizer has the methods `encode(text) -> list[int]` and `decode(ids) -> str`.
     """
     if path.suffix == ".json":
         try:

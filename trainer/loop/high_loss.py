@@ -1,5 +1,6 @@
-"""Records the samples with the highest loss in OUT/worst_rows.jsonl, some for each interval between two printed lines.
-`tokenmill train explain --worst` reads that file. It has two kinds of lines:
+"""Records the samples with the highest loss in the file OUT/worst_rows.jsonl, some for each interval between two
+printed lines. OUT is the training's output folder. `tokenmill train explain --worst` reads the file. There are two
+kinds of lines:
 
     {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}
     {"v": 1, "event": "from", "step": 200}
@@ -27,8 +28,9 @@ NAME = "worst_rows.jsonl"
 
 
 class HighLossRows:
-    """Keeps the `most` rows (samples) with the highest loss since the last write. Rows stay on the device until the
-    other numbers of their step are copied to the host."""
+    """Keeps the `most` rows (samples) of a training with the highest loss since rows were last written to the file.
+    Rows are first kept on the device. They are copied to the host together with other numbers of the steps, so that
+    training does not wait for them separately."""
 
     def __init__(self, out: Path, most: int, streams: list[str], world: World) -> None:
         self.path, self.most, self.streams, self.world = out / NAME, most, streams, world
@@ -36,16 +38,16 @@ class HighLossRows:
         self.on_host: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Record that training continues after `step`, so that lines already written about later steps no longer
-        count."""
+        """Record that training continues after step `step`. Lines about later steps that are already in the file no
+        longer count."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
-        """Add R of this rank's rows (samples) of a step; `start` is the index of the first among the rank's rows. `nll`
-        (summed loss), `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the
-        device."""
+        """Consider R rows (samples) that this rank has computed in a step, and keep those with the highest loss.
+        `start` is the index of the first of them among this rank's rows. `nll` (summed loss), `targets` (number of
+        targets that count) and `stream` (index) are [R]. Never waits for the device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)
@@ -56,8 +58,9 @@ class HighLossRows:
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
 
     def packed(self) -> Tensor:
-        """Return this rank's rows as float64 [data ranks · 4 · most] on the device, and forget them. Entries of other
-        ranks are zero, so that the sum over ranks holds the rows of all ranks."""
+        """Return this rank's rows (samples with high loss) in a tensor on the device, float64 [data ranks · 4 · most],
+        and remove them from this object. The tensor has a part for each data rank; the parts of other ranks are zero,
+        so that the sum over ranks holds the rows of all ranks."""
         out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
         out[self.world.data_rank, 0] = -math.inf
         if self.rows is not None:
@@ -66,8 +69,8 @@ class HighLossRows:
         return out.flatten()
 
     def unpack(self, values: list[float]) -> None:
-        """Add the rows of all ranks to those kept on the host. `values` is the result of `packed`, summed over ranks
-        and copied to the host."""
+        """Take over the rows (samples with high loss) of all ranks, and keep those with the highest loss on the host.
+        `values` is the result of `packed`, summed over ranks and copied to the host."""
         flat, most = values, self.most
         for rank in range(self.world.data_size if most else 0):
             losses, *numbers = (flat[(4 * rank + i) * most:(4 * rank + i + 1) * most] for i in range(4))
@@ -75,8 +78,8 @@ class HighLossRows:
         self.on_host = sorted(self.on_host, key=order)[:most]
 
     def write(self) -> None:
-        """Write the rows kept on the host to the file, and forget them. Called at every printed line and before a
-        checkpoint."""
+        """Append the rows kept on the host (samples with high loss) to the file, and remove them from this object.
+        Called whenever a line of progress is printed, and before a checkpoint."""
         self._append([{"step": int(step), "sample": int(sample), "stream": self.streams[int(stream)],
                        "loss": loss if math.isfinite(loss) else None}
                       for loss, step, sample, stream in self.on_host])
@@ -89,15 +92,15 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. With it, the file does
-    not depend on the number or order of ranks."""
+    """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are sorted by it
+    so that the file does not depend on the number or order of ranks."""
     return (-row[0], *row[1:])
 
 
 def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """Return the lines about step number `step` in a run's worst_rows.jsonl. If training went back to a checkpoint
-    before the step and did not perform it again, its lines no longer count, and the result is []. With `passed`, these
-    old lines are returned."""
+    """Return the lines about step number `step` in a run's worst_rows.jsonl (samples with high loss). When training
+    goes back to a checkpoint, lines about the steps after the checkpoint no longer count until these steps are
+    performed again. If the lines of `step` do not count, the result is [], or with `passed` these lines."""
     lines: list[dict[str, Any]] = []
     void = False
     if not (out / NAME).exists():

@@ -36,9 +36,10 @@ RECENT = 1000
 
 
 class Meters:
-    """The measurements of a training. `begin`, `before` and `after` are called around a performed step. `flushed` and
-    `interval` read the measurements. `evaluated`, `saving` and `saved` record evaluations and checkpoints. The argument
-    `step` is the step after which this process continues (0: a new training)."""
+    """Takes and records the measurements of a training. Its methods are called at certain points of the training loop:
+    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are read;
+    `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after which this
+    process continues (0: a new training)."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -70,8 +71,9 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl so far, in order and reduced to the keys SEEN. Of the lines about steps,
-        only the last RECENT that have a goodput record are returned. Returns [] on all ranks except the first."""
+        """Return the lines of metrics.jsonl that are needed after a restart or a rewind, in order and reduced to the
+        keys SEEN. Of the lines about steps, only the last RECENT with a record of how wall time was spent (goodput) are
+        returned. Returns [] on all ranks except the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -82,12 +84,13 @@ class Meters:
         return [line for _, line in sorted([*events, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
-        """Whether a line is printed after step `number` (from 1)."""
+        """Whether a line of progress is printed after step `number` (from 1)."""
         return number % self.run.config.log_every == 0 or number == self.steps
 
     # -- around a step -----------------------------------------------------------------------------------------------
     def begin(self, step: Step, waited: float) -> None:
-        """Called before a performed step. `waited` is the number of seconds spent waiting for its batch."""
+        """Start the measurements of a step. Called before every step that is not skipped. `waited` is how long the
+        training waited for the step's batch, in seconds."""
         phase = self.run.curriculum.phases[step.phase]
         self.goodput.move(waited, self.goodput.cause, "data")
         self.waits.append(waited)
@@ -98,12 +101,13 @@ class Meters:
             self.micro.start()
 
     def before(self, step: Step) -> None:
-        """Called after the gradients of a step are computed, before the optimiser."""
+        """Prepare to measure the update of a step. Called when the gradients are computed, before the optimiser
+        steps."""
         if self.due(step.number + 1):
             self.updates = norms.Updates(self.optimizer)
 
     def after(self) -> None:
-        """Called after the optimiser."""
+        """Measure the update of a step, if it was prepared by `before`. Called after the optimiser has stepped."""
         if self.updates is not None:
             self.moved, self.updates = self.updates.sums(), None
 
@@ -126,8 +130,8 @@ class Meters:
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed.
-        They cover the steps since the last printed line. Every rank must call this."""
+        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed. The
+        measurements cover the steps since the last printed line. Every rank must call this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
@@ -150,8 +154,8 @@ class Meters:
         return {key: value for key, value in result.items() if value is not None}
 
     def progress_text(self, number: int, line: Mapping[str, Any]) -> str:
-        """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates
-        trainer.prom and checks the alert rules. `line` is the step's metrics line."""
+        """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates the
+        file trainer.prom and checks the alert rules. `line` is the step's metrics line."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})
@@ -172,11 +176,13 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Called after every performed step. `bad` is whether its loss or gradient norm was an outlier."""
+        """Update the alert about loss spikes. Called after every step that was not skipped. `bad` is whether the step's
+        loss or gradient norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
-        """Record the result of `Heldout.evaluate`."""
+        """Record and print the result of an evaluation, `values` from `Heldout.evaluate`, made after step `number` and
+        `tokens` tokens."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
         self.metrics.flush()  # a checkpoint may follow; a resume from it does not evaluate this step again
@@ -187,12 +193,13 @@ class Meters:
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
     def saving(self, number: int) -> None:
-        """Keep a record of how wall time was spent so far. Called before the checkpoint of step `number` is
-        written; `saved` writes the record when the checkpoint is complete."""
+        """Keep a record of how wall time was spent so far, for the metrics line of a checkpoint. Called before the
+        checkpoint of step `number` is written; the method `saved` writes the line when the checkpoint is complete."""
         self.records[number] = self.goodput.record()
 
     def saved(self, number: int, seconds: float, **values: Any) -> None:
-        """Called when the checkpoint of step `number` is complete; training waited `seconds` for it."""
+        """Write the metrics line of a checkpoint. Called when the checkpoint of step `number` is complete; `seconds` is
+        how long training has waited for it."""
         self.saved_at = time.perf_counter()
         self.metrics.write("checkpoint", number, seconds=round(seconds, 3), **values,
                            goodput=self.records.pop(number))
@@ -215,7 +222,7 @@ class Meters:
 
 
 def each(streams: Mapping[str, Mapping[str, Any]]) -> str:
-    """Losses of streams as text: 'web 3.412 (1.021 bits/byte)   code 2.900'."""
+    """Format the losses of streams (data sources) as text: 'web 3.412 (1.021 bits/byte) code 2.900'."""
     return "   ".join(f"{name} {v['loss']:.3f}" + ("" if v.get("bits_per_byte") is None else
                                                    f" ({v['bits_per_byte']:.3f} bits/byte)")
                       for name, v in streams.items())

@@ -1,5 +1,5 @@
-"""Copies the metrics of several steps from the device to the host together, then writes them to metrics.jsonl, and
-prints a line for some of the steps."""
+"""Collects the metrics of several steps on the device and copies them to the host together. Then writes them to
+metrics.jsonl, a line for each step, and prints a line for some of the steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = 3
 
 
 class Row(NamedTuple):
-    """A step whose numbers are still on the device."""
+    """The numbers of one step, which are still on the device."""
 
     step: Step
     tokens: int               # targets read by the end of the step
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 
 class MetricsBuffer:
-    """Holds the steps whose numbers are still on the device. The numbers of several steps are copied to the host
-    together, so that training does not wait for the device at every step."""
+    """Collects steps whose numbers (loss, gradient norm, …) are still on the device. The numbers of several steps are
+    copied to the host together, so that training does not wait for the device at every step."""
 
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
@@ -56,7 +56,8 @@ class MetricsBuffer:
         self.rows.append(row)
 
     def skipped(self, step: Step, tokens: int, why: str) -> None:
-        """Write the metrics line of a step that is not performed."""
+        """Write the metrics line of a step that is skipped without being computed, and print it when a line is due.
+        `why` is the reason."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
                            samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
                            skipped=True, why=why)
@@ -64,14 +65,14 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second over all steps of this process that count towards the speed (see `Meters.flushed`). None if
-        there is no such step yet."""
+        """Tokens per second over the steps of this process whose time is measured. Steps that compile are left out (see
+        `Meters.flushed`). None if no step has been measured yet."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Copy the numbers of all held steps to the host and write a metrics line for each step. `interrupted` is the
-        number of a received signal, or 0. Returns the largest `interrupted` of all ranks, and the steps' records.
-        Every rank must call this."""
+        """Copy the numbers of all steps in the buffer to the host, write a metrics line for each step, and empty the
+        buffer. `interrupted` is the number of a signal that this rank has received, or 0. Returns the largest
+        `interrupted` of all ranks, and the records of the steps. Every rank must call this."""
         waiting, self.rows = self.rows, []
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
@@ -100,8 +101,8 @@ class MetricsBuffer:
 
     def describe(self, pending: Row, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
-        """Return (StepRecord for the stability monitor, metrics line) of the step `pending`. `row` holds its numbers on
-        the host. `speed` is in tokens per second; `utilisation` is the MFU."""
+        """Turn the numbers of the step `pending` into (record for the stability monitor, metrics line). `row` holds the
+        step's numbers after they were copied to the host. `speed` is in tokens per second; `utilisation` is the MFU."""
         step, count = pending.step, len(self.streams)
         z, _, repeats = row[:HEAD]
         nll, counted = row[HEAD:HEAD + count], row[HEAD + count:HEAD + 2 * count]
@@ -118,8 +119,8 @@ class MetricsBuffer:
         return StepRecord(step.number + 1, loss, norm, verdict[0] != 0, *verdict[1:]), line
 
     def write(self, record: StepRecord, values: dict[str, Any]) -> None:
-        """Write the metrics line of a step. If a line is to be printed for the step (see `Meters.due`), add the
-        measurements of the interval and print it."""
+        """Write the metrics line of a step. If a line is also to be printed for the step (see `Meters.due`), the
+        measurements since the last printed line are added to the metrics line first."""
         head, due = f"step {record.step:>6}/{self.steps}", self.meters.due(record.step)
         if record.bad:
             values |= {"skipped": True, "why": record.why}
@@ -138,12 +139,13 @@ class MetricsBuffer:
 
 
 def finite(x: float | None) -> float | None:
-    """`x`, or None if it is not finite, because JSON has no infinities."""
+    """Return `x`, or None if it is infinite or NaN, because JSON has neither."""
     return x if x is not None and math.isfinite(x) else None
 
 
 def diverged(run: Run, step: int, observation: str) -> str:
-    """The error message for a loss that is NaN or infinite after step `step`; `observation` describes it."""
+    """Return the error message for a loss that is NaN or infinite after step `step` of the training `run`.
+    `observation` says what was seen, for instance the value."""
     last = ckpt.latest(run.out / "checkpoints")
     return (f"step {step}: {observation}: training has diverged. "
             + (f"{last.folder.parent} is sound; " if last else "There is no checkpoint yet; ")

@@ -30,9 +30,10 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
-    """Return three values: the undamaged checkpoint to continue from (None: the start), the first step after it (None
-    at the end of the curriculum), and whether nothing is left to do. Every rank must call this. Rank 0 decides for all
-    ranks, because ranks that disagree would wait for each other forever, or learn from different data."""
+    """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
+    start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
+    Every rank must call this. Rank 0 decides for all ranks: if ranks disagreed, they would wait for each other forever
+    or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -58,8 +59,8 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
 
 
 def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
-    """Raise CheckpointError if `checkpoint` does not belong to this training: its settings or curriculum differ in a
-    way that is not permitted. The message lists the differences."""
+    """Raise CheckpointError if the training `run` may not continue from `checkpoint`, because its settings or its
+    curriculum differ from the checkpoint's in a way that is not permitted. The message lists the differences."""
     wrong = differences(checkpoint.meta, run)
     if wrong:
         older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
@@ -70,17 +71,17 @@ def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
 
 
 def position(checkpoint: ckpt.Checkpoint | None) -> tuple[int, int, int]:
-    """The numbers (steps, samples, tokens) that the training had done at a checkpoint; (0, 0, 0) for None, the
-    start."""
+    """Return how far the training was when `checkpoint` was written, as the numbers of (steps, samples, tokens); (0, 0,
+    0) if it is None."""
     return (checkpoint.meta["step"], checkpoint.meta["samples"], checkpoint.meta["tokens"]) if checkpoint else (0, 0, 0)
 
 
 def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Transformer,
             optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
             dtype: torch.dtype) -> None:
-    """Set model, optimiser, spike detector and stability monitor to their state at a checkpoint, or at the start
-    (None). Raises CheckpointError when the loss on a few samples differs from their loss when the checkpoint was saved:
-    the checkpoint, the data or the code has then changed."""
+    """Set model, optimiser, spike detector and stability monitor to their state in a checkpoint; if it is None, to
+    their state before the first step. To detect a changed checkpoint, changed data or changed code, the loss on a few
+    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -105,8 +106,8 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def history(checkpoint: ckpt.Checkpoint | None) -> bytes:
-    """The hash chain over the data of all steps before a checkpoint (see `trainer.data.provenance`); for None, its
-    value before the first step."""
+    """Return the hash over the data of all steps before a checkpoint (the hash chain of `trainer.data.provenance`); for
+    None, its value before the first step."""
     return bytes.fromhex(checkpoint.meta["chain"]) if checkpoint else GENESIS
 
 

@@ -1,5 +1,5 @@
-"""Opens a run for training: its curriculum, its `train:` settings and its output folder. Also decides which changes of
-them are permitted when a training resumes from a checkpoint."""
+"""Opens a run for training: reads its curriculum and its `train:` settings, and finds its output folder. Also decides
+which changes to curriculum and settings are permitted when a training resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Run:
         return Schedule(self.config.schedule, self.curriculum.phases, self.config.optimizer.lr)
 
     def rope(self, samples: int) -> Rope:
-        """The model's RoPE settings after `samples` samples: those of the phase to which the last of these samples
-        belongs."""
+        """Return the model's RoPE settings after `samples` samples of the training. A phase (stretch of the training)
+        may have its own settings, so they are those of the phase of the last of these samples."""
         return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
 
     def micro_rows(self, length: int) -> int:
@@ -48,12 +48,13 @@ class Run:
         return max(1, self.config.micro_batch // length)
 
     def loss_chunk(self, device: torch.device) -> int:
-        """Number of tokens whose loss a rank on `device` computes at once."""
+        """Number of tokens whose logits and loss a rank on `device` computes at once."""
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Return a warning line for each phase whose smallest batch cannot be divided equally among `ranks` ranks.
-        Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+        """Return a warning line for each phase (stretch of the training) whose first batch, the smallest, cannot be
+        divided equally among `ranks` ranks. Raises ConfigError when that many ranks do not fit the settings under
+        `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -145,10 +146,10 @@ def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[s
 
 
 def differences(meta: dict[str, Any], run: Run) -> list[str]:
-    """Return the differences between a checkpoint and a run because of which the run may not continue from the
-    checkpoint, one line each. [] means that it may. `meta` is the checkpoint's metadata.
+    """Return the differences between a checkpoint and a run that forbid the run to continue from the checkpoint, one
+    line each. If the list is empty, the run may continue. `meta` is the checkpoint's metadata.
 
-    Permitted differences are not listed; `changes` and `edits` list them.
+    Permitted differences are not in the list; `changes` and `edits` return them.
     """
     result = unequal(meta["config"], run.config.identity())
     was, now = meta["curriculum"], run.curriculum.to_json()
@@ -177,9 +178,10 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """Return the forbidden differences between two versions of a phase that has begun, one line each: `old`, from the
-    checkpoint, and `new`, from the present curriculum (None: it lacks the phase). The only permitted change is to cut
-    the phase short, at sample number `samples` or later."""
+    """Compare two versions of a phase (stretch of the training) that had begun when a checkpoint was written: `old`,
+    from the checkpoint, and `new`, from the present curriculum (None if the phase is missing there). Returns the
+    forbidden differences, one line each. The only permitted change is to cut the phase short, at sample number
+    `samples` or later."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
@@ -192,8 +194,9 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """Permitted changes since a checkpoint was written, one line each: to settings, machine, number of ranks and code.
-    Changes to the curriculum are listed by `edits`. `meta` is the checkpoint's metadata."""
+    """Return what has changed since a checkpoint was written and may change: settings, machine, number of ranks and
+    code, one line per change. Changes to the curriculum are not included; `edits` returns them. `meta` is the
+    checkpoint's metadata."""
     result = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())
@@ -206,8 +209,8 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
-    """Changes to the curriculum since a checkpoint was written, one line each. `meta` is the checkpoint's metadata.
-    Changes to the part that has been trained on are not considered here; `differences` refuses them."""
+    """Return the changes to the curriculum since a checkpoint was written, one line each. `meta` is the checkpoint's
+    metadata. The part of the curriculum that has been trained on must not have changed; `differences` checks that."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))
@@ -223,19 +226,21 @@ def edits(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def version(sums: Mapping[str, str | None]) -> str:
-    """A version of the trainer's code as short text: commit or package version, and the first digits of its hash."""
+    """Return a version of the trainer's code as short text: commit or package version, and the first digits of the hash
+    over the source files. `sums` is the result of `provenance.code`."""
     return f"{(sums['commit'] or sums['package'] or 'unknown')[:12]} ({(sums['sha256'] or '')[:8]})"
 
 
 def unequal(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "train.") -> list[str]:
-    """Return 'train.KEY: checkpoint 1, now 2' for each key in which two (nested) mappings differ."""
+    """Return a line such as 'train.KEY: checkpoint 1, now 2' for each key in which two (nested) mappings differ: `old`,
+    from a checkpoint, and `new`."""
     then, now = flat(dict(old)), flat(dict(new))
     return [f"{prefix}{written(k)}: checkpoint {then.get(k)!r}, now {now.get(k)!r}"
             for k in sorted(then.keys() | now.keys()) if then.get(k) != now.get(k)]
 
 
 def written(key: str) -> str:
-    """A key as spelled in a recipe: checkpoint.async_ → checkpoint.async."""
+    """Return a key of the settings as it is written in a recipe: checkpoint.async_ → checkpoint.async."""
     return ".".join(part.removesuffix("_") for part in key.split("."))
 
 

@@ -2,9 +2,9 @@
 checkpoint (a rewind) and skips the data around the spike.
 
 `SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
-more than `sigma` standard deviations above the mean of the last `window` accepted steps (SkipStep of OLMo-core; OLMo 2,
-arXiv 2501.00656). Loss and norm are those of the whole step, so all ranks decide alike. The host does not wait for the
-numbers.
+more than `sigma` standard deviations above its mean over the last `window` accepted steps, i.e. steps that were not
+skipped (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). Loss and norm are those of the step over all ranks, so all
+ranks decide alike. The host does not wait for the numbers.
 
 `StabilityMonitor` works on the host, once the numbers have been copied there. It ends the training with an error after
 too many skipped updates. If the setting `rewind` is given, it can request a rewind to a checkpoint before the spike;
@@ -32,7 +32,8 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """Compares the loss and gradient norm of each step with those of the accepted steps before it, on the device."""
+    """Finds steps with an outlier in loss or gradient norm, whose update is then skipped. A step is compared with the
+    steps before it that were accepted (not skipped). All of this happens on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
@@ -47,9 +48,10 @@ class SpikeDetector:
         ranks, holds the summed loss of each stream, then the number of counted targets of each stream. `norm` is the
         gradient norm, 0-d.
 
-        Returns four values as [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps before
-        this one (NaN while there are too few); the limits above which a loss and a norm are outliers (infinity while
-        there are too few steps). Never waits for the device."""
+        Returns [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps (those not skipped)
+        before this one, NaN while there are too few; the limit above which a loss is an outlier; and the limit above
+        which a norm is an outlier. The limits are infinity while there are too few accepted steps. Never waits for the
+        device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -70,12 +72,12 @@ class SpikeDetector:
         return torch.cat((bad.double()[None], torch.where(ready, mean[:1], math.nan), limit))
 
     def state(self) -> dict[str, Any]:
-        """Return the detector's state, for a checkpoint's metadata. Waits for the device."""
+        """Return the detector's state, to be stored in a checkpoint's metadata. Waits for the device."""
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Restore a state that the method `state` returned. With None, or if the setting `window` has changed, the
-        detector starts without accepted steps."""
+        """Restore the state that the method `state` returned when a checkpoint was written. If it is None, or if the
+        setting `window` has changed since then, the detector begins without any steps to compare with."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -84,7 +86,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of a performed step, on the host."""
+    """The numbers of one step, after they were copied to the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target
@@ -96,7 +98,7 @@ class StepRecord(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Why the update was skipped."""
+        """The reason, as text, why the update of this step was skipped."""
         result = [f"{name} {value:.4g}" + (f" > {limit:.4g}" if value > limit and value < math.inf else "")
                  for name, value, limit in (("loss", self.loss, self.loss_limit), ("norm", self.norm, self.norm_limit))
                  if value is not None and (not value <= limit or value == math.inf)]
@@ -105,8 +107,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """A decision to go back to a checkpoint. At `step` the monitor found that the steps from `first` on are suspect.
-    Steps [start, stop) are to be skipped afterwards."""
+    """A decision to go back to a checkpoint, made after step `step`, because the steps from `first` on are suspect.
+    When training continues from the checkpoint, steps [start, stop) are skipped. `why` is the reason as text."""
 
     first: int
     step: int
@@ -117,8 +119,9 @@ class Rewind:
 
 
 class StabilityMonitor:
-    """Reviews the performed steps in order and decides when skipping updates is not enough. Its decisions depend only
-    on the losses, norms and skipped updates of the steps, so all ranks decide alike."""
+    """Reviews the steps of a training in order, and decides when skipping the updates of single steps is not enough:
+    training must then go back to a checkpoint or end. The decisions depend only on losses, norms and skipped updates,
+    which are equal on all ranks, so all ranks decide alike."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self.config = config
@@ -127,9 +130,9 @@ class StabilityMonitor:
         self.above = 0
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
-        """Review `steps`, the steps performed since the last call. Returns the first rewind that they trigger, or None.
-        Raises TrainingError when training cannot continue. `reports` is the command that inspects a step ('tokenmill
-        train explain RUN'), for the error message."""
+        """Review the steps performed since the last call. Returns the first rewind (decision to go back to a
+        checkpoint) that they trigger, or None. Raises TrainingError when training cannot continue. `reports` is the
+        command that inspects a step ('tokenmill train explain RUN'), for the error message."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -137,7 +140,8 @@ class StabilityMonitor:
         return None
 
     def _rewind(self, record: StepRecord) -> Rewind | None:
-        """Review one step. Returns the rewind that it triggers, or None."""
+        """Review the numbers of one step. Returns the decision to go back to a checkpoint if this step triggers it,
+        else None."""
         keep = max(self.config.window, self.config.rewind.trigger.within if self.config.rewind else 0)
         self.skipped_updates = [s for s in self.skipped_updates if s > record.step - keep] + [record.step] * record.bad
         if self.config.rewind is None:
@@ -182,10 +186,10 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Choose the checkpoint to go back to, record the rewind in the ledger (the list of skipped steps), and delete
-    later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the training. Damaged
-    checkpoints are not used. Raises TrainingError when no rewind is possible, or when the run has had as many rewinds
-    as `rewind.budget` allows."""
+    """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
+    and delete the checkpoints after it. Every rank must call this. Returns the checkpoint, or None for the start of the
+    training. Damaged checkpoints are not chosen. Raises TrainingError when there is no suitable checkpoint, or when the
+    run has already gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -201,13 +205,13 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(checkpoints: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Return (the one of `checkpoints` to go back to, the first step to skip). The checkpoint is None for the start of
-    the training.
+    """Choose from `checkpoints` (oldest first) the one to which training goes back. Returns (checkpoint or None for the
+    start of the training, the first step to skip).
 
-    The choice is the latest checkpoint before all steps to be skipped. If no checkpoint is that early, it is the
-    earliest checkpoint, provided that it precedes the first suspect step; then only steps after it are skipped. If
-    there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are checkpoints, and
-    none precedes the first suspect step.
+    The latest checkpoint before all steps that `rewind` skips is chosen. If no checkpoint is that early, the earliest
+    checkpoint is chosen, provided that it precedes the first suspect step; then only steps after this checkpoint are
+    skipped. If there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are
+    checkpoints, and none precedes the first suspect step.
     """
     before = [c for c in checkpoints if c.step < rewind.start]
     if before:

@@ -1,4 +1,5 @@
-"""Makes the results at the end of a training: a sample of text, and the summary that the report and the demo read."""
+"""Makes the results at the end of a training: a text that the model generates as a sample, and the contents of
+summary.json, which the run's report and the demo read."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ PROMPT = 256
 
 
 def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tuple[str | None, str]:
-    """Generate a sample of text. Returns (text, ""), or (None, the reason) if there is no sample. Every rank must call
-    this, because all compute the model; only rank 0 has the tokenizer and gets the text."""
+    """Let the model generate a sample of text. Returns (text, ""), or (None, the reason) if there is no sample. Every
+    rank must call this, because all ranks compute the model; only rank 0 has the tokenizer and gets the text."""
     config = run.config.sample
     if not config.tokens:
         return None, "no sample: train.sample.tokens is 0"
@@ -38,9 +39,9 @@ def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tu
 
 def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict[str, Any], text: str | None, why: str,
               seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
-    """Return the contents of summary.json. `before` and `after` are the first and the last evaluation, `gap` the result
-    of `Heldout.gap`, `text` the sample or None, `why` the reason if there is none. `seconds` is the time that this
-    process took, `speed` is in tokens per second."""
+    """Return the contents of summary.json. `before` and `after` are the results of the first and the last evaluation,
+    and `gap` is the result of `Heldout.gap`. `text` is a text that the model has generated, or None; `why` is the
+    reason if it is None. `seconds` is how long this process has run, and `speed` is in tokens per second."""
     story = story_of(run.out / "metrics.jsonl")
     steps = [loss for loss in story.loss if not math.isnan(loss)]
     before = before or (story.evals[0] if story.evals else {})

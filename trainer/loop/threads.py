@@ -49,16 +49,17 @@ def affinity() -> set[int]:
 
 
 class Watch:
-    """Measures how busy the cores are, from the creation of the object until `free` is called, but over at least
-    `watched_s` seconds."""
+    """Measures how busy the CPU cores are. The measurement begins when the object is created and ends when `free` is
+    called, which waits until it has lasted at least `watched_s` seconds."""
 
     def __init__(self, watched_s: float = WATCHED_S) -> None:
         self.watched_s = watched_s
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Mean number of cores that other processes have not used since this object was created: those that were idle
-        or used by this process. If the system does not report idle time, all cores count as free."""
+        """Return the mean number of cores that were free for this process since the object was created: those that were
+        idle, and those that this process itself used. If the system does not report idle time, all cores count as
+        free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:
@@ -79,8 +80,9 @@ def idle() -> float | None:
 
 
 def threads(run: Run, ranks: int, free: float, device: str) -> int:
-    """Number of threads for each of `ranks` ranks on a machine with `free` free cores. On CUDA the model's size does
-    not limit the number, because the CPU computes only what is offloaded."""
+    """Return how many CPU threads each of `ranks` ranks should use on a machine with `free` free cores. It is a rank's
+    share of the cores, but for a small model no more than the model can use. On CUDA the model's size does not limit
+    the number, because there the CPU computes only what is offloaded to it."""
     most = max(1, int(free / ranks + 0.5))
     if device == "cuda":
         return most
@@ -92,7 +94,8 @@ def threads(run: Run, ranks: int, free: float, device: str) -> int:
 
 
 def settle(run: Run, watch: Watch, device: str) -> None:
-    """Set the number of this process's threads, unless OMP_NUM_THREADS is set."""
+    """Choose how many CPU threads this process computes with, and set the number in torch. Does nothing if
+    OMP_NUM_THREADS is set."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:

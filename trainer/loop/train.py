@@ -77,8 +77,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """The state of a training on one rank, from the start of this process on. The position in the training is `number`
-    (steps done), `samples` (samples read) and `tokens` (targets read)."""
+    """A training on one rank, with all its state; it lives from the start of the process to its end. The position in
+    the training is `number` (steps done), `samples` (samples read) and `tokens` (targets read)."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -120,15 +120,15 @@ class Trainer:
         self.say(optim.describe(self.optimizer))
 
     def restore(self, checkpoint: ckpt.Checkpoint | None) -> None:
-        """Set model, optimiser, spike detector, stability monitor and hash chain to their state at a checkpoint, or at
-        the start (None)."""
+        """Set model, optimiser, spike detector, stability monitor and hash chain (hash over the data read so far) to
+        their state in `checkpoint`. If it is None, they get their state before the first step."""
         restore(checkpoint, self.run, self.data, self.model, self.optimizer, self.detector, self.monitor, self.world,
                 self.dtype)
         self.chain = history(checkpoint) if self.world.first else GENESIS
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
-        """Return the changes to settings, machine, code and curriculum since the checkpoint was written, one line each.
-        Also prints them, and records changes to the curriculum in the ledger."""
+        """Return what has changed since the checkpoint was written: settings, machine, code and curriculum, one line
+        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -149,9 +149,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the remaining steps. Returns None at the end of the curriculum or after step `stop_at`. If the losses
-        require training to go back to a checkpoint, returns at once with that Rewind. After a signal (a number other
-        than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
+        """Perform the steps that remain, up to the end of the curriculum or step `stop_at`, and return None. If the
+        losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After a
+        signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -196,8 +196,9 @@ class Trainer:
         return None
 
     def perform(self, step: Step, batch: Batch, waited: float) -> None:
-        """Learn from one batch: compute gradients, let the spike detector judge them, step the optimiser. Never waits
-        for the device."""
+        """Learn from one batch: compute gradients, decide whether they are an outlier (then the update is skipped),
+        step the optimiser. `waited` is how long training waited for the batch, in seconds. This method never waits for
+        the device."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -217,8 +218,8 @@ class Trainer:
         self.buffer.add(Row(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
 
     def rewind(self, rewind: Rewind) -> None:
-        """Go back to a checkpoint before the loss spike. The steps around the beginning of the spike will be
-        skipped."""
+        """Go back to the checkpoint that `rewind_to_checkpoint` chooses, from before a loss spike. When training
+        continues from there, it skips the steps around the beginning of the spike."""
         self.saver.wait()
         checkpoint = rewind_to_checkpoint(rewind, self.ledger, self.checkpoints, self.world, self.say)
         self.number, self.samples, self.tokens = position(checkpoint)
@@ -240,8 +241,9 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate the held-out loss on samples with the sequence length of the first phase. If the current phase has
-        another length, also on samples of that length. Returns the values, as `Heldout.evaluate` does."""
+        """Evaluate the held-out loss on samples with the sequence length of the first phase (stretch of the training).
+        If the current phase has another sequence length, evaluate it also on samples of that length, under the key
+        "lengths". Returns the values that `Heldout.evaluate` describes."""
         run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -256,8 +258,8 @@ class Trainer:
 
     def save(self, step: Step, heldout: float | None) -> None:
         """Write a checkpoint after `step`; with the setting `async`, only start to write it in the background.
-        `heldout` is the held-out loss at this step, or None. Raises TrainingError when the model's loss is not
-        finite."""
+        `heldout` is the held-out loss at this step, or None. Before that, the loss on some samples of the step is
+        computed, so that a resume can compare it. Raises TrainingError when this loss is not finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
@@ -281,8 +283,9 @@ class Trainer:
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """At the end of the curriculum, make the last evaluation, a sample of text and the summary. Returns the
-        summary, on rank 0."""
+        """Finish a training that has reached the end of its curriculum: make the last evaluation, a sample of text and
+        the summary. `before` is the first evaluation; `seconds` is how long this process has run. Returns the summary
+        on rank 0."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}
@@ -313,8 +316,9 @@ class Trainer:
 
 def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
                      micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks, float64 [HEAD + 2 ·
-    streams] (see `trainer.loop.metrics_buffer.Row`), and the global gradient norm before clipping."""
+    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
+    targets per stream; see `trainer.loop.metrics_buffer.Row`), float64 [HEAD + 2 · streams], and the global gradient
+    norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

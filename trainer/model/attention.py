@@ -40,11 +40,12 @@ Masking = Literal["document", "none"]
 class DocMask:
     """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer.
 
-    `positions` is int64 [B, T]. At most one of `dense`, `block` and `starts` is set, depending on the back end; if none
-    is, attention is causal over the whole row. `dense` [B, 1, T, T] is an additive mask (0 or -inf). `block` is the
-    same mask for flex_attention. `starts` [D + 1] int32 holds the offsets at which the D documents of the flattened
-    batch begin and the last one ends. It is padded with B·T, i.e. with empty documents. `longest` is an upper bound of
-    the documents' lengths.
+    `positions` is int64 [B, T]. Which other field is set depends on the back end; at most one of `dense`, `block` and
+    `starts` is. If none of them is set, attention is causal over the whole row. `dense` [B, 1, T, T] is a mask that is
+    added to the attention scores (0 or -inf). `block` is the mask as flex_attention takes it. `starts` [D + 1] int32 is
+    for variable-length attention: if the rows are put one after the other, it holds the offsets at which the D
+    documents begin, and the end of the last one. Further entries B·T (empty documents) pad it. `longest` is an upper
+    bound of the documents' lengths.
     """
 
     positions: Tensor
@@ -56,9 +57,10 @@ class DocMask:
 
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
                   backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
-    """The mask for `positions` [B, T] int64 and activations of `dtype`, on the device of `positions`. `backend`
-    overrides the choice of the fastest back end. `starts` are the cumulative lengths for `positions`, if already
-    computed."""
+    """Build the attention mask for rows of documents. `positions` [B, T] int64 has each token's position in its
+    document, so it is 0 where a document begins. `dtype` is that of the activations. `backend` overrides the choice of
+    the fastest back end. `starts` is the result of `cumulative_lengths(positions)`, if already computed. The mask is on
+    the device of `positions`. With `masking` none, documents do not matter, and no mask is needed."""
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
@@ -89,7 +91,7 @@ def best(device: torch.device, dtype: torch.dtype) -> BackEnd:
 
 
 def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
-    """The kernel that computes attention on `device`, and its version."""
+    """Return the name and version of the kernel that computes attention on `device`, as text for people."""
     backend = best(device, dtype)
     if masking == "none" or backend == "dense":
         return f"scaled_dot_product_attention of torch {torch.__version__}"
@@ -100,16 +102,16 @@ def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
 
 @functools.cache
 def flash(index: int) -> bool:
-    """Whether CUDA device `index` has FlashAttention. Also switches to its version 3 where that is possible: a training
-    step is then 9 % faster than with version 2 (measured in nanochat)."""
+    """Whether CUDA device `index` supports FlashAttention 2 (Ampere or later). Also makes torch use FlashAttention 3
+    where that is possible: a training step is then 9 % faster than with version 2 (measured in nanochat)."""
     flash3(index)
     return torch.cuda.get_device_capability(index) >= (8, 0)
 
 
 @functools.cache
 def flash3(index: int) -> bool:
-    """Switch to FlashAttention 3 if CUDA device `index` is a Hopper and the package is installed. Returns whether it
-    did."""
+    """Make torch use FlashAttention 3 if CUDA device `index` is a Hopper and the package with its kernels is installed.
+    Returns whether it is used."""
     if torch.cuda.get_device_capability(index)[0] == 9:
         # available from torch 2.11 on, and only where the package with the kernels is installed
         with contextlib.suppress(AttributeError, ImportError, RuntimeError, ValueError):
@@ -119,8 +121,9 @@ def flash3(index: int) -> bool:
 
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
-    """Offsets at which documents begin in the flattened batch, int32. The result is padded with the batch's end to a
-    length of 64, 256, 1024, …
+    """Return the offsets at which documents begin when all rows are put one after the other, int32. `positions` [B, T]
+    has each token's position in its document. The result is padded with the number of all tokens, B·T, to a length of
+    64, 256, 1024, …
 
     Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding limits the number of
     shapes, because a compiled model is compiled again for every new shape.
@@ -141,8 +144,8 @@ def compiled_flex() -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: DocMask, scale: float | None = None) -> Tensor:
-    """Attention under `mask`: q [B, T, H, D], k and v [B, T, G, D] with G dividing H → [B, T, H, D]. `scale` multiplies
-    the products of queries and keys; the default is 1/√D."""
+    """Compute attention under `mask`: q [B, T, H, D], k and v [B, T, G, D] → [B, T, H, D], for H heads of queries and G
+    heads of keys and values; G divides H. `scale` multiplies the products of queries and keys; the default is 1/√D."""
     rows, length, heads, dim = q.shape
     groups = k.shape[2]
     if mask.starts is not None:

@@ -20,11 +20,12 @@ class RopeScaling:
     """How RoPE's frequencies are divided by `factor`, so that the model can use a longer context. `original` is the
     context, in tokens, that the model was trained with before.
 
-    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1) does
-    so for wavelengths above original / `low`, and leaves wavelengths below original / `high` unchanged, with a smooth
-    transition. `yarn` (arXiv 2309.00071) does so for pairs of dimensions that make fewer than `beta_slow` turns within
-    `original` tokens, and leaves pairs that make more than `beta_fast` turns unchanged, with a ramp over the pairs in
-    between. `yarn` also multiplies queries and keys by `attention_factor` (null: 0.1 · ln factor + 1).
+    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1)
+    divides only frequencies with wavelengths above original / `low`, and leaves wavelengths below original / `high`
+    unchanged, with a smooth transition. `yarn` (arXiv 2309.00071) divides only the frequencies of pairs of dimensions
+    that make fewer than `beta_slow` turns within `original` tokens, and leaves pairs that make more than `beta_fast`
+    turns unchanged, with a ramp over the pairs in between. `yarn` also multiplies queries and keys by
+    `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -48,14 +49,16 @@ class RopeScaling:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """Settings of a model with `layers` layers, scaled as in nanochat: width 64 · layers, heads of width 128,
-    multi-head attention with QK-norm, embedding and output not tied. The ffn width is the default, 8/3 of the width."""
+    """Return the settings of a model with `layers` layers, scaled as in nanochat: width 64 · layers, heads of width
+    128, multi-head attention with QK-norm, embedding and output not tied. The ffn width is the default, 8/3 of the
+    width."""
     return {"layers": layers, "width": 64 * layers, "heads": layers // 2, "qk_norm": True, "tie": False}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the decoder. The vocabulary size is not among them: it comes with the shards.
+    """The architecture of the model, a decoder: sizes and options. The vocabulary size is not among them, because it is
+    that of the shards (the encoded data).
 
     `kv_heads` 0: as many as `heads`. `ffn` 0: 8/3 of the width, rounded up to a multiple of 64 (Llama), or 4 times the
     width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three. `nope_every: k` leaves
@@ -67,8 +70,8 @@ class ModelConfig:
 
     `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
     for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
-    divided by m, and products of queries and keys are divided by D / 8 instead of √D (D is the width of a head; at
-    D = 64 both are the same). 0: off.
+    divided by m, and products of queries and keys are divided by D / 8 instead of √D (D is the width of a head; at D =
+    64 both are the same). With 0, muP is off.
     """
 
     layers: int
@@ -139,31 +142,32 @@ class ModelConfig:
 
     @property
     def rotated(self) -> int:
-        """Number of dimensions of a head that RoPE turns."""
+        """Number of dimensions of a head that RoPE rotates."""
         return int(self.dim * self.rotary)
 
     @property
     def scale(self) -> float:
-        """The factor on products of queries and keys."""
+        """The factor by which attention multiplies the products of queries and keys."""
         return 8 / self.dim if self.mup else self.dim ** -0.5
 
     @property
     def width_ratio(self) -> float:
-        """m of muP: this model's width divided by the width at which the hyperparameters were found (1 without muP)."""
+        """Return the number m of muP: this model's width divided by the width at which the hyperparameters were found
+        (1 without muP)."""
         return self.width / self.mup if self.mup else 1.0
 
     def rate(self, name: str) -> float:
-        """muP's factor on the learning rate of the parameter `name`, for optimisers that normalise their updates (Adam,
-        Lion)."""
+        """Return the factor that muP applies to the learning rate of the parameter `name`. It is meant for optimisers
+        that normalise their updates (Adam, Lion)."""
         return 1 / self.width_ratio if role(name) == "matrix" else 1.0
 
     def identity(self) -> dict[str, Any]:
-        """All fields as plain values, as a checkpoint stores them."""
+        """Return all settings of the model as plain values, as a checkpoint stores them."""
         return asdict(self)
 
     def matmul_parameters(self, vocab: int) -> int:
-        """Number of parameters that are multiplied with every token. All matrices and the output count; the embedding
-        look-up does not."""
+        """Return how many parameters are multiplied with every token in a forward pass. All matrices and the output
+        matrix count. The embedding does not, because it is only looked up."""
         attention = self.width * self.dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = (2 if self.activation == "relu2" else 3) * self.width * self.ffn
         return self.layers * (attention + mlp) + vocab * self.width
@@ -175,7 +179,8 @@ class ModelConfig:
 
 
 def role(name: str) -> Role:
-    """The role of the parameter `name`; gains and biases are vectors."""
+    """Return the role of the parameter `name` in the model: embedding, output, matrix or vector. Gains and biases are
+    vectors."""
     if name.startswith("embed."):
         return "embedding"                        # also the output, when tied
     if name.startswith("head."):
@@ -185,8 +190,8 @@ def role(name: str) -> Role:
 
 @dataclass(frozen=True)
 class RepeatsConfig:
-    """Which repetitive targets are left out of the loss: those inside a span in which a sequence of 1 to `ngram` tokens
-    occurs at least `times` times in a row. The defaults are OLMo 2's."""
+    """Settings that leave repetitive text out of the loss. In a span in which a sequence of 1 to `ngram` tokens occurs
+    at least `times` times in a row, tokens do not count as targets. The defaults are OLMo 2's."""
 
     ngram: int = 13
     times: int = 32
@@ -216,9 +221,9 @@ class LossConfig:
             raise ValueError("z and chunk must be ≥ 0")
 
     def tokens(self, vocab: int, cuda: bool) -> int:
-        """Number of tokens whose logits are computed at a time, for a vocabulary of `vocab` tokens. Every chunk reads
-        and writes the whole gradient of the output matrix, so CUDA devices get large chunks: on an H100, 8,192 tokens
-        instead of 2,048 made a step of a model of 124 M parameters 4 % faster."""
+        """Return how many tokens' logits are computed at a time (a chunk), for a vocabulary of `vocab` tokens. Every
+        chunk reads and writes the whole gradient of the output matrix, so chunks are larger on CUDA: on an H100, 8,192
+        tokens instead of 2,048 made a step of a model of 124 M parameters 4 % faster."""
         if self.chunk:
             return self.chunk
         return 1 << max(9, (LOGITS // vocab).bit_length() - 1) if cuda else 2048
@@ -226,8 +231,8 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial weights. `from` is a folder in Hugging Face's layout (config.json, safetensors) with weights whose
-    pretraining is to be continued (null: random weights). `train.model` must describe the same model; only its
-    `rope_theta` and `rope_scaling` may differ."""
+    """Settings of the weights with which a training begins. `from` is a folder in Hugging Face's layout (config.json,
+    safetensors) with a pretrained model, whose training is to be continued (null: random weights). `train.model` must
+    describe the same model; only its `rope_theta` and `rope_scaling` may differ."""
 
     from_: str | None = None

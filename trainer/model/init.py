@@ -23,7 +23,8 @@ def parameter_seed(seed: int, name: str) -> int:
 
 
 def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial value of the parameter `name`, float32 on the CPU. It is the same on every machine."""
+    """Return the initial value of the whole parameter `name`, also if ranks hold only parts of it, as float32 on the
+    CPU. The value depends only on the arguments, so it is the same on every machine."""
     kind = role(name)
     if kind == "vector":
         return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)   # gains of norms start at 1
@@ -37,6 +38,7 @@ def full_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> 
 
 @torch.no_grad()
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Fill all parameters of `model` in place, sharded (DTensor) or not. Each rank draws full tensors, one by one."""
+    """Fill all parameters of `model` with their initial values, in place. Parameters may be sharded (DTensor) or not.
+    Each rank draws the whole of every parameter, one parameter at a time, and keeps its part."""
     for name, parameter in model.named_parameters():
         fill(parameter, full_value(name, parameter.shape, config, seed))

@@ -1,5 +1,5 @@
-"""Finds spans in which a short n-gram repeats many times. Their targets teach only repetition, so they are left out of
-the loss.
+"""Finds spans of text in which a short n-gram repeats many times. The tokens of such a span are not used as targets of
+the training, because they would teach only repetition.
 
 OLMo 2 (arXiv 2501.00656 §3.1) traced many loss spikes to training samples with long runs of repeated n-grams. OLMo 2
 leaves out a whole sample that has a span of 32 or more repetitions of 1 to 13 tokens. This module leaves out only the
@@ -12,8 +12,8 @@ import numpy as np
 
 
 def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
-    """Return bool (N,): which of `tokens` (N,) lie in a span that repeats a sequence of 1 to `ngram` tokens at least
-    `times` times.
+    """Find the spans in which a sequence of 1 to `ngram` tokens repeats at least `times` times. Returns bool (N,):
+    which of `tokens` (N,) are in such a span.
 
     For a sequence of p tokens, a span is a maximal stretch in which every token i equals token i − p, together with the
     p tokens before the stretch.

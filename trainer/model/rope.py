@@ -20,21 +20,23 @@ from trainer.model.config import RopeScaling
 
 @dataclass(frozen=True)
 class Rope:
-    """The settings of RoPE that determine the rotations: θ and a scaling (None: unscaled)."""
+    """The settings of rotary positions (RoPE) that determine the angles: the base θ, and a scaling for longer contexts
+    (None: unscaled)."""
 
     theta: float
     scaling: RopeScaling | None = None
 
     @property
     def magnitude(self) -> float:
-        """Factor on cos and sin, and thereby on queries and keys (YaRN's attention factor)."""
+        """The factor by which cosines and sines of the rotation are multiplied, and thereby queries and keys. It is 1,
+        except for YaRN's attention factor."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1
 
     def frequencies(self, dim: int, device: torch.device) -> Tensor:
-        """The frequency of each pair, float32 [dim / 2], in radians per token. It is computed on `device`, without a
-        transfer."""
+        """Return the frequency with which each pair of dimensions rotates, float32 [dim / 2], in radians per token. The
+        values are computed on `device`, so nothing is copied to it."""
         base = self.theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
         scaling = self.scaling
         if scaling is None:
@@ -54,14 +56,15 @@ class Rope:
 
 
 def rotation(positions: Tensor, dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of the rotation angles at `positions` [B, T], each float32 [B, T, 1, dim / 2]."""
+    """Return the cosines and sines of RoPE's rotation angles at `positions` [B, T], each float32 [B, T, 1, dim / 2]."""
     angle = positions[..., None, None].float() * rope.frequencies(dim, positions.device)
     return angle.cos() * rope.magnitude, angle.sin() * rope.magnitude
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + R/2]) of the first R dimensions of x [B, T, H, D], the layout of Hugging Face's
-    Llama; the other D - R stay unchanged (partial RoPE, GPT-NeoX)."""
+    """Rotate the first R dimensions of each head in x [B, T, H, D] by RoPE, in pairs (x[i], x[i + R/2]) as in Hugging
+    Face's Llama. R is twice the last dimension of `cos`. The other D - R dimensions stay unchanged (partial RoPE,
+    GPT-NeoX)."""
     half = cos.shape[-1]
     a, b, unrotated = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, unrotated), -1).to(x.dtype)

@@ -35,8 +35,8 @@ PLAN: tuple[tuple[tuple[str, ...], Placement, str], ...] = (
 
 
 def placement(name: str) -> Placement:
-    """How the parameter `name` is placed over the tensor group (the ranks that share every layer). Raises ValueError if
-    PLAN has no entry for the name."""
+    """Return how the parameter `name` is divided among a tensor group (the ranks that share every layer). Raises
+    ValueError if PLAN, the table of such divisions, has no entry for the name."""
     for endings, how, _ in PLAN:
         if name.endswith(endings):
             return how
@@ -44,7 +44,8 @@ def placement(name: str) -> Placement:
 
 
 def split(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Make every parameter of `model` (on the meta device) a DTensor over the one-dimensional `mesh`, as PLAN says."""
+    """Divide every parameter of `model` among the ranks of `mesh`, as the table PLAN says: each becomes a DTensor over
+    this one-dimensional mesh. The model must be on the meta device."""
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
         how = placement(name)
@@ -56,11 +57,12 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copy `value` (whole, the same on every rank) into `parameter`. If `parameter` is a DTensor, only this rank's part
-    is copied. No communication takes place.
+    """Copy `value` into `parameter`, in place. `value` is the whole tensor, the same on every rank. If `parameter` is a
+    DTensor, only this rank's part is copied. No communication takes place.
 
-    One dimension may be divided twice. FSDP2 divides it first over the tensor group, then each part over the data
-    ranks, although the mesh lists its dimensions the other way round.
+    A dimension of a tensor may be divided twice. It is then divided first over the tensor group (the ranks that share
+    every layer), then each part over the data ranks, because FSDP2 does so, although the mesh lists the two the other
+    way round.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
@@ -84,8 +86,8 @@ def copies(x: Tensor) -> int:
 
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
-    """This rank's part of a parameter, as a plain tensor. `gradient` is the placement of the gradient over the tensor
-    group, if that differs from the parameter's placement."""
+    """Return this rank's part of a parameter, as a plain tensor for use in forward. `gradient` says how the gradient is
+    placed over the tensor group (the ranks that share every layer), if not like the parameter."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
@@ -97,15 +99,17 @@ def full(x: Tensor) -> Tensor:
 
 
 def replicated(weight: Tensor) -> Tensor:
-    """The whole parameter, on every rank, for use in forward: backward sums the gradients of all ranks."""
+    """Return the whole parameter on every rank, as a plain tensor for use in forward. In backward the gradients of all
+    ranks are summed."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))
 
 
 def enter(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's f. It begins a computation that is divided over ranks like `weight`. `x` must be whole on each rank.
-    Forward returns `x` unchanged; backward sums the gradients of all ranks."""
+    """Begin a computation that is divided over ranks as `weight` is (Megatron's f). `x` must be whole on each rank.
+    Forward returns `x` unchanged; backward sums the gradients of all ranks. If `weight` is not divided, `x` is
+    returned."""
     if not isinstance(weight, DTensor):
         return x
     inside = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -113,14 +117,15 @@ def enter(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def leave(x: Tensor, weight: Tensor) -> Tensor:
-    """Megatron's g. It ends a computation that is divided over ranks like `weight`. `x` on each rank is one summand.
-    Forward returns the sum on every rank; backward passes the gradient on unchanged."""
+    """End a computation that is divided over ranks as `weight` is (Megatron's g). The result is the sum of the `x` of
+    all ranks. Forward returns the sum on every rank; backward passes the gradient on unchanged. If `weight` is not
+    divided, `x` is returned."""
     return _to_replicate(x, weight, Partial())
 
 
 def gather(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the concatenation [..., d] of `x` [..., d / N] of all N ranks. Backward gives each rank its slice of the
-    gradient."""
+    """Concatenate `x` [..., d / N] of the N ranks over which `weight` is divided. Returns [..., d] on every rank.
+    Backward gives each rank its slice of the gradient."""
     return _to_replicate(x, weight, Shard(x.ndim - 1))
 
 
@@ -132,8 +137,8 @@ def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
 
 
 def share(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns this rank's block of consecutive rows of `x` [N, ...]. `x` must be equal on all ranks. Backward gathers
-    the gradients of all blocks."""
+    """Divide the rows of `x` [N, ...] among the ranks over which `weight` is divided. Returns this rank's block of
+    consecutive rows. `x` must be equal on all ranks. Backward gathers the gradients of all blocks."""
     if not isinstance(weight, DTensor):
         return x
     placed = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -141,8 +146,9 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """The inverse of `share`: return all `rows` rows, of which `share` is this rank's block. If `share` is 0-d, return
-    the sum over ranks. The result has no gradient."""
+    """Combine what the ranks have computed from the blocks that the function `share` gave them. The argument `share` is
+    this rank's block of a tensor of `rows` rows; the whole tensor is returned on every rank. If it is 0-d, the sum over
+    ranks is returned. The result has no gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:
@@ -154,15 +160,16 @@ def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """nn.Linear that computes with this rank's part of its weight [out, in] and bias [out]."""
+    """A variant of nn.Linear for tensor parallelism: weight [out, in] and bias [out] are divided among ranks, and
+    forward computes with this rank's part."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding of which each rank holds a share of the columns. The results of all ranks are concatenated, so that
-    every rank returns whole embeddings."""
+    """A variant of nn.Embedding for tensor parallelism: each rank holds a share of the columns. The look-ups of all
+    ranks are concatenated, so that every rank returns whole embeddings."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return gather(F.embedding(tokens, local(self.weight)), self.weight)

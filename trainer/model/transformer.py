@@ -24,14 +24,14 @@ from trainer.model.tensor import Embedding, Linear, enter, leave, local, replica
 
 
 def base_rope(config: ModelConfig) -> Rope:
-    """The RoPE settings of `train.model`. They apply in every phase (stretch of the training) that has none of its
-    own."""
+    """Return the RoPE settings of `train.model`. They apply in every phase (stretch of the training) that has no RoPE
+    settings of its own."""
     return Rope(config.rope_theta, config.rope_scaling)
 
 
 def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
-    """The RoPE settings in `phase`, a stretch of the training: those of `train.model`, unless the phase overrides θ or
-    scaling."""
+    """Return the RoPE settings that apply in `phase`, a stretch of the training. They are those of `train.model`,
+    unless the phase has its own θ or scaling."""
     scaling = config.rope_scaling
     if phase.rope_scaling is not None:
         scaling = build(RopeScaling, phase.rope_scaling, f"curriculum.json: phase {phase.name!r}: rope_scaling")
@@ -39,7 +39,8 @@ def phase_rope(config: ModelConfig, phase: Phase) -> Rope:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight, computed in float32 whatever the dtype of x (arXiv 1910.07467)."""
+    """Root-mean-square normalisation: x / rms(x) · weight, computed in float32 whatever the dtype of x (arXiv
+    1910.07467)."""
 
     def __init__(self, width: int, eps: float, over_heads: bool = False) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202), or ReLU² without a gate."""
+    """The feed-forward part of a layer: SwiGLU (arXiv 2002.05202), or ReLU² without a gate."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -105,7 +106,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder. The loss is computed inside `forward`, because FSDP gathers the root's parameters only there.
+    """The language model, a decoder. `forward` also computes the loss, because FSDP gathers the output matrix, a
+    parameter of the root module, only during the root's forward.
 
     The training loop sets the attribute `rope` before every step, because a phase of the training may have its own RoPE
     settings. `compiled` is whether the blocks are compiled.

@@ -24,12 +24,12 @@ SCORED = 1000
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """Limits above which an alert is raised; null turns a rule off.
+    """Limits above which an alert is raised; null turns an alert off.
 
-    `throughput`: relative drop of tokens/s below the running median. `evaluation`: nats by which the held-out loss
-    of a stream exceeds its best. `spikes`: share of the last 1,000 steps whose loss or gradient norm was not finite or
-    more than `stability.sigma` deviations above the mean. `data_wait`: share of the time spent waiting for batches.
-    `checkpoint`: minutes without a checkpoint.
+    `throughput` is a relative drop of tokens/s below the running median. `evaluation` is by how many nats the held-out
+    loss of a stream (data source) exceeds its lowest value so far. `spikes` is the share of the last 1,000 steps whose
+    loss or gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait`
+    is the share of time spent waiting for batches. `checkpoint` is the number of minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
@@ -48,7 +48,8 @@ class AlertsConfig:
 
 @dataclass(frozen=True)
 class Alert:
-    """The event that the alert of a rule was raised (`on`) or cleared. `text` describes what was observed."""
+    """The event that an alert began (`on` is True) or ended. `rule` is the name of the alert's rule; `text` says what
+    was observed."""
 
     rule: str
     on: bool
@@ -56,9 +57,9 @@ class Alert:
 
 
 class Alerts:
-    """The state of the alert rules. `step`, `interval` and `evaluation` take new observations and return the alerts
-    that these raise or clear. `lines` are the lines of metrics.jsonl from former processes of this training; the lowest
-    held-out losses so far are taken from them."""
+    """Checks the alert rules of a training. The methods `step`, `interval` and `evaluation` take new observations, and
+    return the alerts that begin or end because of them. `lines` are the lines of metrics.jsonl from former processes of
+    this training; the lowest held-out losses so far are taken from them."""
 
     def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config
@@ -73,7 +74,8 @@ class Alerts:
                 self.evaluation(line["streams"])
 
     def step(self, outlier: bool) -> list[Alert]:
-        """Called for every step. `outlier` is whether `SpikeDetector` found its loss or gradient norm too high."""
+        """Check the rule about loss spikes. Called for every step. `outlier` is whether the step's loss or gradient
+        norm was too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
@@ -82,13 +84,15 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Number of outliers among the last SCORED steps, divided by SCORED even if the training has performed fewer
-        steps."""
+        """The share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
+        divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Check the rules on throughput, data waits and checkpoints. Called at every log interval. `speed` is in
-        tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in seconds."""
+        """Check the rules on throughput, data waits and checkpoints, and return the alerts that begin or end. Called
+        whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the training).
+        `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in
+        seconds."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
@@ -107,8 +111,9 @@ class Alerts:
                                    f"checkpoint.every says how often")
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Return the alerts that begin or end because the held-out loss of a stream lies far above, or again near, its
-        lowest value so far. Called at every evaluation."""
+        """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
+        stream (data source). The alert begins when the loss of a stream lies far above its lowest value so far, and
+        ends when none does. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))
@@ -121,7 +126,8 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def settle(self, rule: str, holds: bool, text: str) -> list[Alert]:
-        """Set whether `rule` holds now. Returns a list with the alert if that has changed, else an empty list."""
+        """Record whether the condition of `rule` holds now. If this has changed since the last call, returns [the alert
+        that begins or ends], else []. `text` says what was observed."""
         if holds == (rule in self.standing):
             return []
         if holds:

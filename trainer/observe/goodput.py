@@ -31,8 +31,9 @@ OF_STEPS = ("training", "warmup", "data")
 
 
 class Goodput:
-    """Wall time by cause, in seconds, over all processes of a training. `peak` is the highest possible FLOP/s of all
-    devices together (None: unknown)."""
+    """Counts the wall time of a training by cause, such as training, evaluation or restart, in seconds. All processes
+    of the training are included, also those before a restart. `peak` is the highest possible FLOP/s of all devices
+    together (None: unknown)."""
 
     def __init__(self, peak: float | None = None) -> None:
         self.seconds = dict.fromkeys(CAUSES, 0.0)
@@ -41,7 +42,7 @@ class Goodput:
         self.since, self.began = time.perf_counter(), time.time()
 
     def enter(self, cause: str) -> None:
-        """Count the time from now on under `cause`, until the next call."""
+        """Count the time from now on under `cause`, until this method is called with another cause."""
         now = time.perf_counter()
         self.seconds[self.cause] += now - self.since
         self.capacity += (now - self.since) * (self.peak or 0.0)
@@ -57,16 +58,17 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Move `seconds` from the cause `source` to the cause `target`, but at most the seconds counted under
-        `source`."""
+        """Count `seconds` under the cause `target` that were counted under the cause `source`. If `source` has fewer
+        seconds, only these are moved."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """Return the goodput record that is stored in a line of metrics.jsonl under "goodput". It holds the seconds by
-        cause up to now, `flops` (model FLOPs of steps whose result is kept) and `capacity` (FLOPs that the devices
-        could have done; 0: unknown). `at` is the time of the record, because the line may be written later."""
+        """Return a record of the wall time so far, which is stored in a line of metrics.jsonl under "goodput". It holds
+        the seconds by cause; `flops`, the model FLOPs of steps whose result is kept; `capacity`, the FLOPs that the
+        devices could have done (0: unknown); and `at`, the time of the record, because the line may be written
+        later."""
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
                 "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
@@ -80,13 +82,14 @@ class Goodput:
         return self.seconds["training"] / self.wall if self.wall else 0.0
 
     def mfu(self) -> float | None:
-        """Wall MFU: model FLOPs of steps whose result is kept, divided by the FLOPs that the devices could have done in
-        the whole wall time. None if the latter are unknown."""
+        """Return the wall MFU: model FLOPs of steps whose result is kept, divided by the FLOPs that the devices could
+        have done in the whole wall time. None if the peak of the devices is unknown."""
         return self.flops / self.capacity if self.capacity else None
 
     def resume(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Add the wall time of former processes of this training. `lines` are the lines of metrics.jsonl that they
-        wrote, including those of steps that were later undone. Training resumes after `step`."""
+        """Add the wall time of former processes of this training when it resumes after step `step`. `lines` are the
+        lines of metrics.jsonl that these processes wrote, including those about steps that were later undone. The time
+        of the steps after `step` is counted as lost."""
         last = latest(lines)
         if last is None:
             return
@@ -94,7 +97,7 @@ class Goodput:
         gap = max(0.0, self.began - alive)
         for cause in CAUSES:
             self.seconds[cause] += last["goodput"].get(cause, 0.0)
-        # time of the former process after its last record: checkpoints count as `checkpoint`, the rest as lost
+        # time of the former process after its last record: checkpoints count as `checkpoint`, other time as lost
         unrecorded = max(0.0, self.began - recorded - gap)
         written = sum(line.get("seconds", 0.0) for line in lines if line["event"] == "checkpoint"
                       and "goodput" in line and at(line) >= recorded)
@@ -106,8 +109,9 @@ class Goodput:
         self.rewind(lines, step)
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
-        """Undo the steps after `step`: move their time to `lost`. Their time is what was counted since the latest
-        goodput record in `lines` that belongs to `step` or an earlier step."""
+        """Count the time of the steps after `step` as lost, because training goes back to this step. `lines` are the
+        lines of metrics.jsonl. Their latest record of the wall time that is not from after `step` says how much had
+        been counted by then."""
         line = latest([line for line in standing(lines) if line["step"] <= step])
         before = line["goodput"] if line else {}
         self.enter(self.cause)
@@ -124,21 +128,23 @@ class Goodput:
         return f"{clock(self.wall)} of wall time: " + ", ".join(parts)
 
     def summary(self) -> dict[str, Any]:
-        """The values for summary.json: {"wall_s", "share", "wall_mfu", "seconds": {cause: s}}; the causes sum to the
-        wall time."""
+        """Return the part of summary.json about wall time: {"wall_s", "share" (of training), "wall_mfu", "seconds":
+        {cause: s}}. The seconds of all causes sum to the wall time."""
         self.enter(self.cause)
         return {"wall_s": round(self.wall, 3), "share": self.share, "wall_mfu": self.mfu(),
                 "seconds": {cause: round(s, 3) for cause, s in self.seconds.items()}}
 
 
 def at(line: Mapping[str, Any]) -> float:
-    """The time at which the goodput record of a metrics line was taken, in seconds since 1970."""
+    """Return the time, in seconds since 1970, at which the record of wall time (goodput) in a line of metrics.jsonl was
+    taken."""
     return line["goodput"].get("at", line["time"])
 
 
 def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line of `lines` with the latest goodput record; None if no line has one. It need not be the last line,
-    because a checkpoint's line is written when the checkpoint is complete, with a record from when it began."""
+    """Return the one of `lines` (of metrics.jsonl) whose record of wall time (goodput) is the latest; None if no line
+    has such a record. It need not be the last line, because a checkpoint's line is written when the checkpoint is
+    complete, with a record from when it began."""
     return max((line for line in lines if "goodput" in line), key=at, default=None)
 
 

@@ -34,7 +34,8 @@ FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVE
 
 
 class Hardware:
-    """Reads this rank's machine. Reports once through `say` which readings are unavailable."""
+    """Takes readings of the machine of this rank: memory, the speed of a matrix product and, on a GPU, temperature,
+    utilisation and power. If some readings are unavailable, this is said once through `say`."""
 
     def __init__(self, world: World, say: Callable[[str], None]) -> None:
         self.world, self.cuda = world, world.device.type == "cuda"
@@ -45,8 +46,8 @@ class Hardware:
         self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
 
     def read(self) -> dict[str, float]:
-        """Return those readings of FIELDS that this class takes and that are available on this machine. The GPU memory
-        is the peak since the last call."""
+        """Return the readings that are available on this machine, as {name: value}; the names are in FIELDS. The GPU
+        memory is the peak since the last call."""
         result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
             result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))
@@ -70,10 +71,11 @@ class Hardware:
 
     @torch.no_grad()
     def probe(self) -> float:
-        """Seconds that a fixed matrix product takes on this rank's device, the shortest of three measurements.
+        """Return how many seconds a fixed matrix product takes on this rank's device, the shortest of three
+        measurements.
 
-        It shows which rank is slow (a GPU that throttles, a busy host). The time of a step does not show that: all
-        ranks take the same time for a step, because each waits for the slowest rank in the collectives.
+        This shows which rank is slow (because a GPU throttles, or a host is busy). The duration of a step does not show
+        it: all ranks take equally long for a step, because each waits for the slowest rank in the collectives.
         """
         best = float("inf")
         for _ in range(3):
@@ -104,8 +106,8 @@ def host_memory() -> int:
 
 
 def gather(readings: dict[str, float], world: World) -> list[dict[str, float]]:
-    """Return the readings of all ranks, in order of rank; `readings` are those of this rank. Every rank must call this.
-    Readings that a rank does not have are missing in its entry."""
+    """Collect the readings of all ranks: a mapping for each rank, in order of rank. `readings` are those of this rank.
+    Every rank must call this. A reading that a rank does not have is missing from its mapping."""
     vector = torch.tensor([readings.get(key, float("nan")) for key in FIELDS], dtype=torch.float64, device=world.device)
     out = [torch.empty_like(vector) for _ in range(dist.get_world_size())]
     dist.all_gather(out, vector)
@@ -114,8 +116,8 @@ def gather(readings: dict[str, float], world: World) -> list[dict[str, float]]:
 
 def summary(ranks: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Combine the readings of all ranks for a metrics line: maximum of temperature and memory, sum of power, mean of
-    utilisation. If there are several ranks, `straggler` is the slowest rank by `Hardware.probe`, and the ratio of its
-    time to the median."""
+    utilisation. If there are several ranks, the result also has `straggler`: the slowest rank in `Hardware.probe`, and
+    the ratio of its time to the median."""
     result: dict[str, Any] = {}
     for key, how in OVER_RANKS.items():
         values = [rank[key] for rank in ranks if key in rank]

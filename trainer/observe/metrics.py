@@ -1,5 +1,5 @@
-"""Writes and reads the metrics of a training. The file metrics.jsonl has all of them. Views (TensorBoard, W&B and a
-Prometheus text file) get some of the numbers as well.
+"""Writes and reads the metrics of a training. All metrics are in the file metrics.jsonl. Some of the numbers are also
+sent to views: TensorBoard, W&B and a Prometheus text file.
 
 Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
 step, eval, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them. Lines are
@@ -36,7 +36,8 @@ VIEWED = {"step": "train", "eval": "heldout"}
 @dataclass(frozen=True)
 class WandbConfig:
     """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, the metrics are recorded under OUT/wandb, and `wandb sync` can send them later."""
+    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
+    can send them later."""
 
     project: str
     entity: str | None = None
@@ -45,8 +46,9 @@ class WandbConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Which views of metrics.jsonl to write. `wandb` sends the numbers to Weights & Biases (null: no). Two views need
-    no setting: TensorBoard files are written if the package is installed, trainer.prom always."""
+    """Settings of the views to which the numbers of metrics.jsonl are also written. `wandb` sends them to Weights &
+    Biases (null: no). Two views need no setting: TensorBoard files are written if the package is installed, and the
+    Prometheus file trainer.prom is always written."""
 
     wandb: WandbConfig | None = None
 
@@ -59,9 +61,9 @@ class View(Protocol):
 
 
 class Metrics:
-    """Appends to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B, trainer.prom). `enabled`
-    is True on rank 0; on other ranks nothing is written. `name` is the run's name and `about` the configuration that
-    the views show."""
+    """Writes the metrics of a training to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B,
+    trainer.prom). `enabled` is True on rank 0; on other ranks nothing is written. The views show the run under `name`,
+    with the settings `about`."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -89,8 +91,9 @@ class Metrics:
                 say("train.metrics.wandb: the package wandb is not installed: left out (pip install wandb)")
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """Write one line. If `event` is step or eval, all numbers of `values`, also those in nested mappings, go to
-        TensorBoard and W&B too, under names such as 'train/loss' and 'heldout/loss'."""
+        """Write one line of metrics.jsonl. If `event` is step or eval, the numbers in `values` are also sent to
+        TensorBoard and W&B, under names such as 'train/loss' and 'heldout/loss'. Numbers in nested mappings are
+        included."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
@@ -104,8 +107,8 @@ class Metrics:
                 view.write(step, numbers)
 
     def export(self, **values: Any) -> None:
-        """Rewrite trainer.prom with `values` as the latest values; other values in the file stay. The keys are those in
-        `trainer.observe.prometheus.METRICS`."""
+        """Set the values of some metrics in trainer.prom, a Prometheus text file; the other values in the file stay.
+        `values` has the keys in `trainer.observe.prometheus.METRICS`."""
         if self.enabled:
             self.textfile.update({**values, "time": time.time()})
             self.textfile.write()
@@ -158,8 +161,9 @@ class TensorBoard:
 
 @dataclass
 class Wandb:
-    """One W&B run per output folder, also across restarts. It never prompts for a key, never shows one, and never ends
-    a training: the first error switches it off. Raises ImportError where wandb cannot be imported."""
+    """Sends metrics to Weights & Biases (W&B): one W&B run for each output folder, continued after restarts. The API
+    key is never asked for and never shown. An error never ends the training: at the first one, sending is switched off.
+    Raises ImportError where wandb cannot be imported."""
 
     folder: Path
     config: WandbConfig
@@ -194,8 +198,8 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """Does nothing, because W&B cannot drop numbers. When training goes back to `step`, so does the curve in
-        W&B."""
+        """Called when the numbers from `step` on no longer count, because training goes back. Does nothing: W&B cannot
+        delete numbers, so its curve also goes back to this step."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -216,7 +220,8 @@ class Wandb:
 
 
 def logged_in() -> bool:
-    """Whether W&B would find an API key (`wandb login` writes it to .netrc); without one it would prompt for it."""
+    """Whether the package wandb would find an API key (`wandb login` writes it to .netrc). Without a key, wandb would
+    prompt for it."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
         return bool(os.environ.get("WANDB_API_KEY")) or \
@@ -244,9 +249,10 @@ TURNS = ("start", "resume", "rewind")
 
 
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines of metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes. Lines
-    that no longer count (see the module) are included; lines that a kill cut off are not. With `selects`, yield only
-    lines for which it returns True, and the last line of the file."""
+    """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
+    Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
+    kill cut off are left out. With `selects`, yield only lines for which it returns True, and the last line of the
+    file."""
     if not path.exists():
         return
     text, selected = "", True
@@ -261,7 +267,7 @@ def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The object of a line, or None if a kill has cut the line."""
+    """Parse a line of metrics.jsonl. Returns None if a kill has cut off the line."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:
@@ -270,14 +276,14 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl that count. Lines that a kill cut off are left out, and so are lines about
-    steps that a later start, resume or rewind has undone."""
+    """Return the lines of a metrics.jsonl that still count. When training continues from a checkpoint, earlier lines
+    about steps after the checkpoint no longer count. Lines that a kill cut off are left out too."""
     return standing(scan(path))
 
 
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `lines` without those that a later line makes void: a start makes all earlier lines void, a resume or
-    rewind to step k those about steps beyond k."""
+    """Return `lines` (of metrics.jsonl) without those that no longer count. After a line `start`, no earlier line
+    counts. After a line `resume` or `rewind` to step k, earlier lines about steps after k do not count."""
     result: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":

@@ -36,14 +36,15 @@ PEAKS = {
 
 
 def step_flops(config: ModelConfig, vocab: int, tokens: int, attended: int) -> int:
-    """FLOPs of forward and backward over `tokens` tokens. `attended` is Σ length² over the documents that these tokens
-    form."""
+    """Return the FLOPs of forward and backward over `tokens` tokens. `attended` is the sum of length² over the
+    documents in which these tokens are, because attention stays inside documents."""
     return 6 * config.matmul_parameters(vocab) * tokens + 12 * config.layers * config.heads * config.dim * attended
 
 
 def peak(device: torch.device, fp8: bool = False) -> float | None:
-    """Peak dense bf16 FLOP/s of the device, or None when its name is not in PEAKS. Also None with fp8, because some
-    products are still bf16, so there is no single peak; such a run has FLOP/s but no MFU."""
+    """Return the peak FLOP/s of the device with dense matrices in bf16, or None when the device's name is not in PEAKS.
+    With `fp8` the result is also None: some products are still bf16, so there is no single peak. Without a peak, FLOP/s
+    are reported but no MFU."""
     if device.type != "cuda" or fp8:
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))

@@ -29,7 +29,7 @@ KEEP = 0.95
 
 
 class MicroNorms:
-    """Measures the squared gradient norms of single micro-batches of a model under `fully_shard`.
+    """Measures the squared gradient norms of single micro-batches of a model that is sharded by `fully_shard`.
 
     Call `start` before a step, `add` after every backward, and `take` at the end. All values stay on the device. While
     nothing is measured, the cost is one Python call per parameter. `shared` is the number of ranks that compute the
@@ -50,8 +50,8 @@ class MicroNorms:
                 module.reshard()
 
     def hook(self, grad: Tensor) -> None:
-        """Add the squared norm of one parameter's gradient. Called by torch in backward, before the gradient is
-        accumulated; does not change the gradient."""
+        """Add the squared norm of one parameter's gradient to that of the present micro-batch. torch calls this in
+        backward, before the gradient is accumulated. The gradient is not changed."""
         if self.on:
             self.square += part(grad.detach(), self.shared)
 
@@ -61,9 +61,9 @@ class MicroNorms:
         self.sums = torch.zeros_like(self.sums)      # a new tensor, because the old one may be unread
 
     def add(self, targets: Tensor, scale: Tensor) -> None:
-        """Add the micro-batch of the last backward to the sums that `take` returns. `targets` (0-d) is the number of
-        its targets that count in the loss, and `scale` (0-d) the factor by which its loss was multiplied. A micro-batch
-        without targets is left out."""
+        """Finish the micro-batch of the last backward: add its squared gradient norm to the sums that `take` returns.
+        `targets` (0-d) is the number of its targets that count in the loss, and `scale` (0-d) is the factor by which
+        its loss was multiplied. A micro-batch without targets is left out."""
         if not self.on:
             return
         n = targets.double()
@@ -74,16 +74,16 @@ class MicroNorms:
         self.square.zero_()
 
     def take(self) -> Tensor:
-        """End the measurement. Returns this rank's sums over micro-batches, float64 [3], to be summed over ranks:
-        Σ |G_i|² (G_i is the mean gradient per target), Σ 1/n_i (n_i is the number of targets) and the number of
-        micro-batches."""
+        """End the measurement of a step. Returns this rank's sums over its micro-batches i, float64 [3], to be summed
+        over ranks: Σ |G_i|², where G_i is the mean gradient per target; Σ 1/n_i, where n_i is the number of targets;
+        and the number of micro-batches."""
         self.on = False
         return self.sums
 
 
 def part(grad: Tensor, shared: int) -> Tensor:
-    """This rank's part of the squared norm of a gradient, 0-d float32. The parts of the `shared` ranks that computed
-    the gradient together sum to the squared norm."""
+    """Return this rank's share of the squared norm of a gradient, 0-d float32. If `shared` ranks have computed the
+    gradient together, their shares sum to the squared norm."""
     if not isinstance(grad, DTensor):
         return torch.linalg.vector_norm(grad, dtype=torch.float32).square() / shared
     if any(placement.is_partial() for placement in grad.placements):
@@ -104,9 +104,10 @@ def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[
 
 
 class NoiseScale:
-    """Keeps exponential means of the estimates of tr Σ and |G|² (see the module). The noise scale is the ratio of these
+    """Estimates the gradient noise scale tr Σ / |G|² over many steps (G: gradient of the loss; Σ: covariance of one
+    token's gradient). Keeps exponential means of the estimates of tr Σ and |G|². The noise scale is the ratio of these
     means, not the mean of ratios (arXiv 1812.06162, appendix A.1). `lines` are lines of metrics.jsonl from former
-    processes; the measurements in them are added first."""
+    processes; their measurements are added first."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trace = self.signal = self.weight = 0.0
@@ -121,13 +122,15 @@ class NoiseScale:
 
     @property
     def tokens(self) -> float | None:
-        """B_simple, the critical batch in tokens; None while one of the means is not positive."""
+        """The critical batch size in tokens, i.e. the noise scale. It is the ratio of two means, and None while one of
+        them is not positive."""
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
-        """Add the measurement of one step. `sums` is the result of `MicroNorms.take`, summed over all ranks; `norm` is
-        the step's gradient norm (None: not finite), `targets` its number of targets that count in the loss. Returns the
-        value of `noise` in a metrics line, or None when the step gives no estimate."""
+        """Add the measurement of one step to the estimate of the noise scale. `sums` is the result of
+        `MicroNorms.take`, summed over all ranks; `norm` is the step's gradient norm (None: not finite), `targets` its
+        number of targets that count in the loss. Returns what is written as `noise` to the step's metrics line, or None
+        when the step gives no estimate."""
         squares, inverses, count = sums
         if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None

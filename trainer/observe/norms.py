@@ -24,8 +24,8 @@ SAMPLE = 1 << 24
 
 
 class Updates:
-    """Measures the update of one step. Create the object before `optimizer.step()`, and call `sums` after it. All
-    values stay on the device."""
+    """Measures how far one step of the optimiser moves the parameters. Create the object before `optimizer.step()`,
+    which copies (some of) the parameters; call `sums` after it. All values stay on the device."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sample: int = SAMPLE) -> None:
         self.groups = optimizer.param_groups
@@ -39,9 +39,9 @@ class Updates:
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """Return this rank's sums for each parameter group, float64 [groups, 3], to be summed over all ranks: Σ p² of
-        all values, Σ p² of the copied values before the step, and Σ Δ² of their changes.
-        """
+        """Return this rank's sums for each parameter group, float64 [groups, 3], to be summed over all ranks. The three
+        are: Σ p² of all parameters after the step; Σ p² of the copied parameters before the step; Σ Δ² of the changes
+        of the copied parameters."""
         rows = []
         for group, before in zip(self.groups, self.before):
             row = torch.zeros(3, dtype=torch.float64, device=local(group["params"][0]).device)
@@ -54,9 +54,10 @@ class Updates:
 
 
 def metrics_fields(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the fields of a metrics line: {"parameter_norm", "updates": {group: {"parameter_norm", "update_norm",
-    "ratio"}}}. `sums` is the result of `Updates.sums`, summed over all ranks. The ratio is that of the copied values;
-    the update norm is estimated as the ratio times the parameter norm."""
+    """Return how far a step has moved the parameters, as fields of a metrics line: {"parameter_norm", "updates":
+    {group: {"parameter_norm", "update_norm", "ratio"}}}. `groups` are the optimiser's parameter groups; `sums` is the
+    result of `Updates.sums`, summed over all ranks. Only some parameters may have been copied for the measurement: the
+    ratio is theirs, and the update norm is estimated as the ratio times the norm of all parameters."""
     result = {}
     for group, (all_squares, copied_squares, change_squares) in zip(groups, sums):
         ratio = (change_squares / copied_squares) ** 0.5 if copied_squares > 0 else 0.0

@@ -46,7 +46,7 @@ text{font-family:ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-se
 
 
 def write_plot(out: Path) -> None:
-    """(Re)write `out`/loss.svg from `out`/metrics.jsonl."""
+    """Draw the plot of a training: write `out`/loss.svg from `out`/metrics.jsonl. An existing plot is replaced."""
     replace(out / "loss.svg", draw(story_of(out / "metrics.jsonl")))
 
 
@@ -126,8 +126,8 @@ def phase_bands(phases: Sequence[Mapping[str, Any]], x: Callable[[float], float]
 
 
 def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element]:
-    """Draw a band over each range of consecutive steps that were not performed. `x` maps tokens to the x coordinate.
-    The band reaches from the tokens of the step before the range to those of its last step."""
+    """Draw a band over each range of consecutive steps that were skipped without being computed. A band reaches from
+    the end of the step before the range to the end of its last step. `x` maps tokens to the x coordinate."""
     for (first, _), (last, tokens) in stretches(story.passed):
         x_left = x(max((t for n, t in zip(story.number, story.tokens) if n < first), default=0.0))
         yield tag("rect", tag("title", f"steps {first:.0f} to {last:.0f} skipped"), class_="passed", x=x_left,
@@ -135,8 +135,9 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams together. If
-    there are several streams, up to STREAMS of them follow under their names, those with the most targets first."""
+    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams (data sources)
+    together. If there are several streams, single curves follow for up to STREAMS of them, those with the most targets
+    first."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -157,7 +158,8 @@ def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, f
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest finite value, with a margin of 5 % of their difference."""
+    """Return the range of an axis for `values`: the lowest and the highest finite value, with a margin of 5 % of their
+    difference on both sides."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = max(high - low, 0.1) * 0.05
@@ -165,7 +167,7 @@ def span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in [low, high] for the labels of an axis, about `most` or fewer."""
+    """Return round numbers in [low, high] for the labels of an axis, at most about `most` of them."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
@@ -174,8 +176,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def thin(tokens: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """Return at most POINTS points (tokens, value). A longer curve is divided into equal stretches, and a point is the
-    mean of a stretch."""
+    """Reduce a curve to at most POINTS points, pairs (tokens, value). If the curve has more, it is divided into equal
+    stretches, and each stretch becomes one point: its last number of tokens, and the mean of its values."""
     count = min(POINTS, len(tokens))
     edges = np.arange(count + 1) * len(tokens) // max(1, count)
     return [(float(tokens[b - 1]), float(values[a:b].mean())) for a, b in pairwise(edges)]

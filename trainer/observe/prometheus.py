@@ -18,9 +18,10 @@ PREFIX = "tokenmill_train_"
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric. `kind` is gauge or counter. `key` is the dotted path of its value in the mapping of the
-    latest values. If the value is a mapping, each entry becomes a sample, with the entry's key as the value of the
-    label `label`. If an entry is itself a mapping, `field` is the key of the number in it."""
+    """How a value of the training becomes a Prometheus metric. `kind` is gauge or counter. Values are in a nested
+    mapping, and `key` is the dotted path to the value of this metric. If the value is a mapping, each of its entries
+    becomes a sample; the key of the entry is the value of the label `label`. If an entry is itself a mapping, `field`
+    is the key of the number in it."""
 
     name: str
     kind: str
@@ -77,8 +78,8 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """Return the text of the file for the latest values. A metric whose value is missing, None or not a number is left
-    out, with its HELP and TYPE lines."""
+    """Return the text of the Prometheus file of a run, with the latest values. A metric whose value is missing, None or
+    not a number is left out, with its HELP and TYPE lines."""
     lines = []
     for metric in METRICS:
         samples = list(labelled_numbers(metric, values))
@@ -115,7 +116,8 @@ class Textfile:
         self.values: dict[str, Any] = {}
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Store those of `values` that are not None. Other numbers keep the values of earlier calls."""
+        """Set the latest values of metrics to `values`. Values that are None are ignored, and metrics that are not in
+        `values` keep their value."""
         self.values |= {key: value for key, value in values.items() if value is not None}
 
     def write(self) -> None:

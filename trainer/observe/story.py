@@ -1,5 +1,5 @@
-"""Collects from a metrics.jsonl the numbers that the plot shows: loss and learning rate of each step, skipped steps,
-returns to a checkpoint (rewinds) and evaluations."""
+"""Collects what the plot of a training shows from its metrics.jsonl: loss and learning rate of each step, skipped
+steps, returns to a checkpoint (rewinds) and evaluations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from trainer.observe.metrics import parse
 
 
 class Story:
-    """The numbers of a metrics.jsonl that the plot shows. Lines are added in the order of the file; lines about steps
-    that a later start, resume or rewind undoes are removed again."""
+    """What the plot of a training shows, as columns of numbers. Lines of metrics.jsonl are added in the order of the
+    file. When a line says that training went back to a checkpoint or began anew, the numbers of the steps that this
+    undoes are removed."""
 
     def __init__(self) -> None:
         self.begin()
@@ -55,8 +56,8 @@ class Story:
 
 
 class StoryFile:
-    """Reads a metrics.jsonl into a Story. Each call of `read` continues where the last call ended, so that the plot of
-    a million steps does not take longer with every evaluation."""
+    """Reads a metrics.jsonl for the plot of a training. Each call of `read` continues where the last call ended, so
+    that the plot of a million steps does not take longer with every evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.story = path, 0, Story()
@@ -75,7 +76,7 @@ class StoryFile:
 
 
 def story_of(path: Path) -> Story:
-    """Return the Story of the metrics.jsonl at `path`, with all lines that it has now."""
+    """Return what the plot of a training shows, from all lines that the metrics.jsonl at `path` has now."""
     return _file(path).read()
 
 

@@ -1,5 +1,5 @@
-"""Adafactor (arXiv 1804.04235) as torch.optim.Adafactor computes it. The second moments of a matrix are kept as one row
-and one column, and there is no first moment, so that the state is tiny.
+"""Adafactor (arXiv 1804.04235), with the results of torch.optim.Adafactor. The second moments of a matrix are kept as
+one row and one column, and there is no first moment, so that the state is tiny.
 
 This implementation works on device tensors only. torch's implementation reads its step counter and two norms of every
 tensor on the host, which stalls a GPU several times per parameter. It also does not support `found_inf`, the flag on
@@ -25,9 +25,9 @@ EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Settings of Adafactor. `lr` is relative: a step moves a parameter by at most `lr` (or 1 / √step, if less) times
-    the parameter's root mean square. The decay factor of the second moments is 1 - step^beta2_decay. `update_clip`
-    limits the root mean square of an update."""
+    """Settings of Adafactor. `lr` is relative to the size of a parameter: a step moves the parameter by at most its
+    root mean square times the smaller of `lr` and 1 / √step. The decay factor of the second moments is 1 -
+    step^beta2_decay. `update_clip` limits the root mean square of an update."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2
@@ -50,8 +50,8 @@ class AdafactorConfig(OptimizerConfig):
 
 
 def summed(x: Tensor, dim: int | None = None) -> Tensor:
-    """Sum `x` over dimension `dim`, which stays with size 1, or over all dimensions if `dim` is None. For a sharded
-    tensor the sum includes the parts of all ranks."""
+    """Sum `x` over dimension `dim`, which stays with size 1, or over all dimensions if `dim` is None. If `x` is divided
+    among ranks (DTensor), the sum includes the parts of all ranks."""
     x = x.sum() if dim is None else x.sum(dim, keepdim=True)
     if isinstance(x, DTensor):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
@@ -59,8 +59,8 @@ def summed(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 class Adafactor(Rule):
-    """The optimiser. `state[p]` has the keys step, row and column for a matrix p, and step and variance for a
-    vector."""
+    """The optimiser Adafactor. The state of a parameter p, `state[p]`, has the keys step, row and column for a matrix,
+    and step and variance for a vector."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig) -> None:
         super().__init__(groups, config)

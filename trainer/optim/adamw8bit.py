@@ -2,10 +2,10 @@
 
 A number is kept as one of 256 levels, multiplied by the largest magnitude in its block. The levels are dense near 0 and
 are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Because blocks never span rows,
-levels and scales are plain tensors, sharded like the parameter, and another number of ranks can read the checkpoint.
-torchao's own optimiser is not used for two reasons. It keeps the blocks of a rank's shard inside tensor subclasses,
-which our checkpoints (plain tensors, no pickles) cannot hold. It also does not support `found_inf`, the flag on the
-device that cancels a step.
+levels and scales are plain tensors, sharded like the parameter, and a checkpoint can be read by another number of
+ranks. torchao's own optimiser is not used for two reasons. It keeps the blocks of a rank's shard inside tensor
+subclasses, which our checkpoints (plain tensors, no pickles) cannot hold. It also does not support `found_inf`, the
+flag on the device that cancels a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALLEST = 4096
 
 @dataclass(frozen=True)
 class AdamW8bitConfig(Moments):
-    """The same settings as those of `adamw`."""
+    """Settings of AdamW with moments in 8 bits. They are the same as those of `adamw`."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"
 
@@ -45,8 +45,9 @@ class AdamW8bitConfig(Moments):
 
 
 def levels(signed: bool) -> Tensor:
-    """The 256 levels in [-1, 1] or [0, 1], ascending. They span seven decades; each decade has twice as many levels as
-    the decade below it (the dynamic tree of the paper)."""
+    """Return the 256 numbers that 8 bits can stand for, ascending, in [-1, 1] (`signed`) or [0, 1]. They span seven
+    decades; each decade has twice as many levels as the decade below it (the dynamic tree of Dettmers et al., arXiv
+    2110.02861)."""
     result = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float64)
@@ -56,14 +57,15 @@ def levels(signed: bool) -> Tensor:
 
 
 def blocks(x: Tensor) -> Tensor:
-    """Split `x` [rows, cols] into blocks: [rows, blocks per row, BLOCK]. The last block of a row is padded with
-    zeros."""
+    """Split each row of `x` [rows, cols] into blocks of BLOCK neighbours that share a scale. Returns [rows, blocks per
+    row, BLOCK]. The last block of a row is padded with zeros."""
     return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
 
 
 def pack(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise x [rows, cols] float32 with the levels `table`. Returns the indices of the nearest levels, uint8 [rows,
-    cols], and the scale of each block, float32 [rows, blocks per row]."""
+    """Quantise x [rows, cols] float32 to 8 bits. Each block of a row is divided by its scale, and each number is
+    replaced by the index of the nearest level in `table`. Returns the indices, uint8 [rows, cols], and the scales,
+    float32 [rows, blocks per row]."""
     split = blocks(x)
     scale = split.abs().amax(-1)
     between = (table[1:] + table[:-1]) / 2
@@ -76,8 +78,9 @@ def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
 
 
 class AdamW8bit(Rule):
-    """The optimiser. `state[p]` has the keys step, first and second (the moments); a quantised matrix also has
-    first_scale and second_scale."""
+    """The optimiser AdamW with moments in 8 bits. The state of a parameter p, `state[p]`, has the keys step, first and
+    second (the moments). If the moments are quantised, it also has first_scale and second_scale (the scales of the
+    blocks)."""
 
     def __init__(self, groups: list[dict[str, Any]], config: AdamW8bitConfig) -> None:
         super().__init__(groups, config)

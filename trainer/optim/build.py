@@ -22,9 +22,9 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
           factor: Callable[[str], float] = lambda name: 1.0) -> torch.optim.Optimizer:
     """Build one optimiser for all of `parameters`, the pairs of `model.named_parameters()` (sharded or not).
 
-    `factor` (`ModelConfig.rate`) takes a parameter's name and returns muP's factor on its learning rate. The factor
-    applies to optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral scalings,
-    which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
+    `factor` (`ModelConfig.rate`) takes a parameter's name and returns the factor that muP applies to its learning rate.
+    The factor is used with optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral
+    scalings, which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
     parameter, or when muP's rules do not fit the optimiser.
     """
     pairs = list(parameters)
@@ -36,13 +36,15 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
 
 
 def skip_when(optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
-    """Make the optimiser's next steps change nothing if `found_inf` (0-d, on the device) is not 0. With None, steps
-    always apply. The attribute `found_inf` is a convention of torch's `GradScaler`; no type declares it."""
+    """Make the next steps of the optimiser change nothing if `found_inf` (0-d, on the device) is not 0. If None is
+    given, steps take effect again without a condition. The attribute `found_inf` of optimisers is a convention of
+    torch's `GradScaler`; no type declares it."""
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
-    """A table of the parameter groups as text: the rule, peak learning rate and weight decay of each group."""
+    """Return a table of the parameter groups as text, with each group's optimiser rule, peak learning rate and weight
+    decay."""
     width = max(28, *(len(g["name"]) + 2 for g in optimizer.param_groups))
     lines = [f"{'group':<{width}}{'rule':<11}{'tensors':>8}{'parameters':>14}{'lr':>10}{'decay':>8}"]
     for g in optimizer.param_groups:

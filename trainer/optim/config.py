@@ -33,21 +33,22 @@ MupRule = Literal["applies", "inherent", "unknown"]
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimiser in trainer/optim: its name, the name of the class of its settings, and the names of the settings."""
+    """The description of an optimiser in trainer/optim, made without importing it: the optimiser's name, the name of
+    the class of its settings, and the names of the settings."""
 
     name: str
     config_class: str
     keys: tuple[str, ...]
 
     def load(self) -> type[OptimizerConfig]:
-        """The class of its settings. Imports torch."""
+        """Import the optimiser's module (and torch) and return the class of its settings."""
         return getattr(importlib.import_module(f"trainer.optim.{self.name}"), self.config_class)
 
 
 @dataclass(frozen=True)
 class Override:
-    """Overrides for parameters whose name matches the regular expression `match`. `lr` is a factor on the rate;
-    `weight_decay` replaces the weight decay."""
+    """Settings that override the optimiser's for parameters whose name matches the regular expression `match`. `lr` is
+    a factor on the learning rate; `weight_decay` replaces the weight decay (null: unchanged)."""
 
     match: str
     lr: float = 1.0
@@ -64,8 +65,9 @@ class Override:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings that every optimiser has, and methods that describe an optimiser. The class with an optimiser's settings
-    derives from this class (or from `Moments`), sets `kind` to the name of its file, and defines `build`.
+    """Settings that every optimiser has, and methods that describe an optimiser. Each optimiser has a class of
+    settings, which derives from this class (or from `Moments`), sets `kind` to the name of the optimiser's file, and
+    defines `build`.
 
     `lr` is the peak learning rate; the schedule multiplies it by a factor. `embedding_lr` is the peak for the embedding
     (null: the same as for norms and biases). A row of the embedding moves only when its token occurs, so a short run
@@ -86,7 +88,8 @@ class OptimizerConfig:
 
     @classmethod
     def variants(cls) -> Mapping[str, Kind]:
-        """Every optimiser by `kind`, for `trainer.base.config.build`."""
+        """Return a description of every optimiser by the `kind` that chooses it in a recipe.
+        `trainer.base.config.build` calls this."""
         return kinds()
 
     def check(self) -> None:
@@ -94,26 +97,30 @@ class OptimizerConfig:
             raise ValueError("lr and embedding_lr must be > 0, weight_decay ≥ 0")
 
     def peak(self, role: Role) -> float:
-        """Peak learning rate of the parameters with a role ("embedding", "output", "matrix" or "vector")."""
+        """Return the peak learning rate of the parameters that have the role `role` in the model."""
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
 
     def mup_rule(self) -> MupRule:
-        """How muP's factor on the rate of a matrix relates to this optimiser (see `MupRule`)."""
+        """Return whether muP's factor on the learning rate of a matrix is to be applied with this optimiser: "applies",
+        "inherent" (updates already depend on the width, so it is not) or "unknown" (muP has no rule for this
+        optimiser)."""
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
-        """Estimated bytes of the optimiser's state, for `tokenmill train plan`. The model has `parameters` parameters;
-        `matrices` of them are in hidden matrices of `width` columns. This method counts two moments in float32 per
-        parameter; optimisers with another state override it."""
+        """Return an estimate of the bytes of the optimiser's state, which `tokenmill train plan` prints. The model has
+        `parameters` parameters; `matrices` of them are in hidden matrices of `width` columns. Here two moments in
+        float32 are counted per parameter; the settings of an optimiser with another state override this method."""
         return 8.0 * parameters
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:
-        """Estimated bytes of the optimiser's state in a checkpoint. The model is described as for `state_bytes`. With
-        `half`, float32 tensors of the state are stored as bfloat16."""
+        """Return an estimate of the bytes of the optimiser's state in a checkpoint. The model has `parameters`
+        parameters; `matrices` of them are in hidden matrices of `width` columns. With `half`, float32 tensors of the
+        state are stored as bfloat16."""
         return self.state_bytes(parameters, matrices, width) * (0.5 if half else 1)
 
     def build(self, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
-        """Make the optimiser over parameter groups (from `trainer.optim.groups.grouped`)."""
+        """Build the optimiser that these settings describe. `groups` are parameter groups as torch.optim takes them,
+        made by `trainer.optim.groups.grouped`."""
         raise NotImplementedError
 
 
@@ -133,8 +140,8 @@ class Moments(OptimizerConfig):
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """All optimisers in trainer/optim as {name: Kind}. A file NAME.py there is an optimiser if it has a class with a
-    field `kind: Literal["NAME"]`."""
+    """Return all optimisers in trainer/optim as {name: description}. A file NAME.py in this folder is an optimiser if
+    it has a class with a field `kind: Literal["NAME"]`. The files are not imported."""
     bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
     result: dict[str, Kind] = {}
     for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):
@@ -155,5 +162,5 @@ def kinds() -> Mapping[str, Kind]:
 
 
 def default() -> OptimizerConfig:
-    """The optimiser's settings for a recipe that has no `train.optimizer`. Imports torch."""
+    """Return the settings of the optimiser that is used for a recipe without `train.optimizer`. Imports torch."""
     return kinds()[OptimizerConfig.DEFAULT].load()()

@@ -1,5 +1,5 @@
-"""Makes parameter groups, which decide the update rule, the learning rate and the weight decay of each parameter. Also
-has what optimisers written for sharded parameters share (`Rule`)."""
+"""Makes parameter groups, which decide the learning rate, the weight decay and the kind of update of each parameter.
+Also has the base class of optimisers that work on sharded parameters (`Rule`), and functions that they use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
     """Return parameter groups for torch.optim. Each has the additional keys `name`, `role` (of its parameters), `peak`
     (the learning rate that the schedule multiplies) and `weight_decay`.
 
-    `factor` takes a parameter's name and returns muP's factor on its learning rate. Raises ConfigError when an entry of
-    `config.groups` matches no parameter.
+    `factor` takes a parameter's name and returns the factor that muP applies to its learning rate. Raises ConfigError
+    when an entry of `config.groups` (overrides by name) matches no parameter.
     """
     pairs = list(parameters)
     result: dict[tuple[str, float], dict[str, Any]] = {}
@@ -53,8 +53,9 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """Return a tensor that is sharded like `p`, of which `x` is this rank's part. If `p` is a plain tensor, that is `x`
-    itself; if `p` is a DTensor, it is a DTensor of the global shape `shape` (default: the shape of `p`)."""
+    """Return a tensor that is divided among the ranks like the parameter `p`; `x` is this rank's part of it. For a
+    plain tensor `p`, the result is `x` itself. For a DTensor `p`, it is a DTensor of the global shape `shape` (default:
+    the shape of `p`)."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -65,20 +66,22 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Return whether this step takes effect, as 0-d float32 on `device`: 0 if `optimizer.found_inf` cancels the step,
-    else 1. Optimisers multiply updates by this value, so that the host need not read it."""
+    """Return whether the present step of the optimiser takes effect, as 0-d float32 on `device`. The value is 0 if
+    `optimizer.found_inf` (a flag on the device) cancels the step, else 1. Updates are multiplied by this value, so that
+    the host need not read it."""
     found_inf = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found_inf is None else (found_inf == 0).float().reshape(()).to(device)
 
 
 def gradients(params: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's part of each parameter's gradient, for parameters that have one."""
+    """Return the gradients of parameters as plain tensors, only this rank's part of each. Parameters without a gradient
+    are left out."""
     return [local(p.grad) for p in params if p.grad is not None]
 
 
 class Rule(torch.optim.Optimizer):
-    """Base class of optimisers. `step` calls `move` once per parameter group, with the parameters that have a
-    gradient."""
+    """Base class of this trainer's own optimisers, which implement `move`. `step` calls `move` once per parameter
+    group, with the parameters that have a gradient."""
 
     def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig) -> None:
         super().__init__(groups, {"lr": config.lr, "weight_decay": 0.0})
@@ -91,6 +94,6 @@ class Rule(torch.optim.Optimizer):
                 self.move(params, group["lr"], group["weight_decay"], performed(self, local(params[0]).device))
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
-        """Do one step: update `params` and their state. `go` is a 0-d tensor; if it is 0, the step is cancelled, and
-        nothing may change. `decay` is the weight decay."""
+        """Update `params`, the parameters of one group that have a gradient, and their state. `decay` is the weight
+        decay. `go` is a 0-d tensor: 1, or 0 if the step is cancelled. In a cancelled step nothing may change."""
         raise NotImplementedError

@@ -17,8 +17,8 @@ from trainer.optim.groups import Rule, gradients
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
     """Settings of Lion. A step moves every entry of a parameter by the learning rate itself, so `lr` must be 3 to 10
-    times lower than AdamW's. `weight_decay` must be higher by the same factor: a step decays by the product of both,
-    which then stays the same."""
+    times lower than AdamW's. `weight_decay` must be higher than AdamW's by the same factor: a step shrinks weights by
+    the product of `lr` and `weight_decay`, which is then the same as with AdamW."""
 
     kind: Literal["lion"] = "lion"
     lr: float = 2e-4
@@ -38,8 +38,8 @@ class LionConfig(OptimizerConfig):
 
 
 class Lion(Rule):
-    """The optimiser. `state[p]` has the key momentum, a tensor sharded like p. The update is elementwise, so every rank
-    works on its own part."""
+    """The optimiser Lion. The state of a parameter p, `state[p]`, has the key momentum, a tensor sharded like p. The
+    update is elementwise, so every rank works on its own part."""
 
     def __init__(self, groups: list[dict[str, Any]], config: LionConfig) -> None:
         super().__init__(groups, config)

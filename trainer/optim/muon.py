@@ -42,13 +42,14 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True)
 class MuonConfig(Moments):
-    """Settings of Muon. `lr` is the peak learning rate of the hidden matrices. `adamw_lr` is that of output, norms and
-    biases, and of the embedding if `embedding_lr` is not given.
+    """Settings of Muon, which updates only the hidden matrices; the other parameters are updated by AdamW. `lr` is the
+    peak learning rate of the hidden matrices. `adamw_lr` is the peak for output, norms and biases, and for the
+    embedding if `embedding_lr` is not given.
 
     `scaling` sets the size of updates. `moonlight` gives updates the size of AdamW's, so AdamW's rate and decay fit,
     and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at one width
     holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the number of
-    Newton–Schulz steps. `betas` and `eps` are AdamW's.
+    Newton–Schulz steps. `betas` and `eps` are settings of AdamW.
     """
 
     kind: Literal["muon"] = "muon"
@@ -98,8 +99,8 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 
 
 class Muon(AdamW):
-    """The optimiser: Muon for parameter groups with the role "matrix", AdamW for the others. For a matrix p, `state[p]`
-    has the key momentum, a tensor sharded like p.
+    """The optimiser Muon. Parameter groups with the role "matrix" are updated by Muon, the other groups by AdamW. For a
+    matrix p, `state[p]` has the key momentum, a tensor sharded like p.
 
     Matrices are exchanged and orthogonalised on `device`, also when parameters are offloaded to host memory. On a GPU
     this uses bfloat16, which is enough because the iteration corrects itself; on a CPU it uses float32, because half
@@ -134,8 +135,9 @@ class Muon(AdamW):
                 assigned += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """Do one step for the matrices `params`, which have the same shape and layout. `first` is the number of
-        matrices that this step has processed before; owners are assigned in turn from there."""
+        """Do one step of Muon for the matrices `params`, which have the same shape and are divided among ranks alike.
+        Each matrix has an owner, the rank that orthogonalises it; owners are assigned in turn. `first` is the number of
+        matrices to which this step has already assigned owners."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -154,8 +156,9 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """Orthogonalise matrices. `parts` are this rank's parts of the matrices. Returns this rank's parts of the
-        orthogonalised matrices. `first` is as in `_move`."""
+        """Orthogonalise matrices that may be divided among ranks as `params` are. `parts` are this rank's parts of the
+        matrices; its parts of the results are returned. Where each matrix is orthogonalised on one rank (its owner),
+        owners are assigned in turn, beginning with rank `first` modulo the number of ranks."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -172,9 +175,10 @@ class Muon(AdamW):
                 for u in self._iterate(matrices)]
 
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
-        """Orthogonalise matrices, each on the rank of `group` that is its owner. Each of `parts` [r, cols] has this
-        rank's rows of one matrix of `rows` rows, divided as by torch.chunk (the last ranks may have none). Returns the
-        same rows of the orthogonalised matrices. `first` is as in `_move`."""
+        """Orthogonalise matrices of `rows` rows, each on one rank of `group` (its owner). Each of `parts` [r, cols] has
+        this rank's rows of one matrix, divided as by torch.chunk (the last ranks may have none). Returns the same rows
+        of the orthogonalised matrices. Owners are assigned in turn, beginning with rank `first` modulo the number of
+        ranks."""
         size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]

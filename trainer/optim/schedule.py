@@ -39,7 +39,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over a training, as a share of its peak.
+    """Settings of the learning rate over a training. They describe it as a share of its peak.
 
     `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the rate at the
     end, as a share of the peak. `shape` is the curve of wsd's decay. `milestones` are for multistep. For example,
@@ -76,7 +76,7 @@ class ScheduleConfig:
 
 
 def span(text: str, total: int) -> int:
-    """Convert '2%' of `total`, or '200M', to tokens."""
+    """Convert a length such as '2%' (of `total`) or '200M' to a number of tokens."""
     if text.strip().endswith("%"):
         share = float(text.strip()[:-1]) / 100
         if not 0 <= share <= 1:
@@ -86,10 +86,10 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak of
-    each parameter group. It is in [0, 1], or higher in a phase that has a peak of its own above the optimiser's `lr`. A
-    step uses the factor at the middle of its batch, so that the first and the last step do not have rate 0, and the
-    curve does not depend on the batch size."""
+    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak
+    learning rate. The share is in [0, 1], but may be higher in a phase (stretch of the training) with a peak of its own
+    above the optimiser's `lr`. A step uses the factor at the middle of its batch. The first and the last step therefore
+    do not have rate 0, and the curve does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
@@ -130,8 +130,8 @@ class Schedule:
         return level
 
     def inside(self, index: int, tokens: float) -> float:
-        """The factor after `tokens` tokens, by the curve that applies in the phase with index `p`. The adjustment for a
-        growing batch (`batch_rate`) is not included."""
+        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of phase number `index`:
+        its own, or that of the whole run. The adjustment for a growing batch size (`batch_rate`) is not included."""
         rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -146,8 +146,8 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """The factor after `tokens` tokens, by the curve of the whole run. It applies in phases without a curve of
-        their own."""
+        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of the whole run. This
+        curve applies in phases (stretches of the training) that have none of their own."""
         config = self.config
         warm = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":

@@ -14,8 +14,8 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Every:
-    """Activation checkpointing of some layers: of every `every` consecutive layers, the first is recomputed in
-    backward, and the others keep their activations."""
+    """Activation checkpointing of some layers only: of every `every` consecutive layers, the first one's activations
+    are recomputed in backward, and the activations of the other layers are kept."""
 
     every: int
 
@@ -65,8 +65,8 @@ class ParallelConfig:
             raise ValueError("fp8 and tensor > 1 do not go together: torchao's layers know nothing of divided weights")
 
     def shape(self, ranks: int) -> dict[str, int]:
-        """Return the mesh over `ranks` ranks: {dimension: size}. Raises ConfigError when the sizes do not divide
-        `ranks`."""
+        """Return the sizes of the mesh in which `ranks` ranks are arranged: {dimension: size}. Raises ConfigError when
+        the sizes in the settings do not divide `ranks`."""
         data, remainder = divmod(ranks, self.tensor)
         if remainder:
             raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide {ranks} ranks")
@@ -78,7 +78,8 @@ class ParallelConfig:
         return {**shape, "shard": size, **({"tensor": self.tensor} if self.tensor > 1 else {})}
 
     def refuse(self, model: ModelConfig) -> None:
-        """Raise ConfigError for a model that cannot be divided over `tensor` ranks."""
+        """Raise ConfigError if `model` cannot be divided over the ranks of a tensor group (`tensor` ranks that share
+        every layer), for instance because its heads cannot be divided equally."""
         for key in ("heads", "kv_heads", "ffn", "width"):
             if getattr(model, key) % self.tensor:
                 raise ConfigError(f"train.parallel.tensor: {self.tensor} does not divide train.model.{key} "

@@ -40,8 +40,8 @@ KEPT = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_mm", "aten._scaled_do
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a training and their arrangement in a mesh. The ranks of a tensor group (they share every layer) are
-    one data rank: they read the same samples."""
+    """The ranks of a training and how they are arranged in a mesh. With tensor parallelism, the ranks of a tensor group
+    share every layer and read the same samples, so the group counts as one data rank."""
 
     rank: int
     size: int
@@ -55,14 +55,16 @@ class World:
         return self.rank == 0
 
     def describe(self) -> str:
-        """The arrangement as text: '16 ranks on cuda (replicate 2 × shard 4 × tensor 2)'."""
+        """Return the number of ranks and their arrangement as text, for instance '16 ranks on cuda (replicate 2 × shard
+        4 × tensor 2)'."""
         shape = " × ".join(f"{name} {n}" for name, n in self.parallel.shape(self.size).items())
         return (f"{self.size} rank{'s' if self.size > 1 else ''} on {self.device.type}"
                 + (f" ({shape})" if self.size > 1 else ""))
 
     @property
     def data_rank(self) -> int:
-        """Index of this rank's tensor group among the groups, which read different samples."""
+        """Return the number of this rank's tensor group. The ranks of a tensor group share every layer and read the
+        same samples; different groups read different samples."""
         return self.rank // self.parallel.tensor
 
     @property
@@ -71,21 +73,22 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The part of the mesh over which FSDP2 divides the model, with the dimensions (shard) or (replicate,
-        shard)."""
+        """The part of the mesh over which FSDP2 divides the model. It has the dimensions (shard) or (replicate, shard),
+        but not the one of tensor parallelism."""
         names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
         return self.mesh[names]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum `x` over data ranks, in place. In a tensor group (ranks that read the same samples) only the first rank's
-        value counts. All ranks take part in one sum, so that they get the same bits and make the same decisions."""
+        """Sum `x` over data ranks, in place. The ranks of a tensor group (ranks that share every layer) have the same
+        samples, so only the value of the first of them is counted. Nevertheless all ranks take part in one sum, so that
+        they get the same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
         dist.all_reduce(x)
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """Maximum over all ranks, in place."""
+        """Replace `x` by its maximum over all ranks, in place, elementwise."""
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 
@@ -105,8 +108,9 @@ def check_device(device: str) -> None:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Context in which this process is a member of the process group (gloo on CPU, NCCL on CUDA). `device` is auto, cpu
-    or cuda. Yields a World in which the model is divided over all ranks; `arrange` makes other arrangements."""
+    """Context in which this process is a member of the process group of a training (gloo on CPU, NCCL on CUDA).
+    `device` is auto, cpu or cuda. Yields a World in which the model is divided over all ranks; `arrange` makes a World
+    with another arrangement."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
@@ -131,45 +135,47 @@ def world(device: str) -> Iterator[World]:
         raise
     except BaseException:
         # the other ranks wait in a collective. Destroying the group would hang, because with NCCL that is a collective
-        # too. Abort instead, as torch asks after a failure; this process ends, and its launcher ends the others
+        # too. Abort instead, as torch asks after a failure; this process ends, and its launcher ends the other ranks
         dist.distributed_c10d._abort_process_group()
         raise
     dist.destroy_process_group()
 
 
 def arrange(rank: int, size: int, device: torch.device, parallel: ParallelConfig) -> World:
-    """Return a World of `size` ranks with the mesh that the settings `parallel` describe. Every rank has to call
-    this."""
+    """Return a World for a training on `size` ranks, of which this process is number `rank`. Its mesh is the one that
+    the settings `parallel` describe. Every rank must call this."""
     shape = parallel.shape(size)
     mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     return World(rank, size, device, parallel, mesh)
 
 
 def arranged(world: World, parallel: ParallelConfig) -> World:
-    """Return `world` with the mesh that the settings `parallel` describe. Every rank has to call this."""
+    """Return a World with the ranks of `world`, arranged in the mesh that the settings `parallel` describe. Every rank
+    must call this."""
     return world if parallel == world.parallel else arrange(world.rank, world.size, world.device, parallel)
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products for `precision` (auto, fp32 or bf16). `auto` is bfloat16 on CUDA and float32 on CPU.
-    Parameters, optimiser and reductions are always float32."""
+    """Return the dtype of matrix products for the setting `precision` (auto, fp32 or bf16). `auto` is bfloat16 on CUDA
+    and float32 on CPU. Parameters, optimiser and reductions are float32 with every setting."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
 def compiles(choice: bool | str, device: torch.device) -> bool:
-    """Whether layers are compiled. `auto` compiles on CUDA if Triton is installed, because without it torch.compile
-    fails."""
+    """Whether layers are to be compiled. `choice` is the setting: True, False or auto. `auto` compiles on CUDA if
+    Triton is installed, because torch.compile fails without it."""
     if choice == "auto":
         return device.type == "cuda" and importlib.util.find_spec("triton") is not None
     return bool(choice)
 
 
 def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -> None:
-    """Divide a model built on the meta device, in place, by the settings of `world.parallel`. Each of `model.blocks` is
-    an FSDP unit. The rest (embedding, norm, output) belongs to the root, because tied weights must share a unit.
-    Storage is allocated but not filled. The order matters: tensor group, float8, checkpointing, compile, FSDP2."""
+    """Divide `model`, which was built on the meta device, among the ranks, in place, by the settings of
+    `world.parallel`. Each of `model.blocks` is an FSDP unit. Embedding, norm and output belong to the root, because
+    tied weights must be in one unit. Storage is allocated but not filled. The order of the operations matters: tensor
+    group, float8, checkpointing, compile, FSDP2."""
     parallel = world.parallel
     if parallel.tensor > 1:
         parallel.refuse(model.config)
@@ -204,19 +210,21 @@ def shard(model: Transformer, world: World, dtype: torch.dtype, compile: bool) -
 
 
 def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
-    """Within this context compiled layers run uncompiled. Use it for shapes of tensors that occur only once and are not
-    worth compiling for."""
+    """Return a context in which compiled layers run uncompiled. It is meant for shapes of tensors that occur only once
+    and are not worth compiling for."""
     return torch.compiler.set_stance("force_eager") if model.compiled else nullcontext()
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Whether whole parameters stay in memory from forward to the end of backward, instead of being gathered twice."""
+    """Whether the setting `parallel.shard` keeps whole parameters in memory from forward to the end of backward. If
+    not, each layer's parameters are gathered twice, in forward and in backward."""
     return parallel.shard in ("grad", "none")
 
 
 def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
-    """Make backward recompute activations of `block` (layer number `layer`) instead of keeping them. `how` says which:
-    those of cheap operations, all, or none."""
+    """Make backward recompute activations of `block` instead of keeping them. `how` is the setting
+    `parallel.checkpointing`: it says which activations are recomputed (those of cheap operations, all, or none), or in
+    one of how many layers. `layer` is the number of the block."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
     forward = block.forward
@@ -242,7 +250,8 @@ def _selective() -> Any:
 
 
 def float8(model: nn.Module, device: torch.device) -> None:
-    """Make torchao compute the layers' matrix products in float8, in place. Raises ConfigError where it cannot."""
+    """Make torchao compute the layers' matrix products in float8, by changing `model` in place. Raises ConfigError
+    where float8 is not available."""
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError:
@@ -255,17 +264,17 @@ def float8(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Return to sharded parameters after a forward without backward. Such a forward leaves whole (gathered) parameters
-    in memory: those of the root module, and with `shard: grad` or `none` those of all layers. While they are gathered,
-    `named_parameters` does not return the sharded parameters."""
+    """Free the whole parameters that a forward without backward leaves in memory, so that every rank has only its shard
+    again. They are the parameters of the root module and, with `shard: grad` or `none`, those of all layers. As long as
+    whole parameters are in memory, `named_parameters` does not return the sharded ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
-    """Set how the backward of the next micro-batch reduces gradients, according to the setting `accumulate`. `last` is
-    whether this micro-batch is the last of the step."""
+    """Set how the gradients of the next micro-batch are reduced over ranks in backward, according to the setting
+    `accumulate`. `last` is whether this micro-batch is the last of its step."""
     if not isinstance(model, FSDPModule):
         raise TypeError(f"{type(model).__name__} is not sharded yet: call `shard` first")
     deferred = world.parallel.accumulate == "unsharded"
@@ -277,9 +286,9 @@ def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
 
 @torch.no_grad()
 def clip(model: nn.Module, most: float, world: World) -> Tensor:
-    """Scale the gradients to a global norm of at most `most`. Returns the norm before scaling, 0-d float32 on the
-    device, equal on all ranks (NaN on all ranks if one has a NaN). Gradients that several ranks hold as copies (hybrid
-    sharding, gains of norms in a tensor group) count once."""
+    """Scale all gradients of the model down if their global norm is greater than `most`. Returns the norm before
+    scaling, 0-d float32 on the device, equal on all ranks (NaN on all ranks if one has a NaN). Gradients that several
+    ranks hold as copies (hybrid sharding, gains of norms in a tensor group) count once."""
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.grad is not None:

@@ -3,11 +3,13 @@
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
 arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
-streams and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run does not have
-yet are taken from the store's shards/NAME. The other mixtures are compared with that of the first file.
+streams (data sources) and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run
+does not have yet are taken from the store's shards/NAME. The first file's mixture is the one with which the other
+mixtures are compared.
 
-All arms continue from the same position in the data. Another seed reads the same part of the data in another order. The
-order depends on the number of the phase that reads it, so with seed s the first s steps are phases of their own.
+All arms continue from the same position in the data. An arm with another seed reads the same part of the data in
+another order. To get another order, the arm with seed s makes its first s steps phases of their own, because the order
+depends on the number of the phase that reads the data.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_mix(path: Path) -> dict[str, Any]:
-    """Read a file of `--mixes`. Returns keys of a phase: `mix`, and `max_epochs` and `on_exhausted` if given. Raises
-    ConfigError when the file cannot be used."""
+    """Read a data mixture, a file given with `--mixes`. Returns the keys of a phase that the file sets: `mix` (streams
+    and weights) and, if given, `max_epochs` and `on_exhausted`. Raises ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -88,8 +90,8 @@ def read_mix(path: Path) -> dict[str, Any]:
 
 def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int,
         seed: int) -> Run:
-    """Return the training that continues from `checkpoint` with the mixture `name`, for `tokens` tokens, with
-    a learning rate that decays to 0."""
+    """Return a short training that continues the run `base` from `checkpoint`. It trains on the mixture `name` of
+    `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
     from trainer.optim.schedule import ScheduleConfig
@@ -111,9 +113,9 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
-    """Return the curriculum of `base`, changed from sample number `sample` on: the mixture is `name`, and the learning
-    rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams of all candidate mixtures, so
-    that every arm is evaluated on the held-out data of all these streams."""
+    """Return the curriculum of the run `base`, changed from sample number `sample` on: the data mixture is `name`, and
+    the learning rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams (data sources) of
+    all of `mixes`, so that trainings with different mixtures are evaluated on the same held-out data."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import resolve_phases
     from trainer.tools.curriculum_edit import new_streams
@@ -133,9 +135,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
-    """Put `checkpoint` of the run `base` into the folder of `run`, an arm, so that the arm begins with it.
-    The checkpoint's files are linked, and its metadata gets the arm's configuration and curriculum. Does nothing when
-    the arm already has a checkpoint."""
+    """Put `checkpoint` of the run `base` into the folder of `run`, a short training that is to begin with this
+    checkpoint. The checkpoint's files are linked where possible. Its metadata gets the configuration and curriculum of
+    `run`. Does nothing when `run` already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

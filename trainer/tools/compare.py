@@ -1,8 +1,9 @@
 """`tokenmill train compare A B …`: shows trainings side by side, at the number of tokens that all of them have reached.
 
 Each argument is the folder of a run (STORE/runs/RUN) or the folder that was given to the training as `--out`. All
-numbers come from metrics.jsonl. Training losses are means over the last twentieth of the tokens. For held-out losses,
-each training's last evaluation is taken, or an earlier one if another training's last evaluation was earlier.
+numbers come from metrics.jsonl. Training losses are means over the last twentieth of the tokens. Held-out losses are
+compared at equal numbers of tokens: if the last evaluation of one training was earlier than those of the others,
+earlier evaluations of the others are taken.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """Compare the trainings in `folders`. Returns {"tokens", "trainings": [{"name", "steps", "loss", "streams",
-    "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s", "mfu", "world", "device"}], "differences": {key: [a
-    value for each training]}}."""
+    """Compare the trainings in `folders` at the number of tokens that all of them have reached. Returns {"tokens",
+    "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s",
+    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}."""
     from trainer.base.config import ConfigError
     from trainer.observe.metrics import scan, standing
 
@@ -69,9 +70,9 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
-    """Return the numbers of a training after `tokens` tokens. The held-out losses are those of its last evaluation up
-    to `judged_at` tokens, or of its first evaluation if none is that early. `history` has the lines of its
-    metrics.jsonl."""
+    """Return the numbers of one training after `tokens` tokens: losses, speed, MFU. `history` has the lines of the
+    training's metrics.jsonl. The held-out losses are from the last evaluation within the first `judged_at` tokens, or
+    from the first evaluation if none is that early."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]
@@ -91,8 +92,8 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dic
 
 
 def lines(comparison: Mapping[str, Any]) -> list[str]:
-    """Format a comparison as lines of text: a column per training, with differences to the first training in
-    brackets."""
+    """Format the result of `compare` as lines of text: a table with a column for each training. Differences to the
+    first training are in brackets."""
     trainings = comparison["trainings"]
     width = max(20, *(len(t["name"]) + 2 for t in trainings))
 
@@ -125,7 +126,8 @@ def lines(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many last parts as make the names distinct."""
+    """Return a short name for each of `folders`: the last part of its path, or as many last parts as are needed to tell
+    the folders apart."""
     parts = [f.absolute().parts for f in folders]
     for n in range(1, max(map(len, parts))):
         names = ["/".join(p[-n:]) for p in parts]

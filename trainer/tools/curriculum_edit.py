@@ -1,8 +1,9 @@
 """`tokenmill train edit RUN --at STEP|now --phases FILE`: replace the phases of a training from a step on.
 
-FILE is YAML: a list of phases like a recipe's `curriculum.phases` (or a mapping with `phases`, and `total` if shares
-such as `until: 80%` should refer to another total). They replace all phases from STEP on; the phases before STEP stay.
-A phase inherits keys that it does not give from the phase before it:
+FILE is YAML: a list of phases (stretches of the training) like a recipe's `curriculum.phases`. It may also be a mapping
+with `phases`, and with `total` if shares such as `until: 80%` should refer to another total. The phases in FILE replace
+all phases from STEP on; the phases before STEP stay. A phase inherits keys that it does not give from the phase before
+it:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
@@ -94,8 +95,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curriculum, list[Phase]]:
-    """Return (new curriculum, new phases). The new curriculum is that of `old`, with the phases in the file `path` from
-    step `step` on. Warnings are appended to `warnings`. Raises ConfigError when the phases cannot be used."""
+    """Return (new curriculum, new phases) for the run `old`. In the new curriculum, the phases in the file `path`
+    (stretches of the training) replace those of `old` from step `step` on. Warnings are appended to `warnings`. Raises
+    ConfigError when the phases cannot be used."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import parse_count, resolve_phases
     from trainer.base.config import ConfigError
@@ -113,9 +115,9 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 
 
 def at_step(text: str, reached: int, steps: int) -> int:
-    """Parse `--at`. Returns the number of steps after which the new phases begin. `reached` is the step of the latest
-    checkpoint (0: none), `steps` the number of steps of the curriculum. Raises ConfigError for a text that is neither
-    `now` nor a possible step."""
+    """Parse the value of `--at`, a step number or `now`. Returns the number of steps after which the new phases begin.
+    `reached` is the step of the latest checkpoint (0: none), and `steps` is the number of steps of the curriculum.
+    Raises ConfigError for any other text, and for a step that is not possible."""
     from trainer.base.config import ConfigError
 
     if text == "now":
@@ -132,8 +134,8 @@ def at_step(text: str, reached: int, steps: int) -> int:
 
 
 def read_phases(path: Path) -> dict[str, Any]:
-    """Read the file of `--phases`. Returns {"phases": [mapping, …]}, with "total" if the file has it. Raises
-    ConfigError when the file cannot be used."""
+    """Read new phases (stretches of a training) from the file given with `--phases`. Returns {"phases": [mapping, …]},
+    and with the key "total" if the file has it. Raises ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -161,8 +163,9 @@ def read_phases(path: Path) -> dict[str, Any]:
 
 
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
-    """Return the streams that `phases` name and that the curriculum does not have yet, sorted by name. Their sizes and
-    hashes are read from the store's shards. Raises ConfigError when a stream has no shards there."""
+    """Return the streams (data sources) that `phases` name and that the curriculum does not have yet, sorted by name.
+    Their sizes and hashes are read from the folders shards/NAME of the store. Raises ConfigError when a stream has no
+    such folder."""
     from tokenizer.mixture.curriculum import Stream
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Checks:
-    """Prints a line per check and counts those that failed."""
+    """Prints a line for each check of `tokenmill train doctor`, and counts the checks that failed."""
 
     def __init__(self) -> None:
         self.done = self.failed = 0
@@ -88,8 +88,8 @@ class Checks:
 
 
 def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
-    """Check versions and devices. Returns (the device for the comparison, cpu or cuda; the dtype of matrix products
-    there, fp32 or bf16)."""
+    """Check the version of torch and the number of devices. Returns the device (cpu or cuda) and the dtype of matrix
+    products (fp32 or bf16) with which the trainings on one and on several ranks are then compared."""
     import torch
 
     tested = torch.__version__.split("+")[0]
@@ -132,8 +132,9 @@ def disk(checks: Checks, run: Run) -> None:
 
 
 def output(checks: Checks, run: Run) -> Path | None:
-    """Make a scratch folder beside the future checkpoints, and check there that a file can be created only if it does
-    not exist (put-if-absent). Returns the folder, or None when the place cannot be written."""
+    """Make a scratch folder in the run's output folder, where checkpoints will be written. Checks that the file system
+    can create a file only if it does not exist (put-if-absent). Returns the scratch folder, or None when the output
+    folder cannot be written."""
     from trainer.checkpoint.checkpoints import put_absent
 
     try:
@@ -155,8 +156,8 @@ def output(checks: Checks, run: Run) -> Path | None:
 
 
 def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
-    """Compare the estimated memory of a rank with the free memory, and the estimated size of a checkpoint with the free
-    disk space."""
+    """Check whether memory and disk are large enough: compare the estimated memory of a rank with the free memory, and
+    the estimated size of a checkpoint with the free disk space."""
     import torch
 
     from trainer.tools.memory import checkpoint_bytes, estimate, kernels_on, micro_batch, number_bytes
@@ -181,9 +182,9 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
-    """Run `examine` with N ranks and with one rank, and compare the results: initial values, batches, losses, and
-    whether one rank resumes from the checkpoint of N ranks. The ranks write to `folder`.
-    """
+    """Train a small version of the run (see `examine`) with several ranks and with one rank, and compare the results:
+    initial values, batches, losses, and whether one rank can resume from the checkpoint of several. The ranks write
+    their results to `folder`."""
     from trainer.launch.local import launch
 
     n = options.ranks
@@ -228,8 +229,9 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 
 def examine(run: Run, world: World, folder: Path) -> None:
-    """Build and train the reduced model in this rank, and write the results to `folder`/rank.SIZE.RANK.json. Every rank
-    calls this. The single rank runs last, and also resumes from the checkpoint of the N ranks."""
+    """Train a small version of the run on this rank, and write the results to `folder`/rank.SIZE.RANK.json (SIZE is the
+    number of ranks). Every rank must call this. A training on one rank is made after the one on several ranks, and also
+    resumes from the checkpoint of the latter."""
     import torch
 
     from trainer.data.batches import Data
@@ -291,8 +293,9 @@ def reduced(run: Run, out: Path, world: World) -> Run:
 
 
 def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
-    """Return {"twins": matrices whose parts on two ranks should differ but are equal, "unequal": parameters whose
-    copies on two ranks should be equal but differ}. Every rank must call this."""
+    """Compare the parameters of the model between ranks. Returns {"twins": matrices of which two ranks hold different
+    parts, but the parts have equal values; "unequal": parameters of which two ranks hold copies, but the copies
+    differ}. Every rank must call this."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor

@@ -1,5 +1,6 @@
-"""What the commands `anneal` and `ablate` share. It runs several short trainings (arms) with several seeds each, one
-after the other on this machine, and prints a table of their held-out losses, with confidence intervals.
+"""Runs several short trainings (arms), each with several seeds, and prints a table of their held-out losses with
+confidence intervals. The commands `anneal` and `ablate` use this module. The trainings run one after the other on this
+machine.
 
 Each arm and seed is a training of its own below OUT. A command that is run again continues where it was stopped, and
 does not repeat finished trainings. Only the last checkpoint of each training is kept.
@@ -47,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm],
             prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
-    """Train all arms, on `--ranks` ranks, and print the table of results. Returns the exit code. `prepare` is called on
-    rank 0 for each arm before it is trained."""
+    """Train all arms (short trainings that are compared), on as many ranks as `--ranks` says, and print the table of
+    results. Returns the exit code. `prepare` is called on rank 0 for each arm before it is trained."""
     from trainer.data.remote import fetch_shards
     from trainer.parallel.world import world
 
@@ -70,8 +71,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
 
 
 def check(arm: Arm) -> None:
-    """Raise ConfigError when `arm` has no held-out data by which it could be compared, or when its folder holds a
-    different arm with the same name."""
+    """Raise ConfigError when `arm` (one of the trainings to compare) has no held-out data, by which it is compared with
+    others, or when its folder already holds a different training with the same name."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences
@@ -87,8 +88,9 @@ def check(arm: Arm) -> None:
 
 def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
               announce: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """Train all arms. Returns {arm: [{source: held-out loss in nats per token} for each seed]} on rank 0, {} on other
-    ranks. The source ALL stands for all sources together."""
+    """Train all arms (short trainings that are compared), each with every seed. Returns their held-out losses on rank
+    0: {arm: [{source: loss in nats per token} for each seed]}; {} on other ranks. The source ALL stands for all sources
+    together."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.train import train
 
@@ -111,8 +113,9 @@ def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """Compare the losses `values`[arm][seed]. Returns (mean difference of each arm to the first arm, half the width of
-    the 95 % interval of such a difference). With one seed or one arm the width is unknown, and None.
+    """Compare the losses `values`[arm][seed] of several trainings (arms). Returns (mean difference of each arm to the
+    first arm, half the width of the 95 % interval of such a difference). The second value is None with one seed or one
+    arm, because the width is then unknown.
 
     Arms with the same seed have the same initial values and order of data, so differences are taken within a seed. This
     is a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test.
@@ -131,11 +134,10 @@ def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | N
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the table of results: {"arms": [names], "seeds": number of seeds, "sources": {source: {"noise": …, "arms":
-    {name: {"loss", "delta", "beyond_noise"}}}}}. Only sources that all arms have are included. `delta` is the
-    difference to the first arm; negative is better. `noise` is half the width of the 95 % interval of a difference, or
-    None.
-    """
+    """Compute the table in which arms (short trainings) are compared: {"arms": [names], "seeds": number of seeds,
+    "sources": {source: {"noise": …, "arms": {name: {"loss", "delta", "beyond_noise"}}}}}. Only sources that all arms
+    have are included. `delta` is the difference to the first arm; negative is better. `noise` is half the width of the
+    95 % interval of a difference, or None."""
     first = next(iter(results))
     seeds, sources = len(results[first]), {}
     for source in results[first][0]:
@@ -151,8 +153,8 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """Format the table of results as lines of text: the losses of the first arm, and the differences of the others to
-    it. A star marks differences that are larger than the noise."""
+    """Format the result of `table` as lines of text: for each source the loss of the first arm (short training), and
+    the differences of the other arms to it. A star marks differences that are larger than the noise."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     out = [f"held-out loss in nats/token, means of {result['seeds']} seed{'s' * (result['seeds'] > 1)}; differences to "

@@ -1,9 +1,10 @@
 """`tokenmill train explain`: shows the documents of a step, and compares its loss with that of neighbouring steps.
 
-No log of the documents is needed. The curriculum determines which tokens a step reads, and the shards' document table
-says which documents these tokens belong to, and in which part and row of the store's published datasets a document is.
-URLs, signals (numbers that filters computed) and texts are read from there. Only the losses of single rows (samples)
-have to be recorded in training: worst_rows.jsonl has the highest of each interval between two printed lines.
+The documents of a step need not be logged in training. The curriculum determines which tokens a step reads. The shards'
+document table says which documents these tokens belong to, and in which part (file) and row of the store's published
+datasets each document is. From there come URLs, signals (numbers that filters computed) and texts. Only the losses of
+single rows (samples) have to be recorded in training: worst_rows.jsonl has the highest of each interval between two
+printed lines.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
-    """Return everything about step `number` (from 1) that the command prints. With `row`, only that row (sample) of the
-    step is included; with `worst`, only the `worst` rows with the highest loss. Raises ConfigError for a step or row
-    that does not exist."""
+    """Return everything that the command `tokenmill train explain` prints about step `number` (from 1). With `row`,
+    only that row (sample) of the step is included; with `worst`, only the `worst` rows with the highest loss. Raises
+    ConfigError for a step or row that does not exist."""
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
     from trainer.checkpoint.ledger import Ledger
@@ -118,9 +119,10 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 
 def documents(shards: Any, window: int, length: int) -> list[dict[str, Any]]:
-    """Return the documents in a window (the `length` + 1 consecutive tokens of one sample), those with the most tokens
-    in it first. `window` is its number in the stream. `tokens` of a document is its range [first, stop) of positions in
-    the window. The last position is only a target, so a document that begins there is left out."""
+    """Return the documents of a sample, which reads a window of `length` + 1 consecutive tokens of a stream; `window`
+    is the window's number in the stream. The documents with the most tokens in the window come first. The key `tokens`
+    of a document is its range [first, stop) of positions in the window. The last position of a window is only a target,
+    so a document that begins there is left out."""
     start = window * length
     result = []
     for span in shards.documents(start, start + length + 1):
@@ -167,9 +169,9 @@ def look_up(store: FileSystem, top: str, documents: list[dict[str, Any]], detail
 
 
 def read_rows(store: FileSystem, part: str, dataset: str, documents: list[dict[str, Any]], details: bool) -> bool:
-    """Add to each of `documents` the columns of its row in the Parquet file `part`; `at` of the document is the row's
-    number. If the row has another id, the dataset has changed, and nothing is added. Returns whether the file
-    exists."""
+    """Add to each of `documents` the columns of its row in the Parquet file `part`. The key `at` of a document is the
+    number of its row. If the id in this row differs from the document's, the dataset has changed since the shards were
+    made, and nothing is added. Returns whether the file exists."""
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
@@ -209,12 +211,14 @@ def read_rows(store: FileSystem, part: str, dataset: str, documents: list[dict[s
 
 
 def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | None]:
-    """Return (metrics of a step and its neighbours, None). If the step was performed with other samples than the
-    present curriculum gives it, the metrics are left out, and the second value is a text that says so.
+    """Return (metrics, None), where the metrics compare a step with its neighbours. If the curriculum has been edited
+    since the step was performed, so that the step now has other samples, the second value is a text that says so, and
+    the metrics are left out.
 
     `around` has metrics of the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
-    deviation of the accepted steps before it, and the step's distance from the mean in standard deviations. If training
-    went back to a checkpoint to skip this step, the metrics are from before it last did so."""
+    deviation over the steps before it that were not skipped, and the step's distance from the mean in standard
+    deviations. If training went back to a checkpoint in order to skip this step, the metrics are those from before the
+    last such return."""
     from trainer.observe.metrics import TURNS, scan, standing
 
     number, most = step.number + 1, run.config.stability.window
@@ -245,8 +249,9 @@ def beside(run: Run, step: Step, ledger: Ledger) -> tuple[dict[str, Any], str | 
 
 
 def edited(run: Run, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """Return None if the metrics `lines` apply to step `number`, else a text that says why they do not. They do not
-    apply if the curriculum was edited after the step was performed, so that the step now has other samples."""
+    """Check whether `lines` of metrics.jsonl still describe step `number`. They do not if the curriculum was edited
+    after the step was performed, so that the step now has other samples. Returns None if they do, else a text that says
+    why not."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:
@@ -305,7 +310,8 @@ def text(step: dict[str, Any]) -> str:
 
 
 def document_lines(document: dict[str, Any]) -> list[str]:
-    """Format one document of a row, as `look_up` has completed it, for a terminal."""
+    """Format a document that a step has read as lines of text for a terminal. `document` is an entry of the result of
+    `documents`, to which `look_up` has added what the datasets say."""
     first, stop = document["tokens"]
     of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
     place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL

@@ -1,5 +1,5 @@
-"""`tokenmill train export`: writes the model of a checkpoint in Hugging Face's layout. `trainer.checkpoint.hf` does the
-work."""
+"""`tokenmill train export`: writes the model of a checkpoint in Hugging Face's layout, by means of
+`trainer.checkpoint.hf`."""
 
 from __future__ import annotations
 

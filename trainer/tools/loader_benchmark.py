@@ -1,12 +1,12 @@
 """`tokenmill train soak RUN`: tests, before training, whether the loader (which reads batches from shards) will be fast
 enough until the end of the run.
 
-It runs the loader, without a model, over the last steps of the run. Late steps reveal an index that grows during a run,
+The loader is run, without a model, over the last steps of the run. Late steps reveal an index that grows during a run,
 storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, in a training of
-trillions of tokens on 384 GPUs.) By default it reads as fast as possible, and measures the throughput. With `--rate` it
-reads at the pace of a training with that many tokens per second, and measures how long such a training would wait.
-`--ranks N` runs N loaders in N processes on this machine. The exit code is 0 if the loader keeps up, and 1 if it does
-not or its memory grows.
+trillions of tokens on 384 GPUs.) By default the loader reads as fast as possible, and its throughput is measured. With
+`--rate` it reads at the pace of a training with that many tokens per second, and the command measures how long such a
+training would wait. `--ranks N` runs N loaders in N processes on this machine. The exit code is 0 if the loader is fast
+enough, and 1 if it is not, or if its memory grows.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
-    """Run a loader in each of `ranks` processes and return their measurements. Raises TrainingError when a process
-    fails."""
+    """Run the loader (which reads batches from shards) in each of `ranks` processes, and return the measurements of
+    each. Raises TrainingError when a process fails."""
     from trainer.launch.local import end_with_parent
     from trainer.loop.run import TrainingError
 
@@ -84,8 +84,9 @@ def several(arguments: Sequence[str], ranks: int) -> list[dict[str, Any]]:
 
 
 def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, Any]:
-    """Read this rank's part of the last `steps` steps, and return measurements of speed, waits and memory. `rate` is
-    the pace in tokens per second of all ranks together; 0 means to read without pauses."""
+    """Read the part of the last `steps` steps of a run that belongs to rank `rank` of `ranks`. Returns measurements of
+    speed, waits and memory. `rate` is the pace in tokens per second of all ranks together; 0 means to read without
+    pauses."""
     from trainer.data.batches import Data, Prefetch
 
     total = run.curriculum.steps
@@ -117,8 +118,9 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
-    """Combine the measurements of all ranks into one report: the longest waits, the sums of bytes read, and
-    `problems`, a list of texts."""
+    """Combine the measurements of all loaders, one per rank, into one report. It has the longest waits, the sums of
+    bytes read, and `problems`, a list of texts. `rate` is the pace in tokens per second of all ranks together (0: as
+    fast as possible)."""
     seconds = max(rank["seconds"] for rank in ranks)
     worst = max(ranks, key=lambda rank: rank["memory_after"] - rank["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],
@@ -160,8 +162,8 @@ def text(report: Mapping[str, Any]) -> str:
 
 
 def memory() -> int:
-    """Bytes of this process's resident memory without pages of memory-mapped files. Such pages are left out because the
-    system may load and evict them at any time. On systems that do not report this, all resident memory."""
+    """Return the bytes of resident memory of this process, without pages of memory-mapped files, which the system may
+    load and evict at any time. On systems that do not report the two separately, all resident memory counts."""
     from trainer.observe.hardware import host_memory
 
     try:

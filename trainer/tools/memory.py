@@ -4,9 +4,10 @@ tensors.
 The formula adds up everything that a step keeps in memory at some time. Its result is a little too high, because not
 everything is there at the same time: gradients appear while activations are freed. The measurement runs the model,
 sharded over a fake process group of N ranks, on tensors with shapes but no storage (FakeTensorMode), and torch's
-FSDPMemTracker counts the bytes. It needs no GPU and uses the CPU's kernels. These keep more than CUDA's, because norms
-are not fused, and keys and values are repeated for all heads. The measurement is thus an upper bound, and the formula
-an estimate. Neither includes memory that the allocator cannot use, so a plan should fill at most 92 % of the device.
+FSDPMemTracker counts the bytes. It needs no GPU and uses the CPU's kernels. The CPU's kernels keep more than those of
+CUDA, because norms are not fused, and keys and values are repeated for all heads. The measurement is thus an upper
+bound, and the formula an estimate. Neither includes memory that the allocator cannot use, so a plan should fill at most
+92 % of the device.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """Return the size of a rank's largest micro-batch, and whether any step of the run has several micro-batches, as
-    (rows, tokens per row, several). A micro-batch is what a rank computes at once."""
+    """Return the size of a rank's largest micro-batch (the samples that a rank computes at once), and whether any step
+    of the run has several micro-batches, as (rows, tokens per row, several)."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -57,9 +58,9 @@ def number_bytes(run: Run, device: str) -> int:
 
 
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, kernels: Kernels) -> float:
-    """Bytes that a layer keeps per token from forward to backward, on average over the layers. `how` is the setting
-    `parallel.checkpointing`, `size` the bytes of a number in the compute dtype, and `tensor` the number of ranks among
-    which heads and hidden units are divided."""
+    """Return the bytes of activations that a layer keeps per token from forward to backward, on average over the
+    layers. `how` is the setting `parallel.checkpointing`, `size` the bytes of a number in the compute dtype, and
+    `tensor` the number of ranks among which heads and hidden units are divided."""
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
     upcast = _upcast(size, kernels)
@@ -88,28 +89,31 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
 
 
 def _upcast(size: int, kernels: Kernels) -> int:
-    """Bytes that a norm keeps per number, if it is not compiled. It keeps a float32 copy of its input, unless the input
-    is float32 already (`size` 4). On a CPU it also keeps the normalised value."""
+    """Return how many bytes a norm keeps for each number of its input, if the norm is not compiled. It keeps a float32
+    copy of the input, unless the input is float32 already (`size` 4 bytes). On a CPU it also keeps the normalised
+    value."""
     return (4 if size < 4 else 0) + (4 if kernels == "cpu" else 0)
 
 
 def grouped() -> bool:
-    """Whether the attention kernels in this version of torch accept fewer heads of keys and values than of queries.
-    varlen_attn does so from torch 2.13 on; before that, keys and values are repeated for all heads."""
+    """Whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads of keys
+    and values than of queries. varlen_attn supports it from torch 2.13 on. If it is not supported, keys and values are
+    repeated for all heads."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
 
 
 def kernels_on(config: TrainConfig, device: str) -> Kernels:
-    """The kernels that compute a training with the settings `config` on `device` (cpu or cuda)."""
+    """Return the kind of kernels that compute a training with the settings `config` on `device` (cpu or cuda): cpu,
+    compiled or eager."""
     if device == "cpu":
         return "cpu"
     return "eager" if config.compile is False else "compiled"
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of optimiser state of the whole model."""
+    """Bytes of the optimiser's state for the whole model, over all ranks."""
     return config.optimizer.state_bytes(*_sizes(config, vocab))
 
 
@@ -127,10 +131,10 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              kernels: Kernels | None = None) -> dict[str, float]:
-    """Estimate the memory of one of `ranks` ranks by a formula. Returns {use: bytes}; the sum is the estimate.
-    Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate` is whether a step
-    has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to `config`. Raises
-    ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+    """Estimate the memory of one of `ranks` ranks by a formula. Returns {what the memory is used for: bytes}; the sum
+    is the estimate. Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate`
+    is whether a step has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to
+    `config`. Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
     kernels = kernels or kernels_on(config, "cuda")
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
@@ -166,8 +170,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Bytes of gradients that a rank holds between the micro-batches of a step, in addition to the gradients that the
-    optimiser reads."""
+    """Return the bytes of gradients that a rank keeps while it adds up the micro-batches of a step. Gradients that the
+    optimiser reads at the end of the step are not included."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
@@ -181,8 +185,8 @@ def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int,
             accumulate: bool = False) -> float:
     """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, optimiser
     state, forward and backward. A micro-batch has `rows` rows of `length` tokens, and a number in matrix products has
-    `size` bytes. Large models are not run whole: models with MEASURED layers are run, and the result is extrapolated to
-    all layers. With `accumulate`, two micro-batches of a step are run.
+    `size` bytes. A large model is not run whole: smaller models with MEASURED layers are run instead, and the result is
+    extrapolated to all layers. With `accumulate`, two micro-batches of a step are run.
 
     No process group may exist. Raises RuntimeError when torch's memory tracker, a private part of torch, fails.
     """
@@ -242,10 +246,10 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
     """Return (lines, advice). The lines are a table of the estimated memory in GB: a row for each size of micro-batch
-    and each kind of activation checkpointing, a column for each way to shard the model. The advice names settings that
-    fit into the share FILL of `capacity` (bytes) with the run's own sharding: the least recomputation that fits, and
-    with it the largest micro-batch. `rows` is the number of samples of `length` tokens that a rank has in a step, which
-    is the largest possible micro-batch."""
+    and each kind of activation checkpointing, a column for each way to divide the model among ranks. The advice names
+    settings that need at most the share FILL of `capacity` (bytes), with the run's own way to divide the model. It
+    prefers the least recomputation that fits, and with it the largest micro-batch. `rows` is the number of samples of
+    `length` tokens that a rank has in a step, so it is the largest possible micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -295,8 +299,8 @@ def parse_bytes(text: str) -> float:
 
 
 def device_named(text: str, devices: dict[str, Any]) -> str:
-    """Return the key of `devices` that a short name means: 'H200' → 'NVIDIA H200'. Raises ConfigError when the name
-    fits no device, or several devices with different values in `devices`."""
+    """Find the key of `devices` that a short name means: 'H200' → 'NVIDIA H200'. Raises ConfigError when the name fits
+    no device, or when it fits several devices that have different values in `devices`."""
     text = MEANT.get(text.lower(), text)
     exact = [name for name in devices if text.lower() in (name.lower(), name.lower().removeprefix("nvidia "))]
     close = exact or [name for name in devices if text.lower() in name.lower().split()]

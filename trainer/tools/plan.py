@@ -1,5 +1,5 @@
-"""`tokenmill train plan`: prints phases, sizes, memory and FLOPs of a training before it runs. `trainer.tools.sizes`
-makes the text."""
+"""`tokenmill train plan`: prints phases, sizes, memory and FLOPs of a training before it runs. The text comes from
+`trainer.tools.sizes`."""
 
 from __future__ import annotations
 

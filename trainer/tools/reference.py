@@ -1,7 +1,7 @@
-"""Generates the list of all settings in docs/training.md from the config classes: `python -m trainer.tools.reference
-FILE`.
+"""Writes the list of all settings in docs/training.md, from the classes that define the settings. It is run as `python
+-m trainer.tools.reference FILE`.
 
-The list is between two marks in the page. `make docs` writes the list, and a test checks that the page is up to date.
+The list is between two marks in the page. `make docs` writes it, and a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ REQUIRED = "(required)"
 
 
 def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator[tuple[str, str]]:
-    """Yield (key as written after `--set`, default) for every setting of a config class and of nested classes. If
-    `value`, an instance of the class, is given, its values are the defaults."""
+    """Yield (key as written after `--set`, default) for every setting of the class `config` and of the classes nested
+    in it. If `value`, an instance of the class, is given, its values are the defaults. `prefix` is put before each
+    key."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
         key = prefix + field.name.removesuffix("_")  # from_, for_ and async_ stand for words that Python reserves
@@ -41,8 +42,8 @@ def settings(config: type[Any], prefix: str = "", value: Any = None) -> Iterator
 
 
 def optimizers(prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings that all optimisers share. Then, for each kind, yield the settings that it adds or whose
-    default it changes."""
+    """Yield (key, default) for the settings of optimisers: first those that all optimisers share, then for each
+    optimiser those that it adds or whose default it changes. `prefix` is put before each key."""
     common = dict(settings(OptimizerConfig, f"{prefix}."))
     yield f"{prefix}.kind", OptimizerConfig.DEFAULT
     yield from ((key, default) for key, default in common.items() if key != f"{prefix}.kind")

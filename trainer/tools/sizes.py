@@ -15,8 +15,8 @@ from trainer.tools.memory import FILL, MEMORY, estimate, measure, micro_batch, n
 
 @dataclass(frozen=True)
 class Machine:
-    """The device of a rank: `memory` in bytes, `peak` in dense bf16 FLOP/s (None: unknown), `mfu`, the share of the
-    peak that training reaches, and `price` in $ per hour."""
+    """The device that a rank uses. `memory` is in bytes, and `peak` in dense bf16 FLOP/s (None: unknown). `mfu` is the
+    share of the peak that training is assumed to reach. `price` is in $ per hour."""
 
     name: str = "NVIDIA H200"
     memory: float | None = MEMORY["NVIDIA H200"]
@@ -52,8 +52,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
 
 
 def memory(run: Run, ranks: int, machine: Machine, measured: bool) -> list[str]:
-    """Return lines about the memory of a rank: estimated by the formula and, if `measured`, measured on fake tensors
-    (see `trainer.tools.memory`). Further lines show alternative settings and which of them fit."""
+    """Return lines of text about the memory of a rank. It is estimated by a formula and, if `measured`, also measured
+    on fake tensors (see `trainer.tools.memory`). Further lines show alternative settings and which of them fit."""
     config, parallel, vocab = run.config, run.config.parallel, run.vocab
     size = number_bytes(run, "cuda")
     rows, length, accumulate = micro_batch(run, ranks)

@@ -1,11 +1,11 @@
 """`tokenmill train verify RUN`: checks whether a checkpoint matches its run, and says which data the model has seen.
 
-The checkpoint stores a hash over all samples of all performed steps. It is computed again, from the curriculum and the
-ledger (the list of skipped steps), and compared. The sizes and sha256 of the checkpoint's files, the tokenizer, and the
-shard sets (with `--shards` every byte of them) are checked too. `--against LIST` reports which documents of a list the
-model has seen by this step; a document that was seen is a failure. LIST has one id per line, as decontamination lists
-them. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if everything matches, and 1 if
-something differs or a listed document was seen.
+The checkpoint stores a hash over all samples that the training has read. The hash is computed again, from the
+curriculum and the ledger (the list of skipped steps), and compared. The sizes and sha256 of the checkpoint's files, the
+tokenizer, and the shard sets (with `--shards` every byte of them) are checked too. `--against LIST` reports which
+documents of a list the model has seen by this step; a document that was seen is a failure. LIST has one id per line, as
+decontamination writes such lists. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if
+everything matches, and 1 if something differs or a listed document was seen.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_checkpoint(options: argparse.Namespace) -> int:
-    """Read every byte of the checkpoint given by --checkpoint, and print its damaged files. Returns the exit code."""
+    """Check every byte of the checkpoint given by --checkpoint against the recorded sha256, and print the names of
+    damaged files. Returns the exit code."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.damage import damage
 
@@ -74,8 +75,8 @@ def check_checkpoint(options: argparse.Namespace) -> int:
 
 
 def marked(options: argparse.Namespace) -> Path:
-    """Return the file that commits the checkpoint given by --checkpoint. Its name is COMPLETE, or DAMAGED if a training
-    has found the checkpoint damaged."""
+    """Find the checkpoint given by --checkpoint. Returns its marker file, which lists the files of the checkpoint. The
+    name of the marker is COMPLETE, or DAMAGED if a training has found the checkpoint damaged."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import ASIDE, STEP
     from trainer.loop.run import open_run
@@ -148,8 +149,8 @@ def written_by(meta: dict[str, Any]) -> str:
 
 
 def files(checkpoint: Checkpoint) -> tuple[list[str], str]:
-    """Check the sha256 of a checkpoint's files; `survey`, which found it, has checked their sizes. Returns (lines about
-    differences, a line to print if there are none)."""
+    """Check the files of a checkpoint against their recorded sha256. (Their sizes were checked when the checkpoint was
+    found.) Returns (lines about differences, a line to print if there are none)."""
     from trainer.checkpoint.checkpoints import sha256
 
     try:
@@ -181,8 +182,9 @@ def tokenizer(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
-    """Check that curriculum.json still gives the samples that were read before the checkpoint. Other settings are not
-    checked. Returns (lines about differences, a line to print if there are none)."""
+    """Check that the run's curriculum.json still gives the samples that were read before the checkpoint was written.
+    `meta` is the checkpoint's metadata. Settings of the training are not checked. Returns (lines about differences, a
+    line to print if there are none)."""
     from trainer.loop.run import differences
 
     wrong = [line for line in differences(meta, run) if not line.startswith(("train.", "schedule:"))]
@@ -190,8 +192,9 @@ def curriculum(run: Run, meta: dict[str, Any]) -> tuple[list[str], str]:
 
 
 def data(run: Run, meta: dict[str, Any], ledger: Ledger) -> tuple[list[str], str]:
-    """Compute the hash over all samples of all performed steps, and compare it with that in the checkpoint. Returns
-    (lines about differences, a line to print if there are none)."""
+    """Check which data a checkpoint was trained on: compute the hash over the samples of all steps that were not
+    skipped, and compare it with the hash in `meta`, the checkpoint's metadata. Returns (lines about differences, a line
+    to print if there are none)."""
     from itertools import takewhile
 
     from tokenizer.mixture.order import Order
@@ -230,8 +233,8 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 
 # -- data that the model has seen ------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
-    """Return the skipped steps up to `step` as disjoint ranges (first, stop, reason), in order; `stop` is
-    exclusive."""
+    """Return which of the steps up to `step` were skipped, as disjoint ranges (first, stop, reason), in order; `stop`
+    is exclusive."""
     result: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
         first, stop = max(first, result[-1][1] if result else 1), min(stop, step + 1)
@@ -241,8 +244,8 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 
 
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
-    """Yield lines about how many tokens and epochs of each stream have been read after `step` steps, and about skipped
-    steps."""
+    """Yield lines to print about the data that was read in the first `step` steps: tokens and epochs of each stream
+    (data source), and which steps were skipped."""
     from tokenizer.mixture.order import Order, counts
 
     order, phases = Order(run.curriculum), run.curriculum.phases
@@ -263,7 +266,8 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Hit:
-    """A listed document that is in the shards, and the steps that read parts of it."""
+    """A document of the given list that is in the training shards. `stream` is the data source that has it; `steps` are
+    the steps that read parts of it."""
 
     id: str
     stream: str
@@ -283,8 +287,8 @@ def read_ids(path: Path) -> list[str]:
 
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
-    """Return those documents of `ids` that are in the training shards, each with the performed steps that read parts of
-    it before sample number `samples`."""
+    """Look for the documents with the ids `ids` in the training shards. Returns a Hit for each one found. Its steps are
+    those that read a part of the document before sample number `samples` and were not skipped."""
     from tokenizer.mixture.order import Order
     from trainer.data.remote import shard_set
 
@@ -299,8 +303,8 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (id, first token, exclusive end) for each document of `ids` that the shards hold. The positions are counted
-    in tokens from the start of the stream."""
+    """Yield (id, first token, exclusive end) for each document of `ids` that the shards hold. The two positions count
+    tokens from the start of the stream, over all shards."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -316,9 +320,9 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 
 def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
-    """Return the numbers (int64) of all samples of the curriculum that read a token of the document at tokens [begin,
-    end) of a stream. A sample's last token is only a target. A sample that reaches the document only with that token is
-    left out, because it is the document's first token, which does not count in the loss."""
+    """Return the numbers (int64) of all samples of the curriculum that read the document at tokens [begin, end) of a
+    stream. A sample's last token is only a target. A sample whose last token is the first token of the document is left
+    out, because the first token of a document does not count in the loss."""
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():
