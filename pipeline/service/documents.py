@@ -105,6 +105,14 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
     return {**facts, "quarantine": lost}
 
 
+def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
+    """{id, source, locator} of a kept or dropped document, as they are stored. Raises QueryError."""
+    kind, row = _find(queries, store, dataset, id, 0, stop)
+    if kind == "quarantined":
+        raise NoDocument("a quarantined record has no text", "id", "its entry names its file and record")
+    return {name: row[name] for name in ("id", "source", "locator")}
+
+
 def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, stop: Stop) -> tuple[str, dict[str, Any]]:
     known = False
     for kind in ("kept", "dropped", "quarantined"):
