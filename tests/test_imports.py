@@ -15,11 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 #: the trainer's settings, which the recipe's checker reads: they import no torch
 SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.optim.config", "trainer.loop.config")
+#: what reads the files of a training without torch, for the service
+READING = ("trainer.base.files", "trainer.observe.explain", "trainer.observe.plot")
 #: who may import whom: a package, and the prefixes of the project's own modules it may import
 ALLOWED = {
     "stages": ("stages", "pipeline.base"),
     "tokenizer": ("tokenizer", "pipeline.base"),
-    "pipeline": ("pipeline", "stages", "tokenizer", *SETTINGS),
+    "pipeline": ("pipeline", "stages", "tokenizer", *SETTINGS, *READING),
     "trainer": ("trainer", "tokenizer.shards", "tokenizer.mixture", "pipeline.base"),
 }
 #: folders of the first two depths, from the ground up: each imports only those before it, wherever in a file it does so

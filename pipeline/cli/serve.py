@@ -36,6 +36,9 @@ def serve(store: StoresOpt = None,
               "Host name under which browsers open the server; repeatable.")] = None,
           allow_root: Annotated[list[str] | None, typer.Option(metavar="PLACE", help=
               "Folder or URL that submitted recipes may read; repeatable.")] = None,
+          trainings: Annotated[list[str] | None, typer.Option(metavar="[STORE=]DIR", help=
+              "Folder of trainings (`--out` folders of `tokenmill train run`) on the shards of a store, beside those "
+              "in its runs; repeatable. STORE is the name of a store (default: the first).")] = None,
           backend: Annotated[BackendName, typer.Option(help="Where submitted runs run, as for `tokenmill run`.")] =
           BackendName.process,
           workers: WorkersOpt = None, address: AddressOpt = None, allow_custom_stages: CodeOpt = False,
@@ -58,12 +61,14 @@ def serve(store: StoresOpt = None,
             raise
         raise UserError(f"the service needs the package '{e.name}', which is not installed; pip install "
                         f"'tokenmill[service]'") from None
-    settings = Settings(named_stores(store or [os.environ.get("TOKENMILL_STORE", "store")]), host, port,
+    stores = named_stores(store or [os.environ.get("TOKENMILL_STORE", "store")])
+    settings = Settings(stores, host, port,
                         viewer_token=read_token(VIEWER_TOKEN, viewer_token_file),
                         operator_token=read_token(OPERATOR_TOKEN, token_file), certificate=certificate, key=key,
                         behind_proxy=behind_proxy, proxy=proxy, names=tuple(name or ()),
                         allowed_roots=tuple(allow_root or ()), backend=backend.value, workers=workers, address=address,
-                        insecure_local=insecure_local, allow_code=allow_custom_stages)
+                        insecure_local=insecure_local, allow_code=allow_custom_stages,
+                        trainings=training_folders(trainings or [], stores))
     run_server(settings, lambda url: typer.echo(f"serving {', '.join(settings.stores)} at {url} (Ctrl-C ends it)"))
 
 
@@ -81,3 +86,14 @@ def named_stores(options: list[str]) -> dict[str, str]:
             raise BadUsage(f"--store {each}: there is a store called '{name}' already; give --store NAME=STORE")
         stores[name] = open_store(root).root
     return stores
+
+
+def training_folders(given: list[str], stores: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Returns name of a store → its folders of trainings. A value without the name of a store belongs to the first."""
+    folders: dict[str, tuple[str, ...]] = {}
+    for each in given:
+        name, equals, folder = each.partition("=")
+        if not equals or name not in stores:                      # no name, or an `=` in the path
+            name, folder = next(iter(stores)), each
+        folders[name] = (*folders.get(name, ()), os.path.abspath(folder))
+    return folders

@@ -61,12 +61,22 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
         raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
     if remote:
         return _remote(name, patterns, root, suffixes, {} if listings is None else listings, journal)
-    full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
-    dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
-    top = os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
+    full, dirs, top = _on_disk(patterns, base, root)
     links = _Links(None if follow_symlinks else dirs)
     return FileList(top, _local(name, dict(zip(full, patterns)), top, suffixes, verify, links,
                                 [] if warnings is None else warnings, clock))
+
+
+def local_root(patterns: list[str], base: str, root: str | None) -> str:
+    """The folder to which the paths of a source on disk are relative (see `list_source`)."""
+    return _on_disk([p.removeprefix("file://") for p in patterns], base, root)[2]
+
+
+def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str], list[str], str]:
+    """(absolute patterns, the folder of each, the root of the source)."""
+    full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
+    dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
+    return full, dirs, os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
 
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from pipeline.store.fs import Store
@@ -56,27 +56,44 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
     path = f"runs/{run}/train/metrics.jsonl"
     if not store.exists(path):
         return None
-    thinned = {"step": _Thinned(), "eval": _Thinned()}
-    for event, step, text in _lines(store, path):
-        if event in ("start", "resume", "rewind"):
-            for points in thinned.values():
-                points.undo(-1 if event == "start" else step)
-        elif event in thinned and thinned[event].wants():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            thinned[event].add(step, line)
-    steps, evals = ([_point(line) for line in thinned[event].lines()] for event in ("step", "eval"))
-    return {"steps": [p for p in steps if p], "evals": [p for p in evals if p]} if steps or evals else None
-
-
-def _lines(store: Store, path: str) -> Iterator[tuple[str, int, bytes]]:
-    """Yield (event, step, text) for each complete line of a metrics.jsonl."""
+    collected = Losses()
     with store.open(path) as file:
         for text in file:
-            if (head := _HEAD.match(text)) and text.endswith(b"\n"):
-                yield head[1].decode(), int(head[2]), text
+            collected.add(text)
+    points = collected.points()
+    return points if points["steps"] or points["evals"] else None
+
+
+class Losses:
+    """Collects the losses of a training from the lines of its metrics.jsonl. Lines that a later start, resume or rewind
+    made void are left out. At most 2 · POINTS steps and evaluations are kept, evenly spread."""
+
+    def __init__(self) -> None:
+        self._kept = {"step": _Thinned(), "eval": _Thinned()}
+
+    def add(self, text: bytes) -> tuple[str, int] | None:
+        """Add a line. Returns its event and step, or None for a line that a kill has cut off."""
+        head = _HEAD.match(text)
+        if head is None or not text.endswith(b"\n"):
+            return None
+        event, step = head[1].decode(), int(head[2])
+        if event in ("start", "resume", "rewind"):
+            for points in self._kept.values():
+                points.undo(-1 if event == "start" else step)
+        elif event in self._kept and self._kept[event].wants():
+            with suppress(json.JSONDecodeError):
+                self._kept[event].add(step, json.loads(text))
+        return event, step
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines that were kept, as they were written: first the steps, then the evaluations."""
+        return [line for points in self._kept.values() for line in points.lines()]
+
+    def points(self) -> dict[str, list[dict[str, Any]]]:
+        """{steps, evals}. Each entry has `tokens`, `loss`, the losses of its `streams` and, for a step, the learning
+        rate `lr`."""
+        steps, evals = ([_point(line) for line in self._kept[event].lines()] for event in ("step", "eval"))
+        return {"steps": [p for p in steps if p], "evals": [p for p in evals if p]}
 
 
 class _Thinned:

@@ -16,8 +16,14 @@ from pipeline.service import (
     problems,
     queue_page,
     runs,
+    shard_pages,
+    shards,
     sign_in,
+    sources,
     submit,
+    training_control,
+    training_pages,
+    trainings,
     tune,
     tune_page,
 )
@@ -48,9 +54,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
     app.state.playgrounds, app.state.labels = tune.Playgrounds(), label_routes.Books()
     problems.install(app)
-    for module in (sign_in, runs, label_routes, datasets, tune, submit):
+    for module in (sign_in, runs, label_routes, datasets, sources, shards, training_control, trainings, tune,
+                   submit):
         app.include_router(module.router)
     for router in (pages.open_router, pages.router, tune_page.router, tune_page.run_router,
-                   tune_page.latest_router, queue_page.router, label_page.router):
+                   tune_page.latest_router, queue_page.router, label_page.router, shard_pages.router,
+                   training_pages.router, training_control.forms):
         app.include_router(router)
     return app

@@ -21,6 +21,7 @@ from pipeline.service.parts import FOLDERS, NoDataset, published
 from pipeline.service.problems import Problem
 from pipeline.service.query import Documents, Queries
 from pipeline.service.session import Role
+from pipeline.service.shard_sets import dataset_names
 from pipeline.service.stores import StoreOf
 from pipeline.store.dataset import MANIFEST, MANIFEST_SCHEMA
 from pipeline.store.fs import Store
@@ -119,11 +120,7 @@ def may_search(request: Request, filter: Filter) -> None:
 @router.get("", summary="List the datasets of a store")
 def list_datasets(at: StoreOf) -> dict[str, Any]:
     """The published datasets, with the number of their documents."""
-    if at.local is not None:
-        names = sorted(path.parent.name for path in at.local.glob(f"datasets/*/{MANIFEST}"))
-    else:
-        names = sorted({path.split("/")[1] for path in at.list("datasets") if path.endswith(f"/{MANIFEST}")})
-    return {"datasets": [_sizes(at, name) for name in names]}
+    return {"datasets": [_sizes(at, name) for name in dataset_names(at)]}
 
 
 @router.get("/{dataset}", summary="Show a dataset")

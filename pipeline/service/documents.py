@@ -7,20 +7,16 @@ import json
 import math
 from typing import Any
 
-from pipeline.base.parquet import open_parquet
 from pipeline.base.word_diff import only, pieces, rows, shortened
-from pipeline.plan.changes import latest_run
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.filters import Filter, Order
 from pipeline.service.parts import NoDataset
 from pipeline.service.query import FIELD, Documents, Queries
+from pipeline.service.shard_sets import find, set_names
 from pipeline.store.dataset import stream_quarantine
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text
 from stages.scrub.rows import MARGIN, mask
-from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.shards.find import ranges
-from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
 
 #: characters of two texts that are compared; characters shown around a search's match
 COMPARED, CONTEXT = 20_000, 160
@@ -102,10 +98,19 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
     facts["verdict"] = verdict
     facts["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
         "kept") else None
-    facts["windows"] = windows(queries, store, row["id"], stop) if kind == "kept" else []
-    lost = [] if kind != "kept" else [entry for stream in _streams(store) for entry in _entries(
+    facts["windows"] = find(queries, store, row["id"], stop, exact=True)["places"] if kind == "kept" else []
+    streams = sorted({name.stream for name in set_names(store)})
+    lost = [] if kind != "kept" else [entry for stream in streams for entry in _entries(
         queries, store, stream_quarantine(stream), row["id"], masked, stop)]
     return {**facts, "quarantine": lost}
+
+
+def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
+    """{id, source, locator} of a kept or dropped document, as they are stored. Raises QueryError."""
+    kind, row = _find(queries, store, dataset, id, 0, stop)
+    if kind == "quarantined":
+        raise NoDocument("a quarantined record has no text", "id", "its entry names its file and record")
+    return {name: row[name] for name in ("id", "source", "locator")}
 
 
 def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, stop: Stop) -> tuple[str, dict[str, Any]]:
@@ -177,59 +182,3 @@ def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool
         return []
     return [{"dataset": dataset, **entry} for row in page.rows if row["id"] == id
             and (entry := shown(row, masked, 0)) is not None]
-
-
-# -- shards ----------------------------------------------------------------------------------------------------------
-def _manifests(store: Store) -> list[str]:
-    """Paths of the manifests of the shard sets that are published now."""
-    return [path for path in store.list("shards") if path.endswith(f"/{MANIFEST}")]
-
-
-def _streams(store: Store) -> list[str]:
-    return sorted({path.split("/")[1] for path in _manifests(store)})
-
-
-def windows(queries: Queries, store: Store, id: str, stop: Stop) -> list[dict[str, Any]]:
-    """Where a document stands in the shard sets of a store: its range of tokens in the stream and, for each length of
-    sequence in the curriculum of the latest run, the first and the last window that hold one of its tokens."""
-    spans: list[dict[str, Any]] = []
-    lengths = _lengths(store)
-    for path in _manifests(store):
-        folder = path.rpartition("/")[0]
-        try:
-            manifest = Manifest.from_json(json.loads(store.read(path)), path)
-        except ValueError as e:
-            raise ShardError(f"{path}: cannot be read; run the recipe again") from e
-        offset = 0
-        for shard in manifest.shards:
-            stop.check()
-            with queries.checked.folder() as scratch:
-                local = store.checked(f"{folder}/{shard.table}", shard.table_sha256, scratch)
-                with open_parquet(local) as table:
-                    for name, start, end in ranges(table, id):
-                        if name == id:
-                            spans.append({"stream": manifest.stream, "split": manifest.split, "start": offset + start,
-                                          "stop": offset + end, "tokens": end - start, "file": shard.body,
-                                          "windows": _windows(offset + start, offset + end, manifest.tokens, lengths)})
-            offset += shard.tokens
-    return spans
-
-
-def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Window w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
-    result: dict[str, list[int]] = {}
-    for length in lengths:
-        whole = max(0, tokens - 1) // length
-        first, last = max(0, (start - 1) // length), min((stop - 1) // length, whole - 1)
-        if first <= last:
-            result[str(length)] = [first, last]
-    return result
-
-
-def _lengths(store: Store) -> list[int]:
-    path = f"runs/{latest_run(store)}/curriculum.json"
-    try:
-        curriculum = Curriculum.loads(store.read(path), path)
-    except FileNotFoundError:                                                     # the run has made none
-        return []
-    return sorted({phase.sequence for phase in curriculum.phases})

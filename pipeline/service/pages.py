@@ -178,4 +178,4 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
     total = row.get("chars")
     longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
     return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, chars=chars,
-                total=total, longer=longer, linkable=linkable)
+                total=total, longer=longer, linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))

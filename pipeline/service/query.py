@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -112,6 +113,10 @@ class Queries:
     def stop(self) -> Stop:
         """What ends a query that begins now."""
         return Stop(self.limits.seconds, self._clock)
+
+    def turn(self, stop: Stop) -> AbstractContextManager[None]:
+        """Context in which few work at a time. Raises Busy."""
+        return self._turns.turn(min(self.limits.wait_s, stop.left))
 
     # -- pages ---------------------------------------------------------------------------------------------------
     def page(self, of: Documents, filter: Filter, order: Order, limit: int, stop: Stop, after: str = "",
@@ -316,7 +321,7 @@ class Queries:
     def _over(self, of: Documents, stop: Stop, work: Callable[[list[Part], list[tuple[str, ...]]], T]) -> T:
         """`work` over the parts with rows that are published now. If they are replaced meanwhile, it is called again
         with the new ones."""
-        with self._turns.turn(min(self.limits.wait_s, stop.left)):
+        with self.turn(stop):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
                 try:

@@ -28,6 +28,7 @@ class Settings:
     `names`: host names, beside loopback and `host`, under which browsers may reach the service. `allowed_roots`:
     folders and URLs in which the inputs of submitted recipes must lie. `backend`, `workers`, `address` and
     `insecure_local` are how submitted runs run, as for `tokenmill run`; `allow_code`: their recipes may name code.
+    `trainings` maps names of stores to folders of trainings, beside those in the store's runs.
     """
 
     stores: Mapping[str, str]
@@ -46,6 +47,7 @@ class Settings:
     address: str | None = field(default=None, repr=False)
     insecure_local: bool = False
     allow_code: bool = False
+    trainings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     max_body_bytes: int = 1 << 20
     max_url_bytes: int = 8 << 10
     #: requests that one address may send per second on average, and at once
@@ -78,6 +80,9 @@ class Settings:
             raise BadSettings("browsers must be told from a page that only pretends to be this server; give --name "
                               "with the host name under which people open it")
 
+        for folder in (folder for folders in self.trainings.values() for folder in folders):
+            if not os.path.isdir(folder):
+                raise BadSettings(f"--trainings {folder}: no such folder; make it, or name one that is there")
         for root in self.allowed_roots:
             if "://" not in root and not os.path.isdir(root):
                 raise BadSettings(f"--allow-root {root}: no such folder; name one that is there, or a URL")

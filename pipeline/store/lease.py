@@ -21,13 +21,14 @@ class Holder(TypedDict):
     run: str
 
 
-def identity(run: str) -> Holder:
-    """Describe this process as the holder of the lease of a store (the right to append to its commit log), so that
-    another process on the same machine can check whether it is alive. The process id alone is not enough. A process id
-    is unique only within one boot and one pid namespace (containers share the boot id of their host). It may also be
-    reused: two processes with the same id differ in their start time."""
+def identity(run: str, pid: int | None = None) -> Holder:
+    """Describe this process (or its child `pid`) as the holder of the lease of a store (the right to append to its
+    commit log), so that another process on the same machine can check whether it is alive. The process id alone is not
+    enough. A process id is unique only within one boot and one pid namespace (containers share the boot id of their
+    host). It may also be reused: two processes with the same id differ in their start time."""
+    pid = os.getpid() if pid is None else pid
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
-            "pid": os.getpid(), "started": _started(os.getpid()), "run": run}
+            "pid": pid, "started": _started(pid), "run": run}
 
 
 def _read(path: str) -> str:

@@ -8,10 +8,10 @@ import duckdb
 from starlette.testclient import TestClient
 
 from pipeline.service.app import create_app
-from pipeline.service.documents import windows
 from pipeline.service.duck import Stop
 from pipeline.service.query import Queries
 from pipeline.service.settings import Settings
+from pipeline.service.shard_sets import find
 from pipeline.store.fs import Store
 from tokenizer.shards.reader import ShardSet
 
@@ -27,8 +27,8 @@ def test_windows_of_documents(site):
     for folder in sorted((site / "store/shards").glob("*/split=*")):
         shards = ShardSet(folder)
         for span in shards.documents(0, len(shards))[:4]:
-            [place] = [p for p in windows(queries, store, span.id, Stop(600)) if (p["stream"], f"split={p['split']}")
-                       == (folder.parent.name, folder.name)]
+            places = find(queries, store, span.id, Stop(600), exact=True)["places"]
+            [place] = [p for p in places if (p["stream"], f"split={p['split']}") == (folder.parent.name, folder.name)]
             assert (place["start"], place["stop"]) == (span.start, span.stop)
             for length in lengths:
                 holds = [w for w in range(shards.windows(length))

@@ -17,8 +17,9 @@ from tokenizer.shards.layout import MANIFEST, Manifest
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.data.batches import Data
-from trainer.loop.high_loss import HighLossRows, read_high_loss
+from trainer.loop.high_loss import HighLossRows
 from trainer.loop.run import open_run
+from trainer.observe.worst_rows import read_high_loss
 
 STEP = 7
 DOCUMENTS = 120

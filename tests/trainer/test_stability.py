@@ -19,17 +19,18 @@ import torch
 from tests.trainer.processes import launch
 from tests.trainer.stability_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.synthetic import make_run, quiet
+from tokenizer.mixture.steps import Step
 from trainer.base.config import ConfigError, TrainingError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
-from trainer.data.step import Step
 from trainer.loop import train as loop
 from trainer.loop.config import RewindConfig, StabilityConfig, TriggerConfig
-from trainer.loop.high_loss import HighLossRows, read_high_loss
+from trainer.loop.high_loss import HighLossRows
 from trainer.loop.run import open_run
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, StepRecord, rewind_target
 from trainer.loop.train import train
 from trainer.observe.metrics import read
+from trainer.observe.worst_rows import read_high_loss
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]

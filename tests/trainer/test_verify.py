@@ -16,12 +16,12 @@ import pytest
 from tests.trainer import synthetic
 from tests.trainer.synthetic import make_run, quiet
 from tokenizer.mixture.order import Order
+from tokenizer.mixture.steps import Step
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.provenance import GENESIS, chain, code
-from trainer.data.step import Step
 from trainer.loop.run import Run, changes, open_run
 from trainer.loop.train import train
 from trainer.tools import verify

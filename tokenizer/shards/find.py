@@ -1,4 +1,4 @@
-"""Finds documents in a shard set by their id."""
+"""Finds documents in a shard set: by their id, or by the window that reads them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.index import ShardIndex
 
 #: rows of a document table that are compared at a time
 ROWS = 1 << 16
 
 
-def places(shard_set: ShardSet, id: str) -> Iterator[dict[str, Any]]:
+def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
     """Find the documents whose id begins with `id`. Yields a mapping for each document: its id, the range of its tokens
     (`start` and exclusive `stop`, counted over all shards of the set) and the name of the token file."""
     for shard, (offset, info) in enumerate(zip(shard_set.offsets, shard_set.manifest.shards)):
@@ -36,3 +36,19 @@ def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
         for row, name in zip(hits.tolist(), batch.column("id").take(pa.array(hits)).to_pylist()):
             yield name, int(ends[row - 1]) if row else previous_end, int(ends[row])
         previous_end = int(ends[-1]) if len(ends) else previous_end
+
+
+def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[dict[str, Any]]:
+    """Return the documents in a window (the `length` + 1 consecutive tokens of one sample), those with the most tokens
+    in it first. `window` is its number in the stream. `tokens` of a document is its range [first, stop) of positions in
+    the window. The last position is only a target, so a document that begins there is left out. `key` and `at` are the
+    part of a published dataset and the row in it from which the document was encoded."""
+    start, parts = window * length, shard_set.manifest.parts
+    result = []
+    for span in shard_set.documents(start, start + length + 1):
+        first, stop = max(span.start - start, 0), min(span.stop - start, length + 1)
+        if first < length:
+            result.append({"id": span.id, "tokens": [first, stop], "begins": max(start - span.start, 0),
+                           "of": span.stop - span.start, "bytes": span.n_bytes,
+                           "key": parts[span.part] if parts else None, "at": span.row})
+    return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])

@@ -16,13 +16,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import ArrowException, fs
 
 from pipeline.base.parquet import open_parquet
+from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
 from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
@@ -36,19 +37,7 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
     return mask
 
 
-class DocumentSpan(NamedTuple):
-    """The tokens of one document as a range in the stream, and the dataset file and row from which the document was
-    encoded."""
-
-    id: str
-    start: int                    # first token, counted in the stream's virtual concatenation
-    stop: int                     # exclusive end, EOS included
-    part: int                     # index in the manifest's `parts` of the part it was encoded from
-    row: int                      # row in that part's kept.parquet
-    n_bytes: int                  # UTF-8 bytes of its text
-
-
-class ShardSet:
+class ShardSet(ShardIndex):
     """A shard set, open for reading. `path` is a folder with `shards.json`, or a manifest file. `sha256` is the set's
     expected identity; ShardError is raised if the set has another one.
 
@@ -74,18 +63,14 @@ class ShardSet:
             doc = json.loads(text)
         except ValueError as e:
             raise ShardError(f"{path}: not JSON ({e}): {REMEDY}") from e
-        self.manifest = Manifest.from_json(doc, str(path))
+        super().__init__(Manifest.from_json(doc, str(path)))
         if sha256 is not None and self.manifest.sha256 != sha256:
             raise ShardError(f"{path}: holds shard set {self.manifest.sha256[:16]}…, pinned is {sha256[:16]}…: the "
                              f"data changed since the curriculum was resolved; resolve it again or restore the set")
         self.folder = path.parent
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self.eos, self.vocab_size = self.manifest.eos, self.manifest.vocab_size
-        self.tokens, self.documents_count = self.manifest.tokens, self.manifest.documents
-        #: token offset of each shard's start, and the total
-        self.offsets = [0]
-        for shard in self.manifest.shards:
-            self.offsets.append(self.offsets[-1] + shard.tokens)
+        self.documents_count = self.manifest.documents
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
@@ -170,31 +155,6 @@ class ShardSet:
             low, high = self._ends_between(shard, max(0, start - offset), stop - offset)
             blocks.append(ends[low:high].astype(np.int64) + offset)
         return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
-
-    def documents(self, start: int, stop: int) -> list[DocumentSpan]:
-        """Return the documents that have tokens in [start, stop), in order."""
-        if not 0 <= start < stop <= self.tokens:
-            return []
-        documents: list[DocumentSpan] = []
-        for shard, first, end, _ in self._pieces(start, stop):
-            offset, begin = self.offsets[shard], 0
-            with self.table(shard) as table:
-                for group in range(table.num_row_groups):
-                    last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
-                    if last > first:
-                        rows = table.read_row_group(group)
-                        ends = rows["end"].to_numpy()
-                        limits = np.array([first, end - 1], ENDS)
-                        first_row, last_row = np.searchsorted(ends, limits, side="right").tolist()
-                        begin = int(ends[first_row - 1]) if first_row else begin
-                        for row in rows.slice(first_row, last_row + 1 - first_row).to_pylist():
-                            documents.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
-                                                          row["row"], row["n_bytes"]))
-                            begin = row["end"]
-                    if last >= end:
-                        break
-                    begin = last
-        return documents
 
     def spans(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (first tokens, exclusive ends, sizes in UTF-8 bytes) of the documents that have tokens in [start,
@@ -314,18 +274,6 @@ class ShardSet:
                 raise ShardError(f"{path}: missing ({e.strerror}): {REMEDY}") from e
             self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
         return self._maps[name]
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Divide the range of tokens [start, stop), counted over the whole set, among shards. Yields for each shard
-        that has a piece: (number of the shard, first token in the shard, exclusive end in the shard, offset of the
-        piece from `start`)."""
-        shard = bisect.bisect_right(self.offsets, start) - 1
-        position = start
-        while position < stop:
-            end = min(stop, self.offsets[shard + 1])
-            if end > position:
-                yield shard, position - self.offsets[shard], end - self.offsets[shard], position - start
-            position, shard = end, shard + 1
 
     def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

@@ -36,6 +36,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says what to do."""
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, found or used; the message names the folder and the remedy."""
+
+
 def count(text: str | int | float) -> int:
     """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError for anything else."""
     return parse_count(text, least=0)

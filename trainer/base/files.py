@@ -15,6 +15,8 @@ from trainer.base.config import ConfigError
 
 #: flag of a process in /proc that has begun to exit (Linux' PF_EXITING)
 EXITING = 0x4
+#: file in the folder of a training with the identity of the process that trains
+PID = "trainer.pid"
 
 
 def replace(path: Path, text: str) -> None:
@@ -41,14 +43,13 @@ def alone(folder: Path) -> Iterator[None]:
     """Mark `folder` as in use by this process until the context ends. The mark is the file trainer.pid in the folder,
     with the identity of the process.
 
-    Raises ConfigError if another process of this machine already trains in the folder. Both processes would write to
-    the same metrics file, and the slower one would fail at its next checkpoint. A process on another machine is not
-    noticed. The mark is a file and not a file lock, because on a shared disk the lock of a dead node would block the
-    next start."""
-    path, identity = folder / "trainer.pid", _process(os.getpid())
-    owner = path.read_text(encoding="ascii", errors="replace") if path.is_file() else ""
-    pid = owner.partition(" ")[0]
-    if pid.isdecimal() and owner == _process(int(pid)) != identity:
+    Raises ConfigError if another process of this machine already trains in the folder, because both would write the
+    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed, so
+    this failure can still happen. The mark is not a file lock, because on a shared disk the lock of a dead node would
+    block the next start."""
+    path, identity = folder / PID, _process(os.getpid())
+    pid = training_process(folder)
+    if pid not in (None, os.getpid()):
         raise ConfigError(f"{folder}: process {pid} of this machine trains there; stop it (kill {pid}: it writes a "
                           f"checkpoint), or name another folder with --out")
     with suppress(OSError):  # if the folder cannot be written, the metrics file, opened next, reports it
@@ -60,6 +61,16 @@ def alone(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if path.read_text(encoding="ascii") == identity:
                 path.unlink()
+
+
+def training_process(folder: Path) -> int | None:
+    """The pid of the process of this machine that trains in `folder`; None when there is none, or it cannot be told."""
+    with suppress(OSError):
+        held = (folder / PID).read_text(encoding="ascii", errors="replace")
+        pid = held.partition(" ")[0]
+        if pid.isdecimal() and held == _process(int(pid)):
+            return int(pid)
+    return None
 
 
 def _process(pid: int) -> str:

@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from pipeline.base.files import link, sha256, sync, write_synced
+from trainer.base.config import CheckpointError as CheckpointError
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.checkpoint.reader import MetadataError, Reader
 from trainer.parallel.world import World, reshard
@@ -51,10 +52,6 @@ STEP = "step_" + "[0-9]" * 8
 ASIDE = "DAMAGED"
 #: seconds to wait for a checkpoint to appear on a rank: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found or used; the message names the folder and the remedy."""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,13 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.base.files import sync
-from trainer.base.config import ConfigError
-from trainer.checkpoint import checkpoints as ckpt
-from trainer.parallel.world import World
+from trainer.base.config import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from trainer.parallel.world import World
 
 VERSION = 1
 NAME = "ledger.jsonl"
@@ -89,7 +90,7 @@ class Ledger:
         metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint was written."""
         line_count = meta["ledger"]
         if line_count > len(self.lines):
-            raise ckpt.CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
+            raise CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
                                        f"{meta['step']} knows of {line_count}; restore the file")
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[line_count:])
 
@@ -103,12 +104,14 @@ class Ledger:
         """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since
         then. With changed lines the training would skip other steps. `meta` is the checkpoint's metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
-            raise ckpt.CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
+            raise CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
         """Delete the checkpoints that training has left behind by going back to an earlier checkpoint (they are not
         `sound`). Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else []."""
+        from trainer.checkpoint import checkpoints as ckpt  # with torch, which readers of a ledger do not need
+
         deleted = []
         for checkpoint in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(checkpoint.meta):
@@ -189,6 +192,6 @@ def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError):
             valid = False
         if not valid:
-            raise ckpt.CheckpointError(f"{path}: line {number} is not one this trainer writes; restore the file")
+            raise CheckpointError(f"{path}: line {number} is not one this trainer writes; restore the file")
         lines.append(line)
     return lines

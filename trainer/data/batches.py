@@ -24,10 +24,10 @@ from torch import Tensor
 
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
+from tokenizer.mixture.steps import Step
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
-from trainer.data.step import Step
 from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tokenizer.mixture.order import Order
-from trainer.data.step import Step
+from tokenizer.mixture.steps import Step
 
 #: value of the hash chain before the first step
 GENESIS = bytes(16)

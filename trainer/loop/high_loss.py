@@ -1,13 +1,5 @@
-"""Records the samples with the highest loss in the file OUT/worst_rows.jsonl, some for each interval between two
-printed lines. OUT is the training's output folder. `tokenmill train explain --worst` reads the file. There are two
-kinds of lines:
-
-    {"v": 1, "step": 371, "sample": 2965, "stream": "web", "loss": 9.41}
-    {"v": 1, "event": "from", "step": 200}
-
-The first kind is a sample; its `loss` is null if it was not finite. The second kind means that training continued after
-step 200, from a checkpoint: lines above it about later steps no longer count.
-"""
+"""Records the samples with the highest loss in OUT/worst_rows.jsonl, some for each interval between two printed lines.
+`trainer.observe.worst_rows` describes that file and reads it."""
 
 from __future__ import annotations
 
@@ -19,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenizer.mixture.steps import Step
 from trainer.base.files import appending
-from trainer.data.step import Step
+from trainer.observe.worst_rows import NAME, VERSION
 from trainer.parallel.world import World
-
-VERSION = 1
-NAME = "worst_rows.jsonl"
 
 
 class HighLossRows:
@@ -95,26 +85,3 @@ def order(row: tuple[float, ...]) -> tuple[float, ...]:
     """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are sorted by it
     so that the file does not depend on the number or order of ranks."""
     return (-row[0], *row[1:])
-
-
-def read_high_loss(out: Path, step: int, passed: bool = False) -> list[dict[str, Any]]:
-    """Return the lines about step number `step` in a run's worst_rows.jsonl (samples with high loss). When training
-    goes back to a checkpoint, lines about the steps after the checkpoint no longer count until these steps are
-    performed again. If the lines of `step` do not count, the result is [], or with `passed` these lines."""
-    lines: list[dict[str, Any]] = []
-    void = False
-    if not (out / NAME).exists():
-        return lines
-    with open(out / NAME, encoding="utf-8", errors="replace") as f:
-        for text in f:
-            if '"event"' not in text and f'"step": {step},' not in text:
-                continue
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:                 # cut off by a kill
-                continue
-            if line.get("event") == "from":
-                void = void or line["step"] < step
-            elif line["step"] == step:
-                lines, void = [line] if void else [*lines, line], False
-    return [] if void and not passed else lines

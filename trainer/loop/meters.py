@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.base.humanize import count
-from trainer.data.step import Step
+from tokenizer.mixture.steps import Step
 from trainer.loop.run import Run
 from trainer.observe import hardware, mfu, norms
 from trainer.observe import metrics as log

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tokenizer.mixture.steps import Step
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.data.step import Step
 from trainer.loop.high_loss import HighLossRows
 from trainer.loop.meters import Meters
 from trainer.loop.run import Run

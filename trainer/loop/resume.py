@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
+from tokenizer.mixture.steps import Step
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint import hf
 from trainer.checkpoint.damage import choose
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Data
 from trainer.data.provenance import GENESIS
-from trainer.data.step import Step
 from trainer.loop.evaluate import losses
 from trainer.loop.run import Run, TrainingError, differences
 from trainer.loop.stability import SpikeDetector, StabilityMonitor

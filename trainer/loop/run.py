@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
+from tokenizer.mixture.steps import Step, step_of, steps
 from trainer.base.config import ConfigError, build, override, read_train
 from trainer.base.config import TrainingError as TrainingError
 from trainer.data import remote
 from trainer.data.provenance import code
-from trainer.data.step import Step
 from trainer.loop.config import TrainConfig
 from trainer.model.rope import Rope
 from trainer.model.transformer import phase_rope
@@ -81,27 +81,18 @@ class Run:
 
     def step_of(self, sample: int) -> int:
         """Number, from 1, of the step that reads sample number `sample`."""
-        number = 0
-        for phase in self.curriculum.phases:
-            for first, stop, batch in phase.stretches:
-                if sample < phase.start + stop:
-                    return number + (sample - phase.start - first) // batch + 1
-                number += (stop - first) // batch
-        raise ConfigError(f"sample {sample} is beyond the curriculum's {self.curriculum.samples}")
+        try:
+            return step_of(self.curriculum, sample)
+        except CurriculumError as error:
+            raise ConfigError(str(error)) from None
 
     def steps(self, sample: int = 0) -> Iterator[Step]:
         """Yield the steps from sample number `sample` to the end, in O(1) memory. `sample` must be the first sample of
         a step."""
-        number = tokens = 0
-        for index, phase in enumerate(self.curriculum.phases):
-            for first, stop, batch in phase.stretches:
-                samples_done = min(max(sample - phase.start - first, 0), stop - first)
-                if samples_done % batch:
-                    raise ConfigError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {batch})")
-                for i in range(samples_done // batch, (stop - first) // batch):
-                    yield Step(number + i, index, phase.start + first + i * batch, batch,
-                               tokens + i * batch * phase.sequence)
-                number, tokens = number + (stop - first) // batch, tokens + (stop - first) * phase.sequence
+        try:
+            yield from steps(self.curriculum, sample)
+        except CurriculumError as error:
+            raise ConfigError(str(error)) from None
 
 
 def open_run(run: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from tokenizer.mixture.steps import Step
 from trainer.base.files import replace
 from trainer.base.interrupts import interruptions
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
-from trainer.data.step import Step
 from trainer.loop import threads
 from trainer.loop.evaluate import Heldout
 from trainer.loop.high_loss import HighLossRows

@@ -1,0 +1,86 @@
+"""Reads the source of one document again: the bytes that its reader got. It runs as a process of its own, confined like
+a worker, because it parses what strangers have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.base import confinement
+from pipeline.base.process import die_with_parent, limit_data
+from stages.catalog import reader_class
+from stages.document import BadRecord
+from stages.read.reader import Slice
+from stages.read.streams import is_archive
+from stages.text.encoding import decode
+
+#: memory of the process, and the longest piece of a source that is decoded
+MEMORY, LONGEST = 2 << 30, 4 << 20
+#: endings of files whose bytes are not those that the reader gets
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
+
+
+def read(request: Mapping[str, Any]) -> dict[str, Any]:
+    """{what, bytes, text, charset, binary} of a document at `locator` in the file `path`. `what` is `file` (the file
+    itself), `line` (a line of it), `record` (what its reader cut out of it) or `read` (the text that its reader made:
+    there are no bytes of its own). {} when the file has no such record any more."""
+    locator, name = request["locator"], request["reader"]
+    reader = reader_class(name)(request["config"])
+    path, sub = request["path"], locator.get("sub") or ""
+    plain = not path.lower().endswith(PACKED) and not is_archive(path) and not sub
+    if plain and not reader.collection:
+        with open(path, "rb") as f:
+            return _shown("file", f.read(LONGEST), os.path.getsize(path))
+    if plain and name == "jsonl" and (locator["offset"] or not locator["record"]):
+        with open(path, "rb") as f:
+            f.seek(locator["offset"])
+            line = f.readline(LONGEST)
+        return _shown("line", line, len(line)) if line.strip() else {}
+    start = locator["offset"] if name == "warc" else 0
+    piece = Slice(request["source"], locator["file"], start, None, locator["record"] if start else 0)
+    for record in reader.read(path, piece):
+        if record.locator.get("record") == locator["record"] and (record.locator.get("sub") or "") == sub:
+            if isinstance(record, BadRecord):
+                return {}
+            if record.raw is not None:
+                return _shown("record", record.raw[:LONGEST], len(record.raw), record.charset)
+            text = record.text[:LONGEST]
+            return {"what": "read", "bytes": len(record.text.encode("utf-8", "replace")), "text": text,
+                    "charset": "", "binary": False}
+        if record.locator.get("record", 0) > locator["record"]:
+            break
+    return {}
+
+
+def _shown(what: str, data: bytes, size: int, charset: str = "") -> dict[str, Any]:
+    if data.startswith(b"%PDF-") or b"\x00" in data[:1024]:
+        return {"what": what, "bytes": size, "text": "", "charset": "", "binary": True}
+    text, used = decode(data, charset)
+    return {"what": what, "bytes": size, "text": text, "charset": used, "binary": False}
+
+
+def main() -> None:
+    die_with_parent(os.getppid())
+    limit_data(MEMORY)
+    request = json.loads(sys.stdin.buffer.read())
+    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    confinement.enter(())
+    confinement.seal((), ())
+    try:
+        result = read(request)
+        result["text"] = result.get("text", "")[:request["chars"]]
+    except FileNotFoundError:
+        result = {"failed": "the file is not there any more"}
+    except (OSError, ValueError) as e:
+        result = {"failed": f"the file cannot be read ({type(e).__name__})"}
+    answer.write(json.dumps(result))
+    answer.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""The shard sets of a store, and the order in which a run's curriculum reads them: what the routes of `shards` and the
+page of a document say of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+from pipeline.base.parquet import open_parquet
+from pipeline.base.visible import visible
+from pipeline.plan.changes import latest_run
+from pipeline.service.duck import QueryError, Stop
+from pipeline.service.parts import Part, published
+from pipeline.service.query import Queries
+from pipeline.service.stores import inside, read_file
+from pipeline.store.dataset import MANIFEST as DATASET_MANIFEST
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_value
+from stages.scrub.rows import MARGIN, mask
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.steps import readers_of
+from tokenizer.shards.find import places, window_documents
+from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+from tokenizer.shards.origin import add_origins
+
+SPLITS = ("train", "val")
+#: bytes of a manifest and of a curriculum that are read
+LARGEST = 256 << 20
+#: places of documents in an answer, steps that read a document, and documents of a window
+MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
+#: characters of a document's text beside its window
+EXCERPT = 400
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]{0,63}")
+_SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
+
+
+class NoShards(QueryError):
+    """The store has no such shards, or no such order of them."""
+
+    status = 404
+    title = "No such shards"
+
+
+class SetName(NamedTuple):
+    """A shard set of a store: a split of a stream."""
+
+    stream: str
+    split: str
+
+    @property
+    def folder(self) -> str:
+        return f"shards/{self.stream}/split={self.split}"
+
+
+class StoredShards(ShardIndex):
+    """A shard set of a store. Its document tables are compared with the manifest before they are read."""
+
+    def __init__(self, store: Store, folder: str, manifest: Manifest, scratch: str, stop: Stop) -> None:
+        super().__init__(manifest)
+        self._store, self._folder, self._scratch, self._stop = store, folder, scratch, stop
+
+    @contextlib.contextmanager
+    def table(self, shard: int) -> Iterator[pq.ParquetFile]:
+        self._stop.check()
+        info = self.manifest.shards[shard]
+        path = f"{self._folder}/{info.table}"
+        inside(self._store, path)
+        with open_parquet(self._store.checked(path, info.table_sha256, self._scratch)) as table:
+            yield table
+
+
+# -- what there is ---------------------------------------------------------------------------------------------------
+def set_names(store: Store) -> list[SetName]:
+    """The shard sets that are published now."""
+    return [SetName(m[1], m[2]) for path in store.list("shards") if (m := _SET.fullmatch(path))
+            and _STREAM.fullmatch(m[1])]
+
+
+def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
+    """The manifest of a shard set: that which was published last, or the one with this hash."""
+    if not _STREAM.fullmatch(name.stream):
+        raise NoShards(f"'{visible(name.stream)[:80]}' is not the name of a stream", "stream", "see the list of shards")
+    pinned = f"{name.folder}/shards-{sha256[:16]}.json"
+    path = pinned if sha256 and store.exists(pinned) else f"{name.folder}/{MANIFEST}"
+    try:
+        manifest = Manifest.from_json(json.loads(read_file(store, path, LARGEST)), path)
+    except FileNotFoundError:
+        raise NoShards(f"there are no shards '{name.stream}' with the split '{name.split}' here", "stream",
+                       "see the list of shards") from None
+    except ShardError:
+        raise
+    except ValueError as e:
+        raise ShardError(f"{path}: cannot be read; run the recipe again") from e
+    if sha256 and manifest.sha256 != sha256:
+        raise NoShards(f"the shards '{name.stream}' that the curriculum names are not in the store any more", "run",
+                       "choose a later run, or restore the set")
+    return manifest
+
+
+def facts(store: Store, name: SetName) -> dict[str, Any]:
+    """What the manifest of a shard set says, without its list of shards."""
+    m = manifest_of(store, name)
+    return {"stream": m.stream, "split": m.split, "documents": m.documents, "tokens": m.tokens,
+            "text_bytes": m.text_bytes, "shards": len(m.shards), "dtype": m.dtype, "sha256": m.sha256,
+            "source": scrub_value(m.source), "tokenizer": {"sha256": m.tokenizer, "vocab_size": m.vocab_size,
+                                                           "eos": m.eos}}
+
+
+def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
+    """(run, curriculum) of a run, by default of the latest; None when the latest has made none. Raises NoShards when
+    the named run has none."""
+    name = run or latest_run(store)
+    path = f"runs/{name}/curriculum.json"
+    try:
+        return (name, Curriculum.loads(read_file(store, path, LARGEST), path)) if name else None
+    except FileNotFoundError:
+        if run:
+            raise NoShards(f"the run '{visible(run)[:80]}' has made no curriculum", "run",
+                           "choose a run that makes shards") from None
+        return None
+
+
+# -- where a document is ---------------------------------------------------------------------------------------------
+def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = False, stream: str = "", split: str = "",
+         run: str = "") -> dict[str, Any]:
+    """Where the documents stand whose id begins with `id` (with `exact`, is `id`): their ranges of tokens in each
+    stream and, for each length of sequence in the run's curriculum, the first and the last window with one of their
+    tokens, and the steps that read these. `more` says that there are more places than are given."""
+    planned = curriculum_of(store, run)
+    lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
+    spans: list[dict[str, Any]] = []
+    with queries.checked.folder() as scratch:
+        for name in set_names(store):
+            if (stream and name.stream != stream) or (split and name.split != split):
+                continue
+            manifest = manifest_of(store, name)
+            shards = StoredShards(store, name.folder, manifest, scratch, stop)
+            for place in islice((p for p in places(shards, id) if not exact or p["id"] == id),
+                                MOST_PLACES + 1 - len(spans)):
+                windows = _windows(place["start"], place["stop"], manifest.tokens, lengths)
+                spans.append({"stream": name.stream, "split": name.split, **place,
+                              "tokens": place["stop"] - place["start"], "windows": windows})
+                if planned and name.split == "train":
+                    spans[-1] |= _read_by(planned[1], name.stream, manifest.sha256, windows)
+    return {"run": planned[0] if planned else None, "places": spans[:MOST_PLACES], "more": len(spans) > MOST_PLACES}
+
+
+def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
+    """Window w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
+    result: dict[str, list[int]] = {}
+    for length in lengths:
+        last_window = max(0, tokens - 1) // length - 1
+        first, last = max(0, (start - 1) // length), min((stop - 1) // length, last_window)
+        if first <= last:
+            result[str(length)] = [first, last]
+    return result
+
+
+def _read_by(curriculum: Curriculum, stream: str, sha256: str, windows: dict[str, list[int]]) -> dict[str, Any]:
+    """{steps, more_steps}: the steps that read windows of a stream. {} when the curriculum reads other shards."""
+    if not any(s.name == stream and s.sha256 == sha256 for s in curriculum.streams):
+        return {}
+    steps: list[dict[str, Any]] = []
+    more = False
+    for length, (first, last) in windows.items():
+        some = min(last, first + MOST_STEPS - 1)      # a book may have thousands of windows
+        steps += readers_of(curriculum, stream, first, some, int(length))
+        more = more or some < last
+    steps.sort(key=lambda r: r["sample"])
+    return {"steps": steps[:MOST_STEPS], "more_steps": more or len(steps) > MOST_STEPS}
+
+
+# -- what a window holds ---------------------------------------------------------------------------------------------
+def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: list[dict[str, Any]], detailed: bool,
+                  masked: bool, stop: Stop) -> str | None:
+    """Add to each row (of `rows_of`) the documents in its window, those with the most tokens first, with what the
+    datasets say of them; `detailed`: with signals, metadata and an excerpt. `more` is how many are left out. Returns a
+    message when documents are not in the datasets any more."""
+    folders = {s.name: s for s in curriculum.streams}
+    with queries.checked.folder() as scratch:
+        sets: dict[str, StoredShards] = {}
+        for row in rows:
+            stream = row["stream"]
+            if stream not in sets:
+                name = SetName(stream, "train")
+                sets[stream] = StoredShards(store, name.folder, manifest_of(store, name, folders[stream].sha256),
+                                            scratch, stop)
+            row |= _documents(sets[stream], row["window"], row["tokens"])
+    return add_facts(queries, store, rows, detailed, masked, stop)
+
+
+def window(queries: Queries, store: Store, name: SetName, number: int, length: int, detailed: bool, masked: bool,
+           stop: Stop) -> dict[str, Any]:
+    """The documents in one window of a shard set."""
+    manifest = manifest_of(store, name)
+    windows = max(0, manifest.tokens - 1) // length
+    if not 0 <= number < windows:
+        raise NoShards(f"there is no window {number:,}; the stream has {windows:,} of {length:,} tokens", "window",
+                       "give a smaller number")
+    with queries.checked.folder() as scratch:
+        shards = StoredShards(store, name.folder, manifest, scratch, stop)
+        row = {"stream": name.stream, "split": name.split, "window": number, "tokens": length,
+               **_documents(shards, number, length)}
+    absent = add_facts(queries, store, [row], detailed, masked, stop)
+    return {**row, "not_at_hand": absent}
+
+
+def _documents(shards: ShardIndex, window: int, length: int) -> dict[str, Any]:
+    documents = window_documents(shards, window, length)
+    return {"documents": documents[:MOST_DOCUMENTS], "more": max(0, len(documents) - MOST_DOCUMENTS)}
+
+
+def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detailed: bool, masked: bool,
+              stop: Stop) -> str | None:
+    """Add to the documents of rows what the published datasets say of them, fit to leave the server."""
+    documents = [d for row in rows for d in row["documents"]]
+    parts: dict[str, Part] = {}
+
+    def datasets() -> Iterator[tuple[str, dict[str, str]]]:
+        for name in dataset_names(store):
+            stop.check()
+            here = published(store, "kept", name)
+            parts.update((part.path, part) for part in here)
+            yield name, {part.key: part.path for part in here}
+
+    @contextlib.contextmanager
+    def open_part(path: str) -> Iterator[pq.ParquetFile]:
+        with queries.checked.files(store, [parts[path]], stop) as [local], open_parquet(local) as file:
+            yield file
+
+    with ThreadPoolExecutor(queries.limits.threads) as pool:
+        missing = add_origins(documents, datasets(), open_part, detailed, EXCERPT + MARGIN, pool)
+    for d in documents:
+        del d["key"], d["at"]
+        if masked:
+            _mask(d)
+        if "text" in d:
+            d["text"] = d["text"][:EXCERPT]
+    return (f"{missing} of {len(documents)} documents are not in the datasets of the store any more; of them only what "
+            f"the shards know is shown") if missing else None
+
+
+def _mask(document: dict[str, Any]) -> None:
+    try:
+        mask(document)
+    except (ValueError, RecursionError):                  # metadata that is no JSON, or nests too deep to be scrubbed
+        document["meta"] = None
+        mask(document)
+
+
+def dataset_names(store: Store) -> list[str]:
+    """The published datasets of a store."""
+    if store.local is not None:
+        return sorted(path.parent.name for path in store.local.glob(f"datasets/*/{DATASET_MANIFEST}"))
+    return sorted({path.split("/")[1] for path in store.list("datasets") if path.endswith(f"/{DATASET_MANIFEST}")})

@@ -1,0 +1,127 @@
+"""Router: the token shards of a store, where documents stand in them, and which documents a step or a window reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from pipeline.report.tokens import mixture
+from pipeline.service.access import viewer
+from pipeline.service.datasets import QueriesOf, Unmasked, allow_unmasked, answer
+from pipeline.service.shard_sets import (
+    NoShards,
+    SetName,
+    add_documents,
+    curriculum_of,
+    facts,
+    find,
+    set_names,
+    window,
+)
+from pipeline.service.stores import StoreOf
+from pipeline.store.fs import Store
+from tokenizer.mixture.steps import rows_of, step_at
+
+router = APIRouter(prefix="/api/v1/stores/{store}/shards", tags=["shards"], dependencies=[Depends(viewer)])
+
+Run = Annotated[str, Query(max_length=200, description="whose curriculum (default: that of the latest run)")]
+Number = Annotated[int, Path(ge=0, le=1 << 40)]
+StepNumber = Annotated[int, Path(ge=1, le=1 << 40, description="as the training prints it, from 1")]
+Length = Annotated[int, Query(ge=1, le=1 << 24, description="tokens of a window")]
+Split = Literal["train", "val"]
+#: rows of a step that an answer has, unless fewer are asked for
+ROWS = 10
+Limit = Annotated[int, Query(ge=1, le=50, description="rows (windows) of the step")]
+After = Annotated[int, Query(ge=0, le=1 << 30, description="`next` of the answer before")]
+Details = Annotated[bool, Query(description="signals, metadata and an excerpt of each document, too")]
+
+
+@router.get("", summary="List the shards of a store")
+async def list_shards(request: Request, at: StoreOf, queries: QueriesOf, run: Run = "") -> dict[str, Any]:
+    """The shard sets with their tokens and tokenizer, and the order in which a run's curriculum reads them: its phases
+    with the tokens of each stream."""
+    stop = queries.stop()
+    return await answer(request, stop, lambda: {"sets": [facts(at, name) for name in set_names(at)],
+                                                "order": _order(at, run)})
+
+
+def _order(store: Store, run: str) -> dict[str, Any] | None:
+    planned = curriculum_of(store, run)
+    if planned is None:
+        return None
+    name, curriculum = planned
+    rows = mixture(curriculum)
+    return {"run": name, "hash": curriculum.order, "seed": curriculum.seed, "steps": curriculum.steps,
+            "samples": curriculum.samples, "tokens": curriculum.tokens, "phases": [
+                {"name": phase.name, "steps": phase.steps, "samples": phase.samples, "tokens": phase.tokens,
+                 "sequence": phase.sequence, "batch": phase.batch, "lr": phase.lr,
+                 "streams": [{k: row[k] for k in ("stream", "planned", "realised", "tokens", "epochs")}
+                             for row in rows if row["phase"] == phase.name]} for phase in curriculum.phases]}
+
+
+@router.get("/find", summary="Find a document in the shards")
+async def find_document(
+        request: Request, at: StoreOf, queries: QueriesOf,
+        id: Annotated[str, Query(min_length=1, max_length=200, description="id of a document, or its beginning")],
+        stream: Annotated[str, Query(max_length=64)] = "", split: Split | None = None,
+        run: Run = "") -> dict[str, Any]:
+    """Where documents stand: their ranges of tokens in the streams, their windows and the steps that read these. The
+    same as `tokenmill shards find`."""
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        with queries.turn(stop):
+            return find(queries, at, id, stop, stream=stream, split=split or "", run=run)
+
+    return await answer(request, stop, call)
+
+
+@router.get("/steps/{step}", summary="Show the documents of a step")
+async def show_step(request: Request, at: StoreOf, queries: QueriesOf, step: StepNumber, run: Run = "",
+                    after: After = 0, limit: Limit = ROWS, details: Details = False,
+                    unmasked: Unmasked = False) -> dict[str, Any]:
+    """The windows that a step of the order reads, and the documents in them; `next` gives more rows of its batch. No
+    training has to have reached it."""
+    await allow_unmasked(request, at, unmasked, {"step": step, "run": run[:100]})
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        planned = curriculum_of(at, run)
+        if planned is None:
+            raise NoShards("the latest run has made no curriculum", "run", "name a run that makes shards")
+        name, curriculum = planned
+        found = step_at(curriculum, step)
+        if found is None:
+            raise NoShards(f"there is no step {step:,}; the curriculum has {curriculum.steps:,}", "step",
+                           "give a smaller number")
+        with queries.turn(stop):
+            rows = rows_of(curriculum, found)[after:after + limit]
+            absent = add_documents(queries, at, curriculum, rows, details, not unmasked, stop)
+        end = after + len(rows)
+        return {"run": name, "step": step, "steps": curriculum.steps, "phase": curriculum.phases[found.phase].name,
+                "samples": [found.first, found.stop], "rows": rows, "next": end if end < found.batch else None,
+                "not_at_hand": absent}
+
+    return await answer(request, stop, call)
+
+
+@router.get("/{stream}/{split}", summary="Show a shard set")
+async def show_set(request: Request, at: StoreOf, queries: QueriesOf, stream: str, split: Split) -> dict[str, Any]:
+    """Its documents, tokens, tokenizer, and the dataset it was made of."""
+    stop = queries.stop()
+    return await answer(request, stop, lambda: facts(at, SetName(stream, split)))
+
+
+@router.get("/{stream}/{split}/windows/{number}", summary="Show the documents of a window")
+async def show_window(request: Request, at: StoreOf, queries: QueriesOf, stream: str, split: Split, number: Number,
+                      length: Length, details: Details = False, unmasked: Unmasked = False) -> dict[str, Any]:
+    """The documents in a window of `length` tokens, the number of which counts from 0 in the stream."""
+    await allow_unmasked(request, at, unmasked, {"stream": stream[:100], "window": number})
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        with queries.turn(stop):
+            return window(queries, at, SetName(stream, split), number, length, details, not unmasked, stop)
+
+    return await answer(request, stop, call)

@@ -1,0 +1,254 @@
+"""Reads the folders that `tokenmill train` writes: which trainings there are, how they stand, their losses and spikes.
+Needs no torch.
+
+A metrics.jsonl may have gigabytes. It is read once and then only where it has grown; what is kept of it is bounded. A
+request that comes while the first reading takes longer than a query may is told to come again, and reading goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import threading
+from collections import OrderedDict, deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.base.clock import SYSTEM
+from pipeline.cluster.attempts import bad_name
+from pipeline.report.course import Losses
+from pipeline.service.duck import Busy, QueryError, Stop, TooDear
+from pipeline.store.fs import Store
+from trainer.base.files import training_process
+
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+#: bytes at the end of a metrics.jsonl in which its last step is looked for
+TAIL = 256 << 10
+#: files whose losses stay in memory, and trainings of a list
+REMEMBERED, MOST = 64, 1000
+#: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before, of which there
+#: must be LEAST; the latest SPIKES are kept
+SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
+#: lines between two looks at the clock
+LINES = 2000
+#: seconds without a new line after which a training that is on no process of this machine is not taken for running
+QUIET_S = 600.0
+_LOSS = re.compile(rb'"loss": (null|NaN|-?[\d.]+(?:e[-+]?\d+)?)')
+
+
+class NoTraining(QueryError):
+    """The store has no such training."""
+
+    status = 404
+    title = "No such training"
+
+
+class StillReading(Busy):
+    """The metrics of a long training could not all be read in the time of one query."""
+
+    title = "The metrics are still being read"
+
+
+class Training(NamedTuple):
+    """A training: its name in the store, the run whose shards it reads ("" if it is not known), and its folder."""
+
+    name: str
+    run: str
+    folder: Path
+
+
+def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
+    """The trainings in the runs of a store (RUN/train) and in `folders` (each folder below with a metrics.jsonl). Links
+    are not followed. A name belongs to the first that has it: runs come first."""
+    found: dict[str, Training] = {}
+    places = [(store.local / "runs", "train")] if store.local is not None else []
+    for top, below in (*places, *((Path(folder), "") for folder in folders)):
+        for name in _folders(top):
+            folder = top / name / below
+            if bad_name(name) is None and not folder.is_symlink() and (folder / METRICS).is_file():
+                found.setdefault(name, Training(name, name if below else "", folder))
+    return [found[name] for name in sorted(found)][:MOST]
+
+
+def _folders(top: Path) -> list[str]:
+    try:
+        with os.scandir(top) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def training_named(store: Store, folders: tuple[str, ...], name: str) -> Training:
+    """The training of this name. Raises NoTraining."""
+    training = next((t for t in find_trainings(store, folders) if t.name == name), None)
+    if training is None:
+        raise NoTraining("the store has no training of this name", "training", "see the list of trainings")
+    return training
+
+
+def standing(training: Training) -> dict[str, Any]:
+    """How a training stands, from the end of its files: {training, run, state, step, steps, tokens, loss, phase, begun,
+    changed}. `state` is running, done or stopped. A training of another machine counts as running while its metrics
+    grow."""
+    path = training.folder / METRICS
+    last, begun = _last_step(path), _first(path)
+    changed = _changed(path)
+    pid = training_process(training.folder)
+    done = (training.folder / SUMMARY).is_file()
+    elsewhere = (training.folder / "trainer.pid").is_file() and SYSTEM.wall() - changed < QUIET_S
+    state = "running" if pid is not None else "done" if done else "running" if elsewhere else "stopped"
+    phases = [p for p in begun.get("phases", ()) if isinstance(p, dict)]
+    return {"training": training.name, "run": training.run or None, "state": state, "here": pid is not None,
+            "step": last.get("step"), "steps": sum(p.get("steps", 0) for p in phases) or None,
+            "tokens": last.get("tokens"), "loss": last.get("loss"), "phase": last.get("phase"),
+            "begun": begun.get("time"), "changed": changed or None}
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _first(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as f:
+            return _parsed(f.readline(TAIL))
+    except OSError:
+        return {}
+
+
+def _last_step(path: Path) -> dict[str, Any]:
+    """The last line about a step at the end of a metrics.jsonl; {} when there is none."""
+    try:
+        with open(path, "rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
+            lines = f.read().splitlines()
+    except OSError:
+        return {}
+    return next((line for text in reversed(lines) if b'"event": "step"' in text[:40] and (line := _parsed(text))), {})
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def summary_of(training: Training) -> dict[str, Any] | None:
+    """The summary of a training that has ended; None when there is none, or it is damaged."""
+    try:
+        with open(training.folder / SUMMARY, "rb") as f:
+            return _parsed(f.read(1 << 20)) or None
+    except OSError:
+        return None
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+class MetricsFile:
+    """What is kept of a metrics.jsonl: losses, phases, spikes, rewinds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._begin(None)
+
+    def _begin(self, inode: int | None) -> None:
+        self._inode, self._offset = inode, 0
+        self.losses, self.starts = Losses(), list[dict[str, Any]]()
+        self.spikes: deque[dict[str, Any]] = deque(maxlen=SPIKES)
+        self.rewinds: deque[dict[str, Any]] = deque(maxlen=SPIKES)
+        self._before: deque[float] = deque(maxlen=WINDOW)
+
+    def read(self, stop: Stop) -> MetricsFile:
+        """Read what was added. Raises StillReading when the time is up; the next call goes on from there."""
+        with self._lock:
+            info = self._path.stat()
+            if info.st_ino != self._inode or info.st_size < self._offset:
+                self._begin(info.st_ino)
+            with open(self._path, "rb") as f:
+                f.seek(self._offset)
+                for number, text in enumerate(f):
+                    if number % LINES == LINES - 1:
+                        self._check(stop, info.st_size)
+                    if not text.endswith(b"\n"):
+                        break
+                    self._add(text)
+                    self._offset += len(text)
+            return self
+
+    def _check(self, stop: Stop, size: int) -> None:
+        try:
+            stop.check()
+        except TooDear:
+            raise StillReading(f"{self._offset:,} of {size:,} bytes were read so far", "training",
+                               "ask again: what was read is remembered") from None
+
+    def _add(self, text: bytes) -> None:
+        head = self.losses.add(text)
+        if head is None:
+            return
+        event, step = head
+        if event in ("start", "resume"):
+            self.starts = [*(self.starts if event == "resume" else []), _parsed(text)][-1:]
+            kept = [s for s in self.spikes if s["step"] <= (step if event == "resume" else -1)]
+            self.spikes = deque(kept, SPIKES)
+        elif event == "rewind":
+            line = _parsed(text)
+            self.rewinds.append({"to": step, "steps": line.get("steps"), "why": line.get("why")})
+        elif event == "step":
+            self._judge(step, text)
+
+    def _judge(self, step: int, text: bytes) -> None:
+        """Note a step that was skipped, or whose loss is far above those before it."""
+        match = _LOSS.search(text)
+        loss = float(match[1]) if match and match[1] not in (b"null", b"NaN") else None
+        mean = sigma = distance = None
+        if len(self._before) >= LEAST and loss is not None:
+            mean = sum(self._before) / len(self._before)
+            sigma = math.sqrt(sum((x - mean) ** 2 for x in self._before) / (len(self._before) - 1))
+            distance = (loss - mean) / sigma if sigma else None
+        skipped = b'"skipped": true' in text
+        if skipped or (distance is not None and distance >= SIGMA):
+            line = _parsed(text)
+            self.spikes.append({"step": step, "tokens": line.get("tokens"), "loss": loss, "mean": mean,
+                                "distance": distance, "skipped": skipped, "why": line.get("why")})
+        elif loss is not None:
+            self._before.append(loss)
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """The phases of the latest start, with the tokens at which each begins."""
+        given = self.starts[-1].get("phases") if self.starts else None
+        result, at = [], 0
+        for phase in given if isinstance(given, list) else ():
+            if isinstance(phase, dict) and isinstance(phase.get("tokens"), int):
+                result.append({"name": str(phase.get("name")), "from": at, "to": at + phase["tokens"],
+                               "steps": phase.get("steps"), "lr": phase.get("lr"), "weights": phase.get("weights")})
+                at += phase["tokens"]
+        return result
+
+
+class Metrics:
+    """The metrics files that the server has read, the latest ones."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, MetricsFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, training: Training, stop: Stop) -> MetricsFile:
+        """The metrics of a training, as they are now."""
+        path = training.folder / METRICS
+        with self._lock:
+            file = self._files.setdefault(path, MetricsFile(path))
+            self._files.move_to_end(path)
+            while len(self._files) > REMEMBERED:
+                self._files.popitem(last=False)
+        try:
+            return file.read(stop)
+        except FileNotFoundError:
+            raise NoTraining("the training has gone", "training", "see the list of trainings") from None

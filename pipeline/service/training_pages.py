@@ -1,0 +1,55 @@
+"""Router: the pages about trainings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse
+
+from pipeline.cluster.attempts import run_names
+from pipeline.service import shards, training_control, trainings
+from pipeline.service.access import Viewer, viewer
+from pipeline.service.datasets import QueriesOf
+from pipeline.service.html import page
+from pipeline.service.session import Role
+from pipeline.service.stores import StoreOf
+from pipeline.store.fs import Store
+
+#: runs of which a training can be started on the page
+RUNS = 200
+router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
+
+
+@router.get("/stores/{store}/trainings")
+async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLResponse:
+    """The trainings of a store."""
+    listed = await run_in_threadpool(trainings.list_trainings, request, store, at)
+    return page(request, "trainings.html.j2", store=store, listed=listed, runs=await run_in_threadpool(_runs, at),
+                named=bool(trainings.folders_of(request, store)))
+
+
+def _runs(store: Store) -> list[str]:
+    """The latest runs of a store that have shards and an order of them."""
+    return [name for name in run_names(store)[-RUNS:] if store.exists(f"runs/{name}/curriculum.json")]
+
+
+@router.get("/stores/{store}/trainings/{training}")
+async def training_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
+                        role: Viewer) -> HTMLResponse:
+    """How a training stands, its curves and spikes."""
+    shown = await trainings.show_training(request, store, at, training, queries)
+    log = ""
+    if shown["log"] and role is Role.operator:
+        printed = await run_in_threadpool(training_control.training_log, request, store, at, training)
+        log = printed["text"]
+    return page(request, "training.html.j2", store=store, shown=shown, training=training, log=log)
+
+
+@router.get("/stores/{store}/trainings/{training}/step")
+async def spike_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
+                     step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "") -> HTMLResponse:
+    """The loss of a step among its neighbours', and the documents of its worst rows."""
+    shown = await trainings.explain_step(request, store, at, training, step, queries, run, None, trainings.ROWS, False)
+    return page(request, "spike.html.j2", store=store, shown=shown, training=training)

@@ -1,0 +1,240 @@
+"""Starts trainings, and remembers in the store which were started.
+
+    trainings/NAME/000001.json            a start: run, folder, options, who asked for it, which server starts it
+                   000001.process.json    the process that the server then started, or why it could not
+                   000001.stop.json       that somebody has asked it to stop
+
+The files are created by put-if-absent. Of two servers that start a training at the same time, one creates the file of
+the next start; the other is refused. A training is a process in a session of its own, so it goes on when the server
+ends. It ends like one that was started by a command: on SIGTERM it writes a checkpoint. A server that dies between the
+two files leaves a start that counts as lost once the server is seen to be dead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from pipeline.base.process import import_path
+from pipeline.cluster.attempts import bad_name, utc_now
+from pipeline.service.problems import Problem
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
+from pipeline.service.stores import read_file
+from pipeline.service.training_files import (
+    METRICS,
+    MOST,
+    QUIET_S,
+    NoTraining,
+    Training,
+    find_trainings,
+    standing,
+    training_named,
+)
+from pipeline.store.fs import Store
+from pipeline.store.lease import alive, identity
+from trainer.base.files import training_process
+
+#: bytes of a record; seconds after which a start of another machine that no process has followed counts as lost
+RECORD, START_S = 64 << 10, 120.0
+#: the file in the folder of a training that takes what it prints
+LOG = "train.log"
+_RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a training is started: the options of `tokenmill train run`."""
+
+    overrides: tuple[str, ...] = ()
+    ranks: int | None = None
+    device: str = "auto"
+    stop_at: int | None = None
+
+    def arguments(self) -> list[str]:
+        return [*(word for assignment in self.overrides for word in ("--set", assignment)),
+                *(("--ranks", str(self.ranks)) if self.ranks else ()), "--device", self.device,
+                *(("--stop-at", str(self.stop_at)) if self.stop_at else ())]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The latest start of a training: its number (0: none), its record, that of its process (None: not yet), and
+    whether somebody has asked it to stop."""
+
+    number: int
+    record: dict[str, Any]
+    process: dict[str, Any] | None
+    stopped: bool = False
+
+    @property
+    def options(self) -> Options:
+        given = self.record.get("options") or {}
+        return Options(**{**given, "overrides": tuple(given.get("overrides", ()))})
+
+
+def latest_start(store: Store, name: str) -> Start:
+    """The latest start of a training by a server."""
+    numbers = [int(m[2]) for path in store.list(f"trainings/{name}") if (m := _RECORD.fullmatch(path))]
+    number = max(numbers, default=0)
+    if not number:
+        return Start(0, {}, None)
+    return Start(number, _read(store, _path(name, number)) or {}, _read(store, _path(name, number, "process.json")),
+                 store.exists(_path(name, number, "stop.json")))
+
+
+def started_names(store: Store) -> list[str]:
+    """The trainings that servers have started."""
+    return sorted({m[1] for path in store.list("trainings") if (m := _RECORD.fullmatch(path))})
+
+
+def _path(name: str, number: int, ending: str = "json") -> str:
+    return f"trainings/{name}/{number:06d}.{ending}"
+
+
+def _read(store: Store, path: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(read_file(store, path, RECORD))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[Training, Start]:
+    """A training, whether a server has started it or a command, with its latest start. A record that names a folder
+    elsewhere is not followed. Raises Problem when there is no training of this name."""
+    latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
+    folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
+    places = [Path(top) / name for top in folders]
+    if store.local is not None:
+        places.append(store.local / "runs" / run / "train")
+    if latest.number and bad_name(run) is None and folder in places and not folder.is_symlink():
+        return Training(name, run, folder), latest
+    try:
+        return training_named(store, folders, name), latest
+    except NoTraining as e:
+        raise Problem(e.status, e.title, e.detail, e.key, e.remedy) from None
+
+
+def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
+    """The trainings that are there or were started, each with its latest start."""
+    names = {training.name for training in find_trainings(store, folders)} | set(started_names(store))
+    result = []
+    for name in sorted(names)[:MOST]:
+        with suppress(Problem):                       # its folder was removed
+            result.append(known_training(store, folders, name))
+    return result
+
+
+def standing_now(training: Training, start: Start) -> dict[str, Any]:
+    """How a training stands, from its files and the start that a server has made of it. Its state is starting, running,
+    done, stopped, or failed when it has ended by itself without a step."""
+    document, state = standing(training), state_of(start, training.folder)
+    if state in ("starting", "running"):
+        document["state"] = state
+    elif state == "ended" and document["state"] != "done":
+        document["state"] = "stopped" if document["step"] is not None or start.stopped else "failed"
+    return {**document, "run": training.run or None, "started": start.record.get("at"),
+            "log": (training.folder / LOG).is_file()}
+
+
+def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
+    """`running`, `starting`, or `ended` of a training by its latest start; "" when no server has started it."""
+    if training_process(folder) is not None:
+        return "running"
+    if not start.number:
+        return ""
+    if start.process is not None:
+        living = alive(start.process.get("holder") or {})
+        if living is None:                            # another machine: it runs as long as its metrics grow
+            path = folder / METRICS
+            changed = path.stat().st_mtime if path.is_file() else _wall(start.record.get("at"))
+            living = clock.wall() - changed < QUIET_S
+        return ("running" if (folder / METRICS).is_file() else "starting") if living else "ended"
+    living = alive(start.record.get("server") or {})
+    recent = clock.wall() - _wall(start.record.get("at")) < START_S
+    return "starting" if living or (living is None and recent) else "ended"
+
+
+def _wall(at: Any) -> float:
+    try:
+        return datetime.fromisoformat(str(at)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+# -- starting and stopping -------------------------------------------------------------------------------------------
+def start(store: Store, training: Training, options: Options, by: str,
+          clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
+    """Start a training from its latest checkpoint, or from its beginning. Raises Problem when it runs, or another
+    server starts it."""
+    if importlib.util.find_spec("torch") is None:
+        raise Problem(409, "Cannot train here", "the server has no torch", remedy="pip install 'tokenmill[trainer]'")
+    before = latest_start(store, training.name)
+    if (state := state_of(before, training.folder, clock)) in ("running", "starting"):
+        raise Problem(409, "Is running", f"the training {training.name!r} is {state}", "training",
+                      "wait for it, or stop it")
+    number = before.number + 1
+    record = {"at": utc_now(clock), "by": by, "run": training.run, "folder": str(training.folder),
+              "options": asdict(options), "server": identity("")}
+    if not store.put_absent(_path(training.name, number), json.dumps(record).encode()):
+        raise Problem(409, "Is running", f"another server starts the training {training.name!r}", "training",
+                      "see how it stands")
+    try:
+        training.folder.mkdir(parents=True, exist_ok=True)
+        child = _launch(store, training, options)
+    except OSError as e:
+        _note(store, training.name, number, {"error": f"it could not be started: {e.strerror}"})
+        raise
+    _note(store, training.name, number, {"holder": identity("", child.pid)})
+    return child
+
+
+def _note(store: Store, name: str, number: int, process: dict[str, Any]) -> None:
+    store.put_absent(_path(name, number, "process.json"), json.dumps(process).encode())
+
+
+def _launch(store: Store, training: Training, options: Options) -> subprocess.Popen[bytes]:
+    run = f"{store.root}/runs/{training.run}"
+    inside = store.local is not None and training.folder == store.local / "runs" / training.run / "train"
+    command = [sys.executable, "-P", "-m", "pipeline.cli", "train", "run", run,
+               *(() if inside else ("--out", str(training.folder))), *options.arguments()]
+    environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)}
+    with open(training.folder / LOG, "ab") as log:
+        return subprocess.Popen(command, env=environment | {"PYTHONPATH": import_path()}, cwd=training.folder,
+                                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> None:
+    """Ask a training to stop: it ends its step and writes a checkpoint, or just ends while it still sets itself up.
+    Raises Problem when it does not run on this machine."""
+    latest = latest_start(store, training.name)
+    holder = (latest.process or {}).get("holder") or {}
+    pid = holder.get("pid") if alive(holder) else training_process(training.folder)
+    if not isinstance(pid, int):
+        state = state_of(latest, training.folder)
+        if state in ("running", "starting"):
+            raise Problem(409, "Runs elsewhere", f"the training {training.name!r} is not a process of this machine",
+                          "training", "ask the server on its machine, or send its process SIGTERM")
+        raise Problem(409, "Does not run", f"the training {training.name!r} does not run", "training",
+                      "there is nothing to stop")
+    if latest.number:
+        stopped = json.dumps({"at": utc_now(clock), "by": by}).encode()
+        store.put_absent(_path(training.name, latest.number, "stop.json"), stopped)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        raise Problem(409, "Does not run", "it has just ended", "training", "there is nothing to stop") from None
+    except PermissionError:
+        raise Problem(409, "Not ours", "another user's process trains there", "training",
+                      f"have that user send SIGTERM to the process {pid}") from None

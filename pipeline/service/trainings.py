@@ -1,0 +1,134 @@
+"""Router: the trainings on the shards of a store: how they stand, their losses by phase and source, and the documents
+behind a spike."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from pipeline.base.visible import visible
+from pipeline.service.access import viewer
+from pipeline.service.datasets import QueriesOf, Unmasked, allow_unmasked, answer
+from pipeline.service.problems import finite
+from pipeline.service.runs import REPORT_POLICY
+from pipeline.service.shard_sets import add_documents, curriculum_of
+from pipeline.service.shards import Run, StepNumber
+from pipeline.service.stores import StoreOf, read_file
+from pipeline.service.training_files import METRICS, Metrics, NoTraining, Training, summary_of
+from pipeline.service.training_starts import all_trainings, known_training, standing_now
+from pipeline.store.fs import Store
+from stages.scrub.pii import scrub_text, scrub_value
+from trainer.observe.explain import explain
+from trainer.observe.plot import svg
+
+router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"], dependencies=[Depends(viewer)])
+
+#: rows of a step that are explained, unless another number is asked for, and bytes of a recipe
+ROWS, RECIPE = 5, 1 << 20
+#: characters of the text that a training has generated
+SAMPLE = 1000
+
+
+def folders_of(request: Request, store: str) -> tuple[str, ...]:
+    folders: tuple[str, ...] = request.app.state.settings.trainings.get(store, ())
+    return folders
+
+
+def metrics_of(request: Request) -> Metrics:
+    """What this server has read of metrics."""
+    state = request.app.state
+    if not hasattr(state, "metrics"):
+        state.metrics = Metrics()
+    metrics: Metrics = state.metrics
+    return metrics
+
+
+@router.get("", summary="List trainings")
+def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
+    """The trainings in the runs of the store and in the folders given by `--trainings`, with their last step."""
+    return {"trainings": [standing_now(*each) for each in all_trainings(at, folders_of(request, store))]}
+
+
+@router.get("/{training}", summary="Show a training")
+async def show_training(request: Request, store: str, at: StoreOf, training: str,
+                        queries: QueriesOf) -> dict[str, Any]:
+    """How it stands; its losses over tokens by source, held-out losses, phases, spikes, returns to a checkpoint; the
+    summary when it has ended. At most some hundred points of each curve are given, evenly spread."""
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        found, start = known_training(at, folders_of(request, store), training)
+        document = standing_now(found, start)
+        if not (found.folder / METRICS).is_file():                # it has just been started
+            return {**document, "phases": [], "curves": {"steps": [], "evals": []}, "spikes": [], "rewinds": [],
+                    "summary": None}
+        file = metrics_of(request).of(found, stop)
+        return {**document, "phases": file.phases, "curves": file.losses.points(), "spikes": list(file.spikes),
+                "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(found)}
+
+    return await answer(request, stop, call)
+
+
+def _summary(training: Training) -> dict[str, Any] | None:
+    """The figures of a training that has ended, with its sample of text masked."""
+    summary = summary_of(training)
+    if summary is None:
+        return None
+    text = summary.get("sample")
+    return {**finite(summary), "sample": scrub_text(text[:SAMPLE]) if isinstance(text, str) else None}
+
+
+@router.get("/{training}/losses.svg", summary="Draw the losses", response_class=Response)
+async def draw_losses(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf) -> Response:
+    """Loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer draws them."""
+    stop = queries.stop()
+
+    def call() -> str:
+        file = metrics_of(request).of(known_training(at, folders_of(request, store), training)[0], stop)
+        try:
+            return svg([*file.starts, *file.losses.lines()])
+        except (KeyError, TypeError, ValueError) as e:
+            raise NoTraining(f"its metrics cannot be drawn ({type(e).__name__}); they are damaged, or of another "
+                             f"version", "training", "see its figures instead") from None
+
+    return Response(visible(await answer(request, stop, call)), media_type="image/svg+xml",
+                    headers={"Content-Security-Policy": REPORT_POLICY})
+
+
+@router.get("/{training}/steps/{step}", summary="Explain a step")
+async def explain_step(
+        request: Request, store: str, at: StoreOf, training: str, step: StepNumber, queries: QueriesOf,
+        run: Run = "", row: Annotated[int | None, Query(ge=1, le=1 << 30, description="only this row")] = None,
+        worst: Annotated[int, Query(ge=1, le=20, description="rows with the highest loss")] = ROWS,
+        unmasked: Unmasked = False) -> dict[str, Any]:
+    """The loss of a step among its neighbours', and the documents of its worst rows: what `tokenmill train explain`
+    says. `run` names the run whose shards the training reads, if it does not lie in the run itself."""
+    await allow_unmasked(request, at, unmasked, {"training": training[:100], "step": step})
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        found, _ = known_training(at, folders_of(request, store), training)
+        planned = curriculum_of(at, found.run or run)
+        if planned is None:
+            raise NoTraining("it is not known which run it reads", "run", "name the run")
+        name, curriculum = planned
+        with queries.turn(stop):
+            result = explain(curriculum, found.folder, _window(at, name), step,
+                             lambda rows: add_documents(queries, at, curriculum, rows, True, not unmasked, stop),
+                             row, None if row is not None else worst, stop.check)
+        return {"training": found.name, "run": name, **result}
+
+    return await answer(request, stop, call)
+
+
+def _window(store: Store, run: str) -> int:
+    """The number of steps with which a run's recipe has a loss compared."""
+    try:
+        recipe = yaml.safe_load(read_file(store, f"runs/{run}/recipe.yaml", RECIPE))
+        window = recipe["train"]["stability"]["window"]
+    except (FileNotFoundError, yaml.YAMLError, KeyError, TypeError):
+        return 128
+    return window if isinstance(window, int) and 2 <= window <= 10_000 else 128

@@ -1,0 +1,77 @@
+"""Says which documents a shard set has and where they stand, from its manifest and its document tables alone."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tokenizer.shards.layout import ENDS, Manifest
+
+
+class DocumentSpan(NamedTuple):
+    """Which tokens of the stream are a document's, and from which row of which file it was encoded."""
+
+    id: str
+    start: int                    # first token, counted in the stream's virtual concatenation
+    stop: int                     # exclusive end, EOS included
+    part: int                     # index in the manifest's `parts` of the part it was encoded from
+    row: int                      # row in that part's kept.parquet
+    n_bytes: int                  # UTF-8 bytes of its text
+
+
+class ShardIndex:
+    """The documents of a shard set. Subclasses open the document tables. Tokens are counted over all shards, as if they
+    were one file."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest, self.tokens = manifest, manifest.tokens
+        #: token offset of each shard's start, and the total
+        self.offsets = [0]
+        for shard in manifest.shards:
+            self.offsets.append(self.offsets[-1] + shard.tokens)
+
+    def table(self, shard: int) -> AbstractContextManager[pq.ParquetFile]:
+        """Context with the document table of a shard, open for reading. Raises ShardError or StoreError when the table
+        cannot be read."""
+        raise NotImplementedError
+
+    def documents(self, start: int, stop: int) -> list[DocumentSpan]:
+        """Return the documents that have tokens in [start, stop), in order."""
+        if not 0 <= start < stop <= self.tokens:
+            return []
+        documents: list[DocumentSpan] = []
+        for shard, first, end, _ in self._pieces(start, stop):
+            offset, begin = self.offsets[shard], 0
+            with self.table(shard) as table:
+                for group in range(table.num_row_groups):
+                    last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
+                    if last > first:
+                        rows = table.read_row_group(group)
+                        ends = rows["end"].to_numpy()
+                        limits = np.array([first, end - 1], ENDS)
+                        first_row, last_row = np.searchsorted(ends, limits, side="right").tolist()
+                        begin = int(ends[first_row - 1]) if first_row else begin
+                        for row in rows.slice(first_row, last_row + 1 - first_row).to_pylist():
+                            documents.append(DocumentSpan(row["id"], begin + offset, row["end"] + offset, row["part"],
+                                                          row["row"], row["n_bytes"]))
+                            begin = row["end"]
+                    if last >= end:
+                        break
+                    begin = last
+        return documents
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
+        exclusive end in the shard, offset of the piece from `start`)."""
+        shard = bisect.bisect_right(self.offsets, start) - 1
+        position = start
+        while position < stop:
+            end = min(stop, self.offsets[shard + 1])
+            if end > position:
+                yield shard, position - self.offsets[shard], end - self.offsets[shard], position - start
+            position, shard = end, shard + 1
