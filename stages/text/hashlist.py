@@ -1,8 +1,9 @@
-"""Stores big lists of strings (4.5 million blocked domains) as sorted 64-bit hashes on disk, memory-mapped.
+"""Stores big lists of strings (4.5 million blocked domains, for instance) on disk, as sorted 64-bit hashes in a
+memory-mapped file.
 
-A Python set of that size costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared.
-Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such a list
-gives a wrong answer.
+A Python set of that size costs 2 s and 1 GB in every worker. Opening the file takes no time, and all workers share its
+36 MB. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such
+a list gives a wrong answer.
 
 A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
 then share the other 56 bits with probability 2**-56.
@@ -56,14 +57,15 @@ class LabelledList:
 
 
 def entry(line: bytes) -> bytes:
-    """The entry in a line of a list, without white space around it; empty for a comment (#)."""
+    """Return the entry in a line of a list, without white space around it. The result is empty if the line is a
+    comment, which begins with #."""
     line = line.strip()
     return b"" if line.startswith(b"#") else line
 
 
 def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], bytes] = entry) -> None:
-    """Write sorted hashes of the entries that `read` finds in the lines (UTF-8) to `path`, atomically. Empty entries
-    are skipped."""
+    """Write the sorted hashes of a list of strings to `path`, atomically, for `HashList`. `read` turns a line (UTF-8)
+    into its entry; empty entries are skipped."""
     values = _hashes(lines, read)
     values.sort()
     _save(path, values[_firsts(values)])
@@ -71,8 +73,9 @@ def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], byt
 
 def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
-    """Like `write_hashes`, for several lists given as (label, lines). A string that is in several lists gets the lowest
-    of their labels."""
+    """Write the sorted hashes of several lists of strings, with their labels, to `path`, atomically, for
+    `LabelledList`. `lists` yields (label, lines), and `read` turns a line (UTF-8) into its entry; empty entries are
+    skipped. A string that is in several lists gets the lowest of their labels."""
     parts = []
     for label, lines in lists:
         values = _hashes(lines, read)
