@@ -102,9 +102,9 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """Yields (order, ids, values, words) for every order of an ARPA file. `ids` are the word ids of the n-grams, int64
-    (n-grams, order). `values` are their log10 probabilities and back-off weights, float32 (n-grams, 2). `words` are all
-    words in the order of their ids."""
+    """Read an ARPA file, and yield (order, ids, values, words) for every order of n-grams in it. `ids`, int64 (n-grams,
+    order), are the word ids of the n-grams of this order. `values`, float32 (n-grams, 2), are their log10 probabilities
+    and back-off weights. `words` lists all words of the model in the order of their ids."""
     index: dict[str, int] = {UNK: 0}
     order, number, entries = 0, 0, 0
     flat: list[int] = []

@@ -1,4 +1,4 @@
-"""Counts how often the entries of a word list occur in a text, by rules that depend on the language.
+"""Counts how often the entries of a list of bad words occur in a text, by rules that depend on the language.
 
 Texts and entries are normalised before they are compared: NFKC, lower case (in Turkish, dotted and dotless i stay
 different), no soft hyphens and no zero-width characters. In Arabic and Persian, vowel signs and elongation marks are
@@ -7,8 +7,8 @@ then decides which occurrences count:
 
 - Most languages: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two words each.
   An entry of several words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only if
-  the list has them. It has many for Hungarian and Turkish, and hardly any for Polish, Czech or Finnish. Entries are not
-  searched for inside longer words: `am` would be found in every Turkish `ama` (but).
+  the list has them. LDNOOBW's lists have many for Hungarian and Turkish, and hardly any for Polish, Czech or Finnish.
+  Entries are not searched for inside longer words: `am` would be found in every Turkish `ama` (but).
 - Arabic: articles, prepositions and conjunctions joined to a word are removed if at least three letters remain.
 - Korean: particles are removed from the end of a word; an entry inside a longer word (자위대, an army) does not count.
 - Chinese, Japanese: an entry matches anywhere in the text. Entries of a single ideograph or of one or two hiragana are
@@ -128,9 +128,10 @@ class BadWords:
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
-        """Return (count of each entry in the text, number of words in the text). Of overlapping entries, the one that
-        begins first counts, and of those that begin together, the longest. In languages without spaces between words,
-        the number of words is estimated: two letters are a word in Chinese and Japanese, four in Thai."""
+        """Count the bad words in a text. Returns (count of each entry of the lists, number of words in the text). Of
+        overlapping entries, the one that begins first counts, and of those that begin together, the longest. In
+        languages without spaces between words, the number of words is estimated: two letters are a word in Chinese and
+        Japanese, four in Thai."""
         text = normal(text, self.language)
         result: Counter[str] = Counter()
         if self.unspaced:

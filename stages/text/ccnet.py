@@ -10,9 +10,9 @@ Each model states how its texts are normalised:
   * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit 0, 34
     punctuation marks as ASCII, no control characters. Line feeds are control characters, so lines are joined without
     a space between them, as in cc_net.
-  * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: the same, but a whole number with its
-    decimals becomes a single 0, and the text is stripped after the accents are removed.
-  * `none`: the text as it is.
+  * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: like `ccnet`, but a whole number with
+    its decimals becomes a single 0, and the text is stripped after the accents are removed.
+  * `none`: the text stays unchanged.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class TextModel:
         return self.lm.ids(" ".join(pieces).split())
 
     def perplexity(self, text: str) -> float:
-        """CCNet's perplexity of a text, rounded to one digit."""
+        """Return the perplexity of a text as CCNet computes it, rounded to one digit. It is lower, the closer the text
+        is to the texts on which the model was trained."""
         ids = self.ids(text)
         return round(10.0 ** min(-self.lm.score(ids) / (len(ids) + 1), 300.0), 1)      # a float holds no more
 

@@ -92,7 +92,8 @@ class Chunks:
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """Return the number of a chunk's first word (`side` 0) or last word (`side` 1)."""
+        """Return the number of the first word (`side` 0) or the last word (`side` 1) of a chunk (a run without white
+        space)."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
@@ -115,7 +116,7 @@ class Chunks:
 
 
 def utf8(text: str) -> np.ndarray:
-    """The UTF-8 bytes of a text, uint8; a lone surrogate takes three."""
+    """The UTF-8 bytes of a text, uint8. A lone surrogate is encoded, too, in three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 

@@ -107,12 +107,14 @@ def _with_shipped_variants(kernel: Any) -> Any:
 
 
 def _with_unique_files(kernel: Any) -> Any:
-    """Make numba's cache store each compiled variant of a kernel in a file with a unique name. Returns the kernel.
+    """Make numba's cache store each compiled variant of a kernel (a function that numba compiles) in a file with a
+    unique name. Returns the kernel.
 
     numba numbers the files of a kernel's variants (one for each combination of argument types) without a lock. Two
     processes that compile two variants at the same time may both write the first file. The index of one process may
     then point to the code of the other, which would run on arguments of the wrong types. With unique names, no file is
-    written twice. When a source changes, the files of its old kernels stay in __pycache__ until it is emptied.
+    written twice. When a source changes, the files of its old kernels stay in the cache folder until the folder is
+    emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # None without `cache=True`
     if files is not None:

@@ -24,7 +24,8 @@ _LABEL = np.uint64(255)
 
 
 class HashList:
-    """Tells whether a string is in a list that `write_hashes` wrote."""
+    """A list of strings, stored as hashes in a file that `write_hashes` wrote. `string in hash_list` tells whether it
+    has the string."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -39,7 +40,7 @@ class HashList:
 
 
 class LabelledList:
-    """Gives the label of a string in a list that `write_labelled` wrote."""
+    """A list of strings with labels (numbers from 1 to 255), stored as hashes in a file that `write_labelled` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -48,7 +49,7 @@ class LabelledList:
         return len(self._hashes)
 
     def label(self, item: str) -> int:
-        """The label of a string, 0 when it is not in the list."""
+        """The label (a number from 1 to 255) of a string; 0 if the list lacks the string."""
         value = _hash(item.encode("utf-8", "surrogatepass")) & ~_LABEL
         at = int(self._hashes.searchsorted(value))
         if at == len(self._hashes) or (self._hashes[at] ^ value) > _LABEL:

@@ -34,7 +34,8 @@ _WORD_BITS = 24
 
 @dataclass
 class NgramOrder:
-    """The n-grams of one order, sorted by (context, word)."""
+    """The n-grams of one order (the number of their words), sorted by context (all words but the last) and last
+    word."""
 
     context: np.ndarray       # row of its first n-1 words in the order below, int32; 0 for unigrams
     word: np.ndarray          # its last word, int32

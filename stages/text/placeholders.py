@@ -28,7 +28,8 @@ class Placeholders:
         self.pieces: list[str] = []
 
     def keep(self, piece: str) -> str:
-        """Store a piece and return its placeholder. `restored` puts the piece back."""
+        """Store a piece of a text (a formula, for instance) and return the placeholder that stands for it. `restored`
+        puts the piece back."""
         self.pieces.append(piece)
         return f"\ue000{len(self.pieces) - 1}\ue001"
 

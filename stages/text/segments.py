@@ -5,8 +5,8 @@ uniseg 0.10.1 whose first character is a letter, a digit or another number. "can
 word each, and each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are
 of Unicode 16).
 
-White space is always a boundary, so a text is first cut into chunks there. Real text repeats its chunks, so a bounded
-cache holds the words of chunks. The content of the cache never changes a result.
+White space is always a boundary, so a text is first cut at white space into chunks. Real text repeats its chunks, so a
+bounded cache holds the words of chunks. The content of the cache never changes a result.
 """
 
 from __future__ import annotations

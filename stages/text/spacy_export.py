@@ -98,7 +98,7 @@ def suffix_window(pattern: str) -> int | None:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The top-level alternatives of a pattern."""
+    """The top-level alternatives of a regular expression: `a|(b|c)` has `a` and `(b|c)`."""
     depth = start = i = 0
     in_class = False
     while i < len(pattern):

@@ -6,9 +6,9 @@ sides; special cases (strings with a fixed split into tokens), tokens that match
 follow; a last pass looks for special cases in the sequence of tokens. This module caches nothing; `stages.text.words`
 does.
 
-The one difference is that a chunk of more than LONGEST characters is one token. The time for peeling affixes and
-finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. Without this rule, a time
-limit could therefore decide whether a text is kept.
+The one difference from spaCy is that a chunk of more than LONGEST characters is one token. The time for peeling
+prefixes and suffixes and finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters.
+Without this rule, a time limit could therefore decide whether a text is kept.
 """
 
 from __future__ import annotations
