@@ -1,4 +1,4 @@
-"""C4's rules: cut lines that are not sentences, drop pages without enough text left."""
+"""Applies C4's rules: cuts lines that are not sentences, and drops pages without enough text left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCLM's heuristics for whole documents."""
+"""Drops documents by DCLM's heuristics about the whole document: its length, symbols, bullets and stop words."""
 
 from __future__ import annotations
 

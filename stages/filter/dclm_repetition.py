@@ -1,4 +1,4 @@
-"""DCLM's form of Gopher's repetition rules."""
+"""Drops documents that repeat themselves, by DCLM's form of Gopher's repetition rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combines several quality scores into one bucket and one tier."""
+"""Combines several quality scores of a document into one bucket (0 … 19) and one tier (low to high)."""
 
 from __future__ import annotations
 

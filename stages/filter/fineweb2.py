@@ -1,5 +1,5 @@
-"""FineWeb-2's filters: FineWeb's and Gopher's rules with thresholds, stop words and word splitting for each
-language."""
+"""Drops documents by FineWeb-2's filters, which are FineWeb's and Gopher's rules with thresholds, stop words and word
+splitting for each language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gopher's repetition rules."""
+"""Drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and n-grams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MADLAD-400's rules: a document is dropped when too many of its sentences are questionable."""
+"""Applies MADLAD-400's rules: drops documents in which too many sentences are questionable."""
 
 from __future__ import annotations
 

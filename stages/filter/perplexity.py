@@ -1,4 +1,4 @@
-"""Measures how far a text is from the texts that a language model was trained on."""
+"""Drops documents by their perplexity: how far a text is from the texts that a language model was trained on."""
 
 from __future__ import annotations
 

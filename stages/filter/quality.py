@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Quality(Stage):
     """Score documents by a fastText classifier and keep the good ones (DCLM-baseline, arXiv 2406.11794, section 4.4).
 
-    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth; the
-    threshold for that was 0.018112 with its model. A threshold fits only one model and corpus, so choose it by
+    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth; with
+    DCLM's model, the threshold for this share was 0.018112. A threshold fits only one model and corpus, so choose it by
     `tokenmill classifier train --reference` or by the report's histogram.
 
     With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.

@@ -1,4 +1,4 @@
-"""RedPajama-v2's quality signals."""
+"""Computes RedPajama-v2's quality signals, which are numbers about a document."""
 
 from __future__ import annotations
 

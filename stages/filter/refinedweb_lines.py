@@ -1,4 +1,4 @@
-"""RefinedWeb's line-wise corrections, as the paper describes them."""
+"""Cuts undesirable lines by RefinedWeb's line-wise corrections, as the paper describes them."""
 
 from __future__ import annotations
 

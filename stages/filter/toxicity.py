@@ -1,4 +1,4 @@
-"""Detects toxic or obscene text by a classifier: whole documents are dropped, single sentences cut."""
+"""Detects toxic or obscene text by a classifier, and drops whole documents or cuts single sentences."""
 
 from __future__ import annotations
 

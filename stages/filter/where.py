@@ -1,4 +1,4 @@
-"""Keeps documents by their language, their source, and the signals that earlier steps stored."""
+"""Keeps documents by their language, their source, and signals (numbers that earlier steps stored)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ class Where(Stage):
 
     @staticmethod
     def disjoint_configs(first: Config, second: Config) -> bool:
-        """Whether no document can meet the conditions of both configs."""
+        """Whether no document can meet the conditions of both `first` and `second`, the settings of two `where`
+        steps."""
         if first.source is not None and second.source is not None and set(first.source).isdisjoint(second.source):
             return True
         if first.language is not None and second.language is not None and not any(
