@@ -387,7 +387,7 @@ def _losers(inputs: Inputs, refs: list[FileRef],
 
 
 def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
-    """Each 128-bit hash as one value of 16 bytes, big-endian."""
+    """Return each 128-bit hash (fields `hi` and `lo` of the rows) as one value of 16 bytes, big-endian."""
     both = np.empty((len(rows), 2), ">u8")
     both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
     return both.view("S16").ravel()

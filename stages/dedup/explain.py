@@ -36,7 +36,7 @@ class Explanation:
     shared_bands: int              # of `bands`; at least one makes the pair a candidate
     bands: int
     detection: float               # chance that a pair of this similarity shares a band: 1 - (1 - s^rows)^bands
-    equal_text: bool               # the same but for white space and case (what `exact` removes)
+    equal_text: bool               # whether the texts differ at most in white space and case (`exact` removes one)
     only_removed: tuple[str, ...]  # stretches of simplified words that no common n-gram covers, longest first
     only_kept: tuple[str, ...]
 

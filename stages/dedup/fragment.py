@@ -41,9 +41,10 @@ class Sizes:
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30
     group_rows: int = 1_000_000
-    #: Bytes of exchange records that a reduce task should read, and the fewest that it should read from one map task on
-    #: average. Reading smaller segments from object storage takes too many requests, so if there are many groups,
-    #: buckets are larger. Reduce tasks read a bucket in sorted blocks, so their memory does not grow with it.
+    #: Bytes of exchange records in a bucket, which one reduce task reads, and fewest bytes that a reduce task should
+    #: read from one map task on average. Reading smaller pieces from object storage takes too many requests, so if
+    #: there are many groups of parts, buckets are larger. Reduce tasks read a bucket in sorted blocks, so their memory
+    #: does not grow with the bucket.
     bucket_bytes: int = 128 << 20
     segment_bytes: int = 128 << 10
     #: Most edges from which a single task computes the clusters (its peak is 60 bytes per edge). For more edges,
@@ -139,8 +140,8 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
-    """The bucket of each 64-bit key. Buckets are ranges of equal width, so keys must be spread evenly (hashes are), and
-    sorted keys have ascending buckets."""
+    """Return the bucket of each 64-bit key. Buckets are ranges of equal width, so they hold equally many keys only if
+    keys are spread evenly, as hashes are. Sorted keys have ascending buckets."""
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 

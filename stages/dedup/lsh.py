@@ -172,7 +172,7 @@ def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
 
 
 def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    """The blocks as one array. The list is emptied so that only the array stays in memory."""
+    """Join arrays into one. The list `blocks` is emptied, so that its arrays no longer take memory."""
     joined = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
     blocks.clear()
     return joined

@@ -125,7 +125,7 @@ class MinHashSignature(Stage):
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """The MinHash signature of a text, uint64[bands * rows]; None for a text without shingles."""
+        """The MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 

@@ -184,7 +184,7 @@ def _arcs_to(out: Out, buckets: int) -> AbstractContextManager[Segments]:
 
 
 def _write(writer: Segments, ends: NDArray[np.uint64], other_ends: NDArray[np.uint64]) -> None:
-    """Write edges as arcs in both directions."""
+    """Write each edge of a graph as two arcs (directed edges), one in each direction."""
     arcs = np.empty(2 * len(ends), ARC)
     arcs["u"][:len(ends)], arcs["v"][:len(ends)] = ends, other_ends
     arcs["u"][len(ends):], arcs["v"][len(ends):] = other_ends, ends
