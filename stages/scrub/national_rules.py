@@ -1,9 +1,9 @@
-"""The form and the checks of national identity numbers, country by country, with their issuers.
+"""Defines the forms and the checks of national identity numbers, country by country.
 
-Sources are the issuing authorities' own rules. Each docstring names the number and, in brackets, its issuer or source;
-it then lists the parts of the number in their order, and the checks. `Rule` explains the fields. The argument `v` of
-every check is the value in capitals, without separators; its length and kinds of characters are those of a form or
-pattern of the rule.
+Sources are the issuing authorities' own rules. The docstring of a check names the number and, in brackets, its issuer
+or source; it then lists the parts of the number in their order, and the checks. `Rule` explains the fields. The
+argument `v` of every check is the value in capitals, without separators; its length and kinds of characters are those
+of a form or pattern of the rule.
 """
 
 from __future__ import annotations

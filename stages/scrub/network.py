@@ -1,4 +1,5 @@
-"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the text."""
+"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the length of the
+text."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 3
 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16), Troy
 9792 (16); Elo and Hipercard lie inside these ranges. Digits form one run, or the groups printed on cards, separated by
 blanks or hyphens. A number of 12 or 13 digits counts only after a word about cards, since article and order numbers are
-as long. The same holds for a number that begins with 2 to 6 and lies outside the issuer ranges.
+as long. A number that begins with 2 to 6 and lies outside the issuer ranges also needs such a word.
 
-IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; written together or in
-groups of four separated by blanks or hyphens, in capitals or small letters.
+IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; the number is written
+in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 International form: a country calling code of ITU-T E.164 after `+` or `00`, and as many digits as numbers of that
 country have. After `00`, the digits must be in groups, or a word for telephone must stand before. Groups may be
 separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may stand in brackets, and an extension may
-follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to 900999)
-belong to nobody and stay.
+follow. No library is needed to find this form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000
+to 900999) belong to nobody and are not reported.
 
-Local form: such numbers are found only if a region is given, since a telephone number of one country may be an article
-number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is valid in the region, which
-takes 50 µs.
+Local form: numbers without a country calling code are found only if a region is given, since a telephone number of one
+country may be an article number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is
+valid in the region, which takes 50 µs.
 """
 
 from __future__ import annotations

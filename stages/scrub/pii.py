@@ -1,7 +1,7 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
 `scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
-cover all kinds that need no model; `Pii` is the step of a recipe. They take time proportional to the length of the
+cover all kinds that need no model; `Pii` is the step of a recipe. All three take time proportional to the length of the
 text, so no hostile page can make them exceed a time limit. docs/pii.md says how to choose.
 """
 

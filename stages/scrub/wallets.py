@@ -2,8 +2,9 @@
 
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
 alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum addresses are 0x and
-40 hex digits. If they mix cases, the EIP-55 checksum must hold (one random string in 2**12 passes). Otherwise a word
-such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses with many zeros) stay.
+40 hex digits. If the digits mix capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
+passes). Otherwise a word such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses
+with many zeros) are not reported.
 """
 
 from __future__ import annotations
