@@ -194,9 +194,9 @@ def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords |
 
 
 def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """Return the pattern that finds the words of a lower-case text. With `latin`, words are runs of ASCII letters and
-    digits. If the whole text is ASCII, that pattern is returned in any case, since it finds the same words and is
-    faster."""
+    """Return the pattern that finds the words of a lower-case text. With `latin`, or if the whole text is ASCII, it is
+    a fast pattern for runs of ASCII letters and digits. Otherwise it is a pattern for the letters, marks and digits of
+    all scripts."""
     return _LATIN if latin or text.isascii() else _WORD
 
 

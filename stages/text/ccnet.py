@@ -139,8 +139,8 @@ class TextModel:
 
 
 def processor(model: bytes, name: str) -> Any:
-    """Load a SentencePiece model from its bytes. If the bytes are no such model, it raises BadModel, whose message
-    begins with `name`."""
+    """Load a SentencePiece model from its bytes. Raises BadModel, whose message begins with `name`, if the bytes are no
+    such model."""
     from sentencepiece import SentencePieceProcessor
 
     try:

@@ -31,8 +31,8 @@ _MEMBERS, _BYTES = 10_000, 256 << 20
 
 def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
                max_bytes: int = _BYTES) -> dict[str, tuple[str, ...]]:
-    """Read word lists from a file or an archive. Returns {language, named as in the file: its entries}; the entries are
-    in the order of the file, each once.
+    """Read word lists from a file or an archive. Returns {language: entries}. Languages are named as in the file;
+    entries are in the order of the file, each once.
 
     Raises:
         ValueError: the file, or a member of the archive, holds no list. The message names file and member.
