@@ -32,8 +32,8 @@ class Blacklists:
     """Looks up hosts and URLs in some categories (`gambling`, say) of an archive of blocked sites."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
-        """Prepare the lists of the categories. Raises ValueError, which names the archive, if it lacks a category or
-        cannot be read."""
+        """Prepare the lists of blocked sites of some categories. Raises ValueError, which names the archive, if the
+        archive lacks a category or cannot be read."""
         digest = hashlib.sha256("\n".join(categories).encode()).hexdigest()
         name, folder = f"{file_sha256(archive)[:32]}.{digest[:16]}", cache_dir() / "lists"
         self._lists = [LabelledList(cached(folder / f"{name}.{kind}.npy",
@@ -80,8 +80,8 @@ def url_and_folders(host: str, path: str) -> list[str]:
 
 
 def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
-    """The names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if it
-    cannot be read or holds more than `max_files` files or `max_bytes`."""
+    """The names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if the
+    archive cannot be read or holds more than `max_files` files or `max_bytes`."""
     return tuple(sorted(_members(archive, max_files, max_bytes)))
 
 

@@ -88,7 +88,7 @@ class Buckets(Stage):
 class Edges:
     """The contents of a file of bucket edges (the scores at which the next bucket begins). `scores` is {score: {group:
     ascending edges}}. `by` says what decides a document's group: "language", "source" or the name of a signal (a number
-    stored with the document). If it is None, all documents are in one group, named ""."""
+    stored with the document). If `by` is None, all documents are in one group, named ""."""
 
     by: str | None
     scores: dict[str, dict[str, list[float]]]
@@ -124,7 +124,7 @@ class Edges:
 
 def group_name(value: float | None) -> str:
     """The name of a document's group, given the value of the signal (a number stored with the document, such as its
-    topic) that decides the group. It is '' if the value is None or not finite."""
+    topic) that decides the group. The name is '' if the value is None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return str(int(value)) if value == int(value) else repr(value)
