@@ -138,8 +138,9 @@ class Exact(Barrier):
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
-            """References to the files that say which document is kept for each hash of a column (text or URL). The list
-            is empty before the column's wave of tasks has run."""
+            """References to the files that say which document is kept for each hash that several documents have.
+            `column` says whether the hashes are those of texts or URLs. The list is empty before the column's wave of
+            tasks has run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> WaveTasks:

@@ -183,7 +183,8 @@ def mix(values):
 
 
 def jaccard(a: Hashes, b: Hashes) -> float:
-    """Jaccard similarity |A and B| / |A or B| of two shingle sets (sorted, unique uint64); 0 when both are empty."""
+    """Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique); 0 when both
+    are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0

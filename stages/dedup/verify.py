@@ -147,8 +147,8 @@ class _SetWriter:
         self._bytes = self.written = 0
 
     def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
-        """Append the shingle set `values`. `record` is a view of the document's candidate record; this class fills in
-        its fields `count`, `sum` and, when the set is written, `offset`."""
+        """Append a document's shingle set `values` (hashes of its word n-grams). `record` is a view of the document's
+        candidate record; this class fills in its fields `count`, `sum` and, when the set is written, `offset`."""
         record["count"] = len(values)
         record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
         self._pending.append((record, values))
