@@ -323,9 +323,9 @@ def _size(text: str) -> int:
 
 
 def scrub_text(text: str) -> str:
-    """Replace the personal data in a text by placeholders, for every text that is shown to people. It finds all kinds
-    of data except names and postal addresses: ids of all countries, but telephone numbers in international form only.
-    It needs no model and no library."""
+    """Replace the personal data in a text by placeholders, for every text that is shown to people. This function finds
+    all kinds of data except names and postal addresses: ids of all countries, but telephone numbers in international
+    form only. No model and no library is needed."""
     matches = find(text, *_finders_of_all_kinds())
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 
