@@ -1,9 +1,11 @@
-"""Wave 3 of near-duplicate detection: finds the clusters, which are the connected components of a graph. Its nodes are
-documents, and an edge joins two documents that share a band key, directly or through other documents.
+"""Finds the clusters of near-duplicates: the connected components of a graph whose nodes are documents.
+
+An edge joins two documents that have the same band key (the hash of one band of a MinHash signature), directly or
+through other documents.
 
 If there are at most `Sizes.one_task_edges` edges, a single task computes the components. It holds the documents that
-occur in edges (typically 10-30 % of all), 40 bytes each, and reduces the edge files one after another to a forest of at
-most one edge per document.
+occur in edges (typically 10-30 % of all), 40 bytes each. It reads the edge files one after another and keeps only a
+forest of at most one edge per document.
 
 If there are more edges, several tasks compute the same components in rounds, each holding only a block of edges at a
 time (`stages.dedup.stars`).
@@ -30,14 +32,16 @@ MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
 
 
 class Clusters:
-    """Task that finds all clusters at once, from the edges between documents.
+    """Task that finds all clusters of near-duplicates at once, from the edges between documents.
 
-    Arguments: `links` (references to EDGE files), `firsts` (for each file the number to add to the part numbers in its
-    places), `groups` (first part of each group); under `$volatile`, which does not enter the task's key: `folded`
-    (number of edges that are held before they are reduced to a forest).
+    Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
+    number to add to the part numbers in its records), `groups` (number of the first part of each group of parts; a part
+    is a file of documents). Under `$volatile`, which does not enter the task's key, stands `folded`: the number of
+    edges that are held in memory before they are reduced to a forest.
 
-    It writes segments `members` (MEMBER records; the bucket is the number of the group). It counts candidates,
-    clusters, the largest cluster and a histogram of cluster sizes (bin b: 2**b <= documents < 2**(b + 1)).
+    The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
+    group). It counts candidates (documents that have an edge), clusters, the documents of the largest cluster, and the
+    clusters by size (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
     name = "clusters"
@@ -57,8 +61,12 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """Yield the EDGE records of the files in arrays, with places whose parts are counted over all groups. An array is
-    yielded as soon as it holds more than `most` edges; the last one may hold fewer."""
+    """Yield the EDGE records (pairs of documents) of the files `links` in arrays.
+
+    Each end of an edge is a place: part number << 32 | row. In the files, parts are numbered from the start of a group
+    of parts or over all groups; `firsts` holds for each file the number to add, so that the result numbers them over
+    all groups. An array is yielded as soon as it holds more than `most` edges; the last array may hold fewer.
+    """
     pending: list[NDArray[Any]] = []
     size = 0
     for ref, first in zip(links, firsts, strict=True):
@@ -76,8 +84,12 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
 
 
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (MEMBER records, number of the group of each record). `nodes` are the places of documents, `roots` the
-    smallest place in the cluster of each document, and `firsts` the first part of each group."""
+    """Return (a MEMBER record for each document, the number of each document's group).
+
+    A document is given by its place (part number << 32 | row): `nodes` holds the places of the documents, and `roots`
+    for each document the smallest place in its cluster. `firsts` holds the number of the first part of each group of
+    parts.
+    """
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
     group = np.searchsorted(starts, part, side="right") - 1
@@ -92,10 +104,11 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 
 
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
-    """The waves that compute the members of clusters (files members.seg of the wave `clusters`) from the edges that the
-    waves `bands` and `links` have written. `firsts` holds the first part of each group."""
+    """Return the waves (tasks that may run at the same time) that find the clusters of near-duplicates. They read the
+    edges that the waves `bands` and `links` have written, and write files `members.seg` (which cluster a document
+    belongs to) in the wave `clusters`. `firsts` holds the number of the first part of each group of parts."""
     def linked(done: Done) -> int:
-        """Number of edges that the waves `bands` and `links` have written."""
+        """Number of edges between documents that the waves `bands` and `links` have written."""
         return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
 
     def spread(done: Done) -> list[TaskDraft]:
@@ -129,7 +142,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
                 for b in range(buckets)]
 
     def edges_moved(done: Done) -> bool:
-        """Whether the last round moved any edge; if it moved none, its output equals its input."""
+        """Whether the last round of the wave `star` changed any edge. If it changed none, the clusters are complete."""
         return any(r.counters["moved"] for r in done["star"])
 
     def clusters(done: Done) -> list[TaskDraft]:
@@ -149,7 +162,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
 
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
-    """Number of buckets, and so of tasks, in a round. Every task of a round reads one segment from every task of the
-    round before."""
+    """Number of buckets into which the edges of a graph are divided in each round of `stages.dedup.stars`. One task
+    handles one bucket, and reads a piece of the output of every task of the previous round."""
     size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

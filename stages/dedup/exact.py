@@ -5,9 +5,9 @@
 
 Of equal documents, the one from the first dataset in `priority:` stays. Of several from that dataset the longest stays,
 and of equally long ones the one with the smallest id. The work consists of three waves of tasks; the tasks of a wave
-may run at the same time. They read side tables, in which the pass before the barrier has stored the hashes of the
-documents in each part (an output file of that pass). If both URL and text are compared, the first two waves run for the
-URL and then for the text.
+may run at the same time. A part is a file of documents; the tasks read its side table, in which an earlier pass has
+stored the hashes of its documents. If both URL and text are compared, the first two waves run for the URL and then for
+the text.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
@@ -75,9 +75,9 @@ def same_text(text: str) -> str:
 
 
 def same_url(url: str) -> str:
-    """The form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys): http and https are
-    equal, the host is in lower case without its default port, an empty path is "/", the fragment is removed. Path and
-    query stay."""
+    """The form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https are
+    equal, the host is in lower case without its default port, an empty path becomes "/", and the fragment is removed.
+    Path and query stay unchanged."""
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -91,8 +91,8 @@ def same_url(url: str) -> str:
 
 
 class ExactHash(Stage):
-    """Compute the xxh3_128 of a document's text and of its URL for the side table of `exact`. The value is empty for a
-    missing URL, and for text or URL if `by` does not compare it."""
+    """Compute the xxh3_128 hashes of a document's text and of its URL, by which `exact` finds duplicates. A hash is
+    empty if `by` does not compare the text or the URL, or if the document has no URL."""
 
     name = "exact_hash"
     version = 1
@@ -112,10 +112,14 @@ class ExactHash(Stage):
 
 
 class Exact(Barrier):
-    """Remove documents whose text, or URL, equals that of another document, which is kept (the module says which one).
+    """Remove documents whose text, or URL, equals that of another document, which is kept.
 
-    With `by: both`, documents are first compared by URL and the remaining ones by text. The text chosen for a URL
-    therefore always survives, in that document or in an equal one; in the other order it could be lost.
+    Of equal documents, the one from the first dataset in `priority:` is kept; of several from that dataset the longest,
+    and of equally long ones the one with the smallest id.
+
+    With `by: both`, documents are first compared by URL, and those that remain are then compared by text. The text of
+    the document that is kept for a URL therefore always survives, in that document or in an equal one. If texts were
+    compared first, that text could be lost.
     """
 
     name = "exact"
@@ -134,7 +138,9 @@ class Exact(Barrier):
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
-            """The files of survivors of a column; none before its wave has run."""
+            """References to the files that say which document is kept for each hash that several documents have.
+            `column` says whether the hashes are those of texts or URLs. The list is empty before the column's wave of
+            tasks has run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> WaveTasks:
@@ -183,13 +189,15 @@ class Exact(Barrier):
 
 
 class ExactMap:
-    """Task that chooses, in one group of parts, the best document for each hash of a column (text or URL).
+    """Task that chooses, in one group of parts (files of documents), the best document for each hash of a column (text
+    or URL).
 
-    Arguments: `sides` (references to the side tables of the group's parts), `column`, `buckets` (number of ranges of
-    hashes). If this is the second of two columns, also `after` (the first column), `gone` (references to the survivors
-    of the first column) and `group` (number of the group). Documents that the first column removes do not take part.
+    Arguments: `sides` (references to the side tables of the group's parts, which hold the hashes), `column`, `buckets`
+    (number of ranges of hashes). If documents were already compared by another column, the task also gets `after` (that
+    column), `gone` (references to its files of survivors) and `group` (number of the group). Documents that the other
+    column removes do not take part.
 
-    It writes segments `hashes.seg` (HASHED records; the bucket is the range of hashes).
+    The task writes the exchange file `hashes.seg` (HASHED records, in buckets by range of hashes).
     """
 
     name = "exact_map"
@@ -218,12 +226,12 @@ class ExactMap:
 class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
-    Arguments: `maps` (references to `hashes.seg`, one per group), `ranks` (priority of each group), `bucket` (number of
-    the range).
+    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts), `ranks` (priority of each group),
+    `bucket` (number of the range).
 
-    It writes segments `survivors.seg` (SURVIVOR records; the bucket is the number of a group that has the hash). It
-    counts hashes, repeated hashes, removed documents, and how often the most frequent hash occurs. Memory holds only
-    one block of records at a time, whatever the size of the bucket.
+    The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group. A record
+    goes to every group that has the hash. The task counts hashes, repeated hashes, removed documents, and how often the
+    most frequent hash occurs. It holds only one block of records in memory at a time, whatever the size of the bucket.
     """
 
     name = "exact_reduce"
@@ -256,12 +264,13 @@ class ExactReduce:
 
 
 class ExactSlices:
-    """Task that writes the removal slices (lists of rows to drop) of one group of parts.
+    """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
-    Arguments: `sides` (references to the side tables of the group's parts), `group` (number of the group), `dataset`,
-    `survivors` ({column: references to `survivors.seg`}; the columns stand in the order in which they decide).
+    Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
+    (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are two
+    columns, the first decides first.
 
-    It writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
+    The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.
     """
 
@@ -297,7 +306,8 @@ class ExactSlices:
 
 # -- side tables and hashes as records -------------------------------------------------------------------------------
 def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield for each part {column: _ROW records of the documents that have a hash in this column}."""
+    """Yield for each part (file of documents) {column: _ROW records of the documents that have a hash in this column}.
+    `sides` refers to the side tables, which hold the hashes."""
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
         id_hi, id_lo = ids_to_ints(table["id"])
@@ -319,8 +329,8 @@ def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _best(rows: NDArray[Any]) -> NDArray[Any]:
-    """HASHED records in ascending order: for each hash its longest document (of equally long ones the one with the
-    smallest id), and how many documents have the hash."""
+    """Return HASHED records, in ascending order of hash. Each names the longest document with a hash (of equally long
+    ones the one with the smallest id), and says how many documents have the hash."""
     order = np.lexsort((rows["id_lo"], rows["id_hi"], -rows["chars"].astype(np.int64), rows["lo"], rows["hi"]))
     rows = rows[order]
     _no_twins(rows)
@@ -333,7 +343,7 @@ def _best(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(start, length) of the runs of equal hashes."""
+    """Return (start, length) of each run of equal hashes in rows that are sorted by hash."""
     if not len(sorted_rows):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     hi, lo = sorted_rows["hi"], sorted_rows["lo"]
@@ -342,7 +352,7 @@ def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def _no_twins(rows: NDArray[Any]) -> None:
-    """Raises DuplicateId if two of the rows, which are sorted by hash and id, have the same hash and id."""
+    """Raise DuplicateId if two rows have the same hash and the same document id. The rows are sorted by hash and id."""
     equal = np.ones(max(len(rows) - 1, 0), bool)
     for field in ("hi", "lo", "id_hi", "id_lo"):
         equal &= rows[field][1:] == rows[field][:-1]
@@ -353,8 +363,12 @@ def _no_twins(rows: NDArray[Any]) -> None:
 
 def _losers(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """Returns a function that takes rows and returns (the rows that a survivor replaces, the survivor's record for each
-    of them). All survivors belong to one column."""
+    """Return a function that finds the documents to be removed in favour of a survivor.
+
+    A survivor is the document that is kept for a hash; `refs` are the files of survivors of one column (text or URL).
+    The function takes rows and returns (the rows whose hash has another document as survivor, the SURVIVOR record for
+    each of these rows).
+    """
     segments = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
@@ -374,7 +388,7 @@ def _losers(inputs: Inputs, refs: list[FileRef],
 
 
 def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
-    """Each 128-bit hash as one value of 16 bytes, big-endian."""
+    """Return each 128-bit hash (fields `hi` and `lo` of the rows) as one value of 16 bytes, big-endian."""
     both = np.empty((len(rows), 2), ">u8")
     both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
     return both.view("S16").ravel()

@@ -1,6 +1,8 @@
-"""Explains why a document was removed, by recomputing from the two texts everything the verdict rests on.
+"""Explains why a document was removed as a near-duplicate, by comparing its text with that of the document that was
+kept.
 
-`tokenmill dedup explain` prints this for a row of `dropped/` and the document its `kept` names.
+`tokenmill dedup explain` prints the explanation for a row of the folder `dropped/`. The column `kept` of the row names
+the document that was kept.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ class Explanation:
     shared_bands: int              # of `bands`; at least one makes the pair a candidate
     bands: int
     detection: float               # chance that a pair of this similarity shares a band: 1 - (1 - s^rows)^bands
-    equal_text: bool               # the same but for white space and case (what `exact` removes)
+    equal_text: bool               # whether the texts differ at most in white space and case (`exact` removes one)
     only_removed: tuple[str, ...]  # stretches of simplified words that no common n-gram covers, longest first
     only_kept: tuple[str, ...]
 
     @property
     def confirmed(self) -> bool:
-        """Whether `minhash` may remove one of the two texts for the other."""
+        """Whether the step `minhash` may remove one of the two texts because of the other."""
         return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold)
 
     def to_json(self) -> dict[str, Any]:
@@ -49,11 +51,12 @@ class Explanation:
 
 def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
             excerpts: int = 5, words: int = 40) -> Explanation:
-    """Compare two texts, whose languages are `languages`, as `minhash` does with this recipe config. The result quotes
-    at most `excerpts` stretches of each text that no common n-gram covers, with at most `words` words each.
+    """Compare two texts, in the languages `languages`, as the recipe step `minhash` does with the settings `config`.
+    The result quotes at most `excerpts` stretches of each text that no common word n-gram covers, with at most `words`
+    words each.
 
-    For the deduplication, band keys were computed before personal data was scrubbed. Computed from the stored texts,
-    `shared_bands` may therefore be lower than it was then.
+    `shared_bands` may be lower than it was in the deduplication, which computed signatures before personal data was
+    scrubbed. Stored texts are scrubbed.
     """
     barrier = MinHash(dict(config or {}))
     c = barrier.config
@@ -78,8 +81,9 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
 
 def _uncovered_stretches(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64],
                          common: NDArray[np.uint64], excerpts: int, most_words: int) -> tuple[str, ...]:
-    """At most `excerpts` stretches of words that no common n-gram covers, the longest first; equally long ones stay in
-    text order. A stretch is cut after `most_words` words."""
+    """Return at most `excerpts` stretches of a text's words that no common word n-gram covers. `hashes` are those of
+    the text's n-grams in order, `common` those that the other text also has. The longest stretches come first; equally
+    long ones stay in the order of the text. A stretch is cut after `most_words` words."""
     simplified = simplify(text[:stage.config.max_chars])
     words = (split_words(simplified) if stage.config.dialect == "tokenmill"
              else stage.words_of(simplified, language).strings())

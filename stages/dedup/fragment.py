@@ -1,11 +1,13 @@
-"""Functions that the deduplication barriers (`exact`, `minhash`) share, about groups of parts, places of documents,
-side tables and removal slices.
+"""Functions that the deduplication steps `exact` and `minhash` share.
 
-Inside one barrier a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of its id. Map
-tasks count parts from the start of their group, so that their results can be reused when other groups change; later
-waves add the number of the group's first part. Places depend on how the documents are divided into parts, and no result
-of a barrier may depend on this division. The order of documents, the survivors and the names of clusters are therefore
-determined by ids (docs/contracts.md: Identity).
+They handle parts (files of documents), groups of parts, side tables (hashes of a part's documents), and removal slices
+(lists of rows to drop from a part).
+
+In one deduplication a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of its id. A
+task that reads one group counts parts from the start of the group, so that its result can be reused when other groups
+change. Later tasks add the number of the group's first part. Places depend on how the documents are divided into parts,
+but no result of a deduplication may depend on this division. The order of documents, the choice of the kept ones and
+the names of clusters are therefore determined by ids (docs/contracts.md: Identity).
 """
 
 from __future__ import annotations
@@ -29,16 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a barrier is divided into tasks. Verdicts never depend on these sizes. The contents of exchange
-    files (files that tasks of one wave write for tasks of a later one) do, so a size that affects them enters the keys
-    of the tasks that write them."""
+    """How the work of a deduplication is divided into tasks.
+
+    Which documents are removed never depends on these sizes. The contents of exchange files (by which a task passes
+    records to later tasks) do depend on them. A size that affects such a file therefore enters the key of the task that
+    writes the file.
+    """
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
     group_bytes: int = 4 << 30
     group_rows: int = 1_000_000
-    #: Bytes of exchange records that a reduce task should read, and the fewest that it should read from one map task on
-    #: average. Reading smaller segments from object storage takes too many requests, so if there are many groups,
-    #: buckets are larger. Reduce tasks read a bucket in sorted blocks, so their memory does not grow with it.
+    #: Bytes of exchange records in a bucket, which one reduce task reads, and fewest bytes that a reduce task should
+    #: read from one map task on average. Reading smaller pieces from object storage takes too many requests, so if
+    #: there are many groups of parts, buckets are larger. Reduce tasks read a bucket in sorted blocks, so their memory
+    #: does not grow with the bucket.
     bucket_bytes: int = 128 << 20
     segment_bytes: int = 128 << 10
     #: Most edges from which a single task computes the clusters (its peak is 60 bytes per edge). For more edges,
@@ -54,7 +60,8 @@ class Sizes:
     shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
-        """The number of reduce tasks that share the records, `total_bytes` in all, that `writers` tasks write."""
+        """The number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write the
+        records, and one task reads each bucket."""
         return max(1, min(-(-total_bytes // self.bucket_bytes),
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 
@@ -75,7 +82,7 @@ _MOST_NEAR = 16
 
 @dataclass(frozen=True)
 class Group:
-    """A run of consecutive parts of one dataset that one map task reads."""
+    """A group of consecutive parts (files of documents) of one dataset, which one task reads."""
 
     all_parts: Sequence[PartRef]   # all parts of the barrier's input, which may be on disk
     first: int                     # number of its first part among them
@@ -90,7 +97,8 @@ class Group:
         return self.all_parts[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
-        """Returns the side table of each part. Raises ValueError that names the first part without one."""
+        """Return a reference to the side table (hashes of the documents) of each part. Raises ValueError if a part has
+        none, and names the first such part. `barrier` is the deduplication step, for the message."""
         for part in self.parts:
             if part.side is None:
                 raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "
@@ -99,11 +107,13 @@ class Group:
 
 
 def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
-    """Cut the parts, in order, into groups of one dataset and rank, at most `group_bytes` of text or `group_rows` rows.
+    """Cut a list of parts (files of documents), in order, into groups. The parts of a group have one dataset and one
+    priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may be
+    larger.
 
-    A group that has reached half of either limit also ends after the next part whose key has a hash in a certain range
-    (one part in four). The ends of groups thus depend on the contents of the parts, so a new part changes its own group
-    and seldom any other.
+    A group that has reached half of either limit ends early, after the next part whose key has a hash in a certain
+    range (one part in four). Where groups end thus depends on the contents of the parts, so a new part changes its own
+    group and seldom any other group.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[Group] = []
@@ -130,8 +140,8 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
-    """The bucket of each 64-bit key. Buckets are ranges of equal width, so keys must be spread evenly (hashes are), and
-    sorted keys have ascending buckets."""
+    """Return the bucket of each 64-bit key. Buckets are ranges of equal width, so they hold equally many keys only if
+    keys are spread evenly, as hashes are. Sorted keys have ascending buckets."""
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -140,15 +150,16 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """(part, row) of places."""
+    """Return (part, row) of documents' places, which are part << 32 | row."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 # -- exchange files --------------------------------------------------------------------------------------------------
 def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
                    key: Sequence[str] = ()) -> None:
-    """Write an exchange file: `records` (structured) in segments by `bucket` (default: all in one), sorted by the
-    fields `key`, or in their given order without one."""
+    """Write an exchange file, by which a task passes records to later tasks. `bucket` holds the bucket of each record
+    (default: all records in one). Within a bucket, records are sorted by the fields `key`; without `key`, they keep
+    their order."""
     if bucket is None:
         bucket = np.zeros(len(records), np.int64)
     with out.segments(name, records.dtype, buckets, key=key) as writer:
@@ -156,14 +167,15 @@ def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[A
 
 
 def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """The records of one bucket in each of the files. The arrays are copies that may be changed."""
+    """Return the records of one bucket from each of several exchange files (by which earlier tasks pass on records).
+    The arrays are copies that may be changed."""
     return [np.array(inputs.segment(ref, bucket), dtype) for ref in refs]
 
 
 # -- ids and side tables ---------------------------------------------------------------------------------------------
 def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The (high, low) 64 bits of 32-digit hex ids. Raises ValueError on any other id, because its order as text would
-    differ from its order as a number."""
+    """Return the high and the low 64 bits of document ids, which are 32 hex digits. Raises ValueError for any other id,
+    because its order as text would differ from its order as a number."""
     text = ids.to_pylist()
     try:
         raw = bytes.fromhex("".join(text))
@@ -185,8 +197,8 @@ def id_text(hi: int, lo: int) -> str:
 
 
 def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """(mask of the values that are present, uint8[present, width]) of a binary column whose non-empty values have equal
-    length."""
+    """Return (mask of the values that are neither null nor empty, these values as uint8[values, width]) of a binary
+    column. All its values that are not empty have the same length."""
     masks, blocks = [], []
     for chunk in column.chunks:
         present = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
@@ -200,7 +212,8 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
 
 
 def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
-    """Columns of a side table. With `rows` (sorted, unique) only those rows, all of which must be in the table."""
+    """Read columns of a side table (a table that a stage wrote beside the documents of a part). `rows` (sorted, unique)
+    selects rows by the number of their document, and all of them must be in the table; without `rows`, all are read."""
     table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
@@ -214,8 +227,10 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
 # -- removal slices --------------------------------------------------------------------------------------------------
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
-    """SLICE_SCHEMA rows from VERDICT records sorted by row. `reason` is one text, or one for each record. `near` holds
-    the NEAR records of the part."""
+    """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from verdicts on the documents of one
+    part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record;
+    all are sorted by row. `reason` is one text, or one for each document. `near` holds the part's NEAR records, which
+    name kept documents that resemble each other."""
     beside: dict[int, list[dict[str, Any]]] = {}
     for record in near if near is not None else ():
         beside.setdefault(int(record["row"]), []).append({"id": id_text(record["id_hi"], record["id_lo"]),
@@ -237,8 +252,9 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
 
 
 def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
-    """Yield for every part its slice or None. `results` holds the result of each group's slice task; if it is empty, no
-    part has a slice."""
+    """Yield for every part of the groups a reference to its removal slice (the list of rows to drop), or None if it has
+    none. `results` holds for each group the result of the task that wrote its slices. If `results` is empty, no part
+    has a slice."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}
         for i in range(group.size):
@@ -246,12 +262,13 @@ def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Ite
 
 
 def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:
-    """The file `name` of each of the results."""
+    """Return the file called `name` from each of the task results."""
     return [r.files[name] for r in results]
 
 
 def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (part, its records by ascending row) from records with the fields `part` and `row`."""
+    """Split records with the fields `part` and `row` by part. Yields (part, its records, sorted by row) for each part
+    that has records."""
     ordered = records[np.lexsort((records["row"], records["part"]))]
     edges = np.flatnonzero(np.diff(ordered["part"])) + 1
     for piece in np.split(ordered, edges):

@@ -1,4 +1,4 @@
-"""Kernels of near-duplicate detection: word shingles of a text, MinHash signatures, band keys, Jaccard similarity.
+"""Computes word shingles, MinHash signatures, band keys and Jaccard similarities, for the search for near-duplicates.
 
 Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are two
 dialects, which differ in how they find words and hash them:
@@ -8,13 +8,14 @@ dialects, which differ in how they find words and hash them:
                 at all. A shingle of n words is hashed word by word (FNV-1a, then MurmurHash3's 64-bit finaliser). The
                 permutations are x -> a x + b modulo 2**64 with odd a (Dietzfelbinger et al. 1997). They are bijections
                 of the 64-bit integers and are applied to hashes that are already mixed.
-``datatrove``   Bit-equal to datatrove 0.10.1: spaCy's English words of the simplified text joined by a space, sha1
-                (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams), and ``(x * a + b) % (2**61 - 1)`` *after*
-                the product has wrapped modulo 2**64. datatrove's comment calls this a universal hash. It is none, but
-                FineWeb's signatures were computed with it.
+``datatrove``   Bit-equal to datatrove 0.10.1. Words are spaCy's English words of the simplified text. A shingle is its
+                words joined by a space, hashed by sha1 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams).
+                The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.
+                datatrove's comment calls this a universal hash. It is none, but FineWeb's signatures were computed
+                with it.
 
-MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman,
-"Mining of Massive Datasets", 3.4.
+MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman, "Mining
+of Massive Datasets", 3.4.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def _unspaced(code):
 
 @njit(cache=True)
 def _word_hashes(data):
-    """The hash of each word of a simplified text, uint64[words]. `data` is the text in UTF-8, uint8[bytes]."""
+    """Return the hash of each word of a text, uint64[words]. `data` is the simplified text (lower case, no punctuation,
+    single spaces) in UTF-8, uint8[bytes]."""
     out = np.empty(data.shape[0], np.uint64)
     count, i, inside, hashed = 0, 0, False, _FNV_START
     while i < data.shape[0]:
@@ -113,7 +115,9 @@ def _join(words, ngram):
 
 @njit(cache=True)
 def _minima(shingles, a, b):
-    """For each permutation x -> a x + b modulo 2**64, its smallest value over the shingles; dialect ``tokenmill``."""
+    """Return the smallest value that each permutation x -> a x + b modulo 2**64 takes over the shingles (hashes of word
+    n-grams). The result has one value for each entry of `a` and `b`. It is for the dialect ``tokenmill``;
+    `_minima_mersenne` is for ``datatrove``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -125,7 +129,8 @@ def _minima(shingles, a, b):
 
 @njit(cache=True)
 def _minima_mersenne(shingles, a, b):
-    """The same for the functions of dialect ``datatrove``."""
+    """Return the smallest value that each of datatrove's functions (x a + b) mod (2**61 - 1) takes over the shingles
+    (hashes of word n-grams). As in datatrove, the product wraps modulo 2**64 first."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -139,11 +144,10 @@ def _minima_mersenne(shingles, a, b):
 
 @njit(cache=True)
 def band_keys(signature, bands, rows):
-    """One 64-bit key for each band of a signature (uint64[bands * rows] -> uint64[bands]).
+    """Return one 64-bit key for each band of a MinHash signature (uint64[bands * rows] -> uint64[bands]).
 
-    The band's number enters its key, so equal hashes in different bands give different keys. Two documents that share
-    no band have an equal key with a probability of only 2**-64 for each pair of keys, and verification rejects such a
-    pair of documents.
+    A band is `rows` consecutive values of the signature. The band's number enters its key, so equal values in different
+    bands give different keys. Two bands with different values have an equal key with a probability of only 2**-64.
     """
     out = np.empty(bands, np.uint64)
     for band in range(bands):
@@ -170,7 +174,8 @@ def common(a, b):
 
 @njit(cache=True)
 def mix(values):
-    """Hash numbers that are not mixed yet, element by element, by a bijection of the 64-bit integers."""
+    """Hash each of the integers `values` by a bijection of the 64-bit integers, so that even consecutive numbers spread
+    evenly."""
     out = np.empty(values.shape[0], np.uint64)
     for i in range(values.shape[0]):
         out[i] = _mix(_U(values[i]))
@@ -178,25 +183,27 @@ def mix(values):
 
 
 def jaccard(a: Hashes, b: Hashes) -> float:
-    """Jaccard similarity |A and B| / |A or B| of two shingle sets (sorted, unique uint64); 0 when both are empty."""
+    """Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique); 0 when both
+    are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0
 
 
 def split_words(simplified: str) -> list[str]:
-    """The words `word_shingles` hashes, as strings. They are for people to read; the kernel does not need them."""
+    """Return the words that `word_shingles` hashes, as strings, to show them to people."""
     return _WORD.findall(simplified)
 
 
 def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:
-    """(hash of every run of `ngram` words in order, number of words) of a simplified text; dialect ``tokenmill``."""
+    """Return (hash of every run of `ngram` words in order, number of words) of a simplified text (lower case, no
+    punctuation, single spaces). Words and hashes are those of the dialect ``tokenmill``."""
     words = _word_hashes(np.frombuffer(simplified.encode("utf-8", "surrogatepass"), np.uint8))
     return _join(words, ngram), len(words)
 
 
 class Permutations:
-    """The `count` hash functions of a signature.
+    """The hash functions of a MinHash signature, `count` in number.
 
     >>> signature = Permutations(112, seed=1, dialect="tokenmill")(shingles)      # uint64[112]
     """
@@ -215,5 +222,6 @@ class Permutations:
             self._minima = _minima
 
     def __call__(self, shingles: Hashes) -> Hashes:
-        """uint64[count]: the smallest value of each function over the shingles (all ones when there are none)."""
+        """Return a MinHash signature, uint64[count]: the smallest value that each hash function takes over the
+        shingles. Without shingles, all bits are ones."""
         return self._minima(shingles, self.a, self.b)

@@ -1,12 +1,14 @@
-"""Waves 1 and 2 of near-duplicate detection: link the documents that share a band key (the hash of one band of a
-MinHash signature).
+"""Links the documents that share a band key (the hash of one band of a MinHash signature): the first two waves of the
+search for near-duplicates.
 
-A map task handles one group of parts. It sorts the band keys of its documents and links documents with equal keys to
-the first of them. It sends only one record per key to the reduce tasks, however often the key occurs (map-side
-combine), so a key that a million pages share costs a reduce task one record per group. A reduce task handles one range
-of keys: it links the first documents of the groups in the same way. Documents with one key are linked to the first of
-them, not to each other, so n documents give n - 1 edges. A file keeps only a spanning forest of its edges, which has at
-most one edge per document.
+The tasks of a wave may run at the same time. In the first wave, a task handles one group of parts (files of documents).
+It sorts the band keys of its documents and links documents with equal keys to the first of them. It passes on only one
+record per key, however often the key occurs, so a key that a million pages share costs the next wave one record per
+group.
+
+In the second wave, a task handles one range of keys. For each key, it links the first documents of the groups to the
+first of them all. Documents with one key are thus linked to one document, not to each other, so n documents give n - 1
+edges. A file keeps only a spanning forest of its edges, which has at most one edge per document.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ EDGE = np.dtype([("a", "<u8"), ("b", "<u8")])
 
 
 class BandMap:
-    """Task that links the documents of one group of parts that share a band key.
+    """Task that links the documents of one group of parts (files of documents) that share a band key (the hash of one
+    band of a MinHash signature).
 
-    Arguments: `sides` (references to the side tables of the group's parts, in order), `buckets` (number of ranges of
-    keys).
+    Arguments: `sides` (references to the side tables of the group's parts, in order; they hold the band keys),
+    `buckets` (number of ranges of keys).
 
-    It writes segments `bands` (BAND records; the bucket is the range of keys) and `links` (EDGE records, one bucket).
-    Their places count parts from the start of the group.
+    The task writes two exchange files: `bands.seg` (BAND records, in buckets by range of keys) and `links.seg` (EDGE
+    records, pairs of linked documents, in one bucket). Both number parts from the start of the group.
     """
 
     name = "lsh_map"
@@ -62,15 +65,16 @@ class BandMap:
 
 
 class BandReduce:
-    """Task that links documents of different groups that share a band key, for one range of keys.
+    """Task that links documents of different groups that share a band key (the hash of one band of a MinHash
+    signature), for one range of keys. A group is a few of the files of documents, called parts.
 
-    Arguments: `maps` (references to the files `bands`, one per group), `firsts` (number of the first part of each
+    Arguments: `maps` (references to the files `bands.seg`, one per group), `firsts` (number of the first part of each
     group), `bucket` (number of the range).
 
-    It writes segments `links` (EDGE records, one bucket; places count parts over all groups). It counts keys,
-    collisions (documents that share a key with others, summed over the keys) and a histogram of the number of documents
-    that share a key: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. Memory holds only one block of records at a
-    time, whatever the size of the bucket.
+    The task writes the exchange file `links.seg` (EDGE records, pairs of linked documents, in one bucket), which
+    numbers parts over all groups. It counts keys, collisions (documents that share a key with others, summed over the
+    keys) and the shared keys by number of documents: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. It holds only
+    one block of records in memory at a time, whatever the size of the bucket.
     """
 
     name = "lsh_reduce"
@@ -96,13 +100,17 @@ class BandReduce:
 
 
 def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """How many of the sizes are in [2**b, 2**(b + 1)), for b from 0 to 32."""
+    """Return the number of sizes in [2**b, 2**(b + 1)) for each b from 0 to 32."""
     return np.bincount(np.frexp(np.asarray(sizes, np.float64))[1] - 1, minlength=33)
 
 
 def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (BAND records: for each key, in ascending order, its smallest place and the sum of `counts`, which is 1
-    per place by default; EDGE records: a spanning forest that links the places of each key)."""
+    """Link all documents with one band key to the first of them. Returns (BAND records, EDGE records).
+
+    `key` holds band keys and `place` the documents that have them, as part << 32 | row. A BAND record holds a key (in
+    ascending order), its smallest place, and the sum of its `counts` (default: 1 for each place). The EDGE records are
+    a spanning forest that connects the places of each key.
+    """
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
     order = np.argsort(key)
@@ -123,7 +131,8 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
 # -- union-find ------------------------------------------------------------------------------------------------------
 @njit(cache=True)
 def _roots(ends, other_ends, size):
-    """For each of `size` nodes the smallest node of its component; edge i joins ends[i] and other_ends[i]."""
+    """For each of `size` nodes of a graph, return the smallest node of its connected component. Edge i joins ends[i]
+    and other_ends[i]."""
     parent = np.arange(size)
     for edge in range(ends.shape[0]):
         root, other_root = ends[edge], other_ends[edge]
@@ -143,15 +152,17 @@ def _roots(ends, other_ends, size):
 
 
 def components(ends: U64, other_ends: U64) -> tuple[U64, U64]:
-    """Return (every place that occurs in an edge, ascending; for each of these the smallest place of its component)."""
+    """Find the connected components of a graph of documents. Edge i joins ends[i] and other_ends[i], each a document's
+    place (part << 32 | row). Returns (every place that occurs, ascending; the smallest place of its component, for each
+    place)."""
     nodes, numbers = np.unique(np.concatenate([ends, other_ends]), return_inverse=True)
     return nodes, nodes[_roots(numbers[:len(ends)], numbers[len(ends):], len(nodes))]
 
 
 def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
-    """EDGE records that connect the same documents as the given edges: from the smallest place of each component one
-    edge to every other place of the component, sorted. The result depends only on the components, not on which edges
-    connect them."""
+    """Reduce edges between documents to a spanning forest: in each connected component, one edge from the smallest
+    place (part << 32 | row) to every other place. Returns EDGE records, sorted. The result depends only on the
+    components, not on which edges connect them."""
     nodes, roots = components(ends, other_ends)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)
@@ -161,7 +172,7 @@ def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
 
 
 def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    """The blocks as one array. The list is emptied so that only the array stays in memory."""
+    """Join arrays into one. The list `blocks` is emptied, so that its arrays no longer take memory."""
     joined = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
     blocks.clear()
     return joined

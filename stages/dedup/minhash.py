@@ -4,8 +4,8 @@
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
-Signatures are computed in the pass before the barrier (the step that compares all documents). The barrier itself
-consists of waves of tasks; most tasks handle a group of parts, which are output files of that pass (see `fragment`):
+`MinHashSignature` computes the signatures, document by document, and stores their band keys in side tables. `MinHash`
+then compares all documents, in waves of tasks. Many tasks handle a group of parts (files of documents):
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
@@ -78,12 +78,13 @@ class SignatureConfig(StageConfig):
 
 
 class MinHashSignature(Stage):
-    """Compute the band keys of a document (Broder 1997; one 64-bit key per band) for the side table of `minhash`.
+    """Compute the band keys of a document, by which the step `minhash` finds candidates for near-duplicates. A band key
+    is a 64-bit hash of one band of the MinHash signature (Broder 1997).
 
-    `bands` holds the keys as little-endian uint64; it is empty for a text of fewer than `ngram` words, which has no
-    near-duplicates (`exact` finds its duplicates). `chars` counts the characters of the whole text, `words` the words
-    of its first `max_chars` characters. With `words: language` a column `language` holds the document's language, whose
-    rules split the text into words.
+    The stage writes columns of a side table. `bands` holds the keys as little-endian uint64; it is empty for a text of
+    fewer than `ngram` words, which has no near-duplicates (`exact` finds its duplicates). `chars` counts the characters
+    of the whole text, `words` the words of its first `max_chars` characters. With `words: language`, a column
+    `language` holds the document's language, whose rules split the text into words.
     """
 
     name = "minhash_signature"
@@ -106,7 +107,8 @@ class MinHashSignature(Stage):
         return {"language": "words"} if self.config.words == "language" else {}
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
-        """(hash of every word n-gram in order, number of words) of the first `max_chars` characters of a text."""
+        """Return (the hash of every word n-gram in order, the number of words) of the first `max_chars` characters of a
+        text."""
         simplified = simplify(text[:self.config.max_chars])
         if self.config.dialect == "tokenmill":
             return word_shingles(simplified, self.config.ngram)
@@ -115,14 +117,15 @@ class MinHashSignature(Stage):
         return hash_shingles(words, self.config.ngram), len(words)
 
     def words_of(self, simplified: str, language: str) -> Words:
-        """The words of a simplified text, as dialect datatrove splits it."""
+        """The words of a simplified text (lower case, no punctuation, single spaces), split as the dialect `datatrove`
+        does."""
         if self.config.words == "english":
             return words_of(simplified)
         rules = _rules(language)
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """The MinHash signature of a text, uint64[bands * rows]; None for a text without shingles."""
+        """The MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 
@@ -139,9 +142,11 @@ class MinHashSignature(Stage):
 
 @lru_cache(maxsize=4096)
 def _rules(language: str) -> str | None:
-    """spaCy's rules for splitting a language, which may be given by any of its names. None for unknown languages and
-    for those whose rules need a package (Chinese, Japanese, Thai …). Texts in these languages are split as in dialect
-    tokenmill, even if the package is installed."""
+    """Return the name of spaCy's rules that split a language into words. The language may be given by any of its names.
+
+    The result is None for unknown languages and for those whose rules need a further package (Chinese, Japanese, Thai
+    …). Texts in such languages are split as in the dialect `tokenmill`, even if the package is installed.
+    """
     word_splitter, parsed = splitter(language), tag(language)
     if word_splitter is None and parsed is not None:
         word_splitter = splitter(f"{parsed.language}_{parsed.script}" if parsed.script else parsed.language)
@@ -151,19 +156,21 @@ def _rules(language: str) -> str | None:
 class MinHash(Barrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
-    Of a cluster, the document of the first dataset in `priority:` stays. Of several from that dataset the longest
-    stays, and of equally long ones the one with the smallest id. Any other document is removed only when its word
-    n-gram Jaccard similarity with a kept document that shares a band with it is at least `verify` (see
-    `stages.dedup.verify`). `verify: 0` or null removes all others without a comparison, as datatrove does for FineWeb.
-    In datatrove the survivor of a cluster is arbitrary; the number of removed documents is the same.
+    A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
+    documents, one from the first dataset in `priority:` stays. Of several from that dataset the longest stays, and of
+    equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
+    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). With
+    `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. In datatrove,
+    which one stays is arbitrary; as many documents are removed.
 
     In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
-    scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, they
+    scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, words
     are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:
-    {dataset: {reason: documents}}, clustered: {dataset: documents}}. Keys of histograms are log2 bins.
+    {dataset: {reason: documents}}, clustered: {dataset: documents}}. The histograms `bucket_sizes` and `cluster_sizes`
+    have a bin b for 2**b <= documents < 2**(b + 1).
     """
 
     name = "minhash"
@@ -241,8 +248,9 @@ class MinHash(Barrier):
                                 1 << 20, f"{group.dataset}: removals of {group.size} parts")
 
         def judges(done: Done) -> int:
-            """The number of buckets into which the clusters are divided, estimated from the number of candidates and
-            the bytes of an average document's shingles."""
+            """The number of buckets into which the clusters are divided, one for each task that compares documents. It
+            is estimated from the number of candidates for removal and the bytes of an average document's shingles
+            (hashes of word n-grams)."""
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if verify else 0
@@ -256,10 +264,11 @@ class MinHash(Barrier):
 
 
 class MinHashSlices:
-    """Task that writes the removal slices (lists of rows to drop) of one group of parts.
+    """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
-    Arguments: `verdicts`, `near` (references to the files of the wave `verify`), `group` (number of the group, which is
-    the bucket to read), `dataset`. It writes `slice.PART.parquet` for every part with documents in clusters.
+    Arguments: `verdicts` and `near` (references to the files that `stages.dedup.verify:Verify` wrote), `group` (number
+    of the group, which is the bucket to read), `dataset`. The task writes `slice.PART.parquet` for every part with
+    documents in clusters.
     """
 
     name = "minhash_slices"

@@ -34,12 +34,14 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """Task that writes the edges of some files as arcs, in buckets, for the first round of `Star`.
+    """Task that prepares the first round of `Star`: it writes the edges of some files as arcs (an edge in both
+    directions).
 
-    Arguments: `links` (references to EDGE files), `firsts` (for each file the number to add to the part numbers in its
-    places), `folded` (number of edges that are reduced to a forest at a time), `buckets` (their number).
+    Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
+    number to add to the part numbers in its records), `folded` (number of edges that are reduced to a spanning forest
+    at a time), `buckets` (number of buckets of arcs).
 
-    It writes segments `edges.seg` (ARC records; the bucket is that of node `u`).
+    The task writes the exchange file `edges.seg` (ARC records, in buckets by a hash of their first node `u`).
     """
 
     name = "stars_spread"
@@ -58,13 +60,14 @@ class Spread:
 
 
 class Star:
-    """Task that computes one round for one bucket of arcs.
+    """Task that computes one round of the search for connected components, for one bucket of arcs (directed edges).
 
-    Arguments: `edges` (references to ARC files), `bucket` (number of the bucket), `buckets` (number of all buckets),
-    `round` (number of the round; odd: large-star, even: small-star).
+    Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `buckets` (number of
+    all buckets), `round` (number of the round; odd: large-star, even: small-star, as the module explains).
 
-    It writes segments `edges.seg` (ARC records). The counter `moved` is the number of edges that were not yet part of a
-    star. If it is 0 in all buckets of a round, the arcs of the round are stars.
+    The task writes the exchange file `edges.seg` (ARC records). Its counter `moved` is the number of edges that were
+    not yet part of a star (a node with edges to all others of its component). If the counter is 0 in all buckets of a
+    round, every component is a star.
     """
 
     name = "stars_star"
@@ -94,12 +97,14 @@ class Star:
 
 
 class Members:
-    """Task that reads the clusters of one bucket from the arcs of the last round, which form stars.
+    """Task that reads the clusters from one bucket of arcs (directed edges) of the last round of `Star`. The arcs form
+    stars, one for each cluster.
 
-    Arguments: `edges` (references to ARC files), `bucket` (number of the bucket), `groups` (first part of each group).
+    Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `groups` (number of
+    the first part of each group of parts; a part is a file of documents).
 
-    It writes segments `members.seg` (MEMBER records; the bucket is the number of the group), and has the same counters
-    as `cluster.Clusters`.
+    The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
+    group). It has the same counters as `cluster.Clusters`.
     """
 
     name = "stars_members"
@@ -139,8 +144,8 @@ class Members:
 # -- arcs ------------------------------------------------------------------------------------------------------------
 @dataclass
 class Arcs:
-    """A block of arcs, ascending and without duplicates. `first` marks the first arc of each node `u`; `least` holds
-    for each arc the smallest among `u` and all its neighbours."""
+    """A block of arcs (directed edges from `u` to `v`), ascending and without duplicates. `first` marks the first arc
+    of each node `u`. `least` holds for each arc the smallest among `u` and all neighbours of `u`."""
 
     u: NDArray[np.uint64]
     v: NDArray[np.uint64]
@@ -149,8 +154,8 @@ class Arcs:
 
 
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
-    """Yield the arcs of sorted blocks, without duplicates. The neighbours of a node may be spread over several
-    blocks."""
+    """Yield the arcs (directed edges) of sorted blocks of ARC records, without duplicates. The neighbours of a node may
+    be spread over several blocks."""
     previous: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])
@@ -179,7 +184,7 @@ def _arcs_to(out: Out, buckets: int) -> AbstractContextManager[Segments]:
 
 
 def _write(writer: Segments, ends: NDArray[np.uint64], other_ends: NDArray[np.uint64]) -> None:
-    """Write edges as arcs in both directions."""
+    """Write each edge of a graph as two arcs (directed edges), one in each direction."""
     arcs = np.empty(2 * len(ends), ARC)
     arcs["u"][:len(ends)], arcs["v"][:len(ends)] = ends, other_ends
     arcs["u"][len(ends):], arcs["v"][len(ends):] = other_ends, ends

@@ -1,11 +1,11 @@
-"""Waves 4 and 5 of near-duplicate detection: decide which documents of a cluster are really duplicates.
+"""Decides which documents of a cluster are really near-duplicates, by comparing their sets of word n-grams.
 
-The documents of an LSH cluster are only candidates for removal. If A shares a band with B, and B shares a band with C,
-all three are in one cluster, even if A and C differ. A template that thousands of pages share also puts them into one
-cluster, whatever their texts are (in Marin's audit of July 2026, 859,092 documents became 2). This module goes through
-the documents of a cluster in order (priority of their dataset, longest first, id). It removes a document only if a
-document *kept before it* shares a band key with it and their Jaccard similarity is at least `verify`. It keeps all
-other documents of the cluster.
+A cluster comes from locality-sensitive hashing (LSH), so its documents are only candidates for removal. If A shares a
+band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
+A template that thousands of pages share also puts them into one cluster, whatever their texts are (in Marin's audit of
+July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority of their
+dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with it and
+their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. The texts are cut after `max_chars` characters and simplified before. Anyone can recompute the similarity from
@@ -13,11 +13,11 @@ the kept and the dropped text, as `stages.dedup.explain` does. Band keys are com
 while texts are stored and compared after it. The text behind a document's band keys and the text that is compared may
 thus differ in an e-mail address, for example, but both come from the same page.
 
-Texts are never passed from task to task. For each group of parts, one task reads the texts of its candidates once and
-writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task reads a bucket of
-clusters from these files, through a cache of limited size. In a cluster of any size, a document is compared with at
-most `max_comparisons` others (a count, not a time limit). A document for which these comparisons find no duplicate is
-kept.
+Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
+candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
+reads a bucket of clusters from these files, through a cache of limited size. In a cluster of any size, a document is
+compared with at most `max_comparisons` others (a count, not a time limit). A document for which these comparisons find
+no duplicate is kept.
 """
 
 from __future__ import annotations
@@ -58,23 +58,30 @@ RESEMBLING = 0.5
 
 
 def candidate(bands: int) -> np.dtype[Any]:
-    """The dtype of a candidate's record: the smallest place in its cluster (`root`), its part and row within its group,
-    its id, its length in characters, and its band keys. Its shingle set is the `count` values from value `offset` on in
-    the group's `shingles.bin`; `sum` is the xxh3-64 of their bytes."""
+    """Return the dtype of the record of a candidate for removal, which is a document in a cluster. `bands` is the
+    number of the document's band keys (hashes of the bands of its MinHash signature).
+
+    `root` identifies the cluster: it is the smallest place (part << 32 | row) of the cluster's documents. Then follow
+    the document's part and row within its group of parts, its id, its length in characters, and its band keys. Its
+    shingle set (hashes of word n-grams) consists of `count` values from value `offset` on in the group's
+    `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
+    """
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 
 
 class Shingles:
-    """Task that computes the shingle sets of the candidates in one group of parts.
+    """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts that are
+    candidates for removal.
 
-    Arguments: `members` (references to MEMBER files), `group` (number of the group, which is the bucket to read),
-    `parts` (for each part references to its side table and its text), `signature` and `signature_key` (config and key
-    of the stage that made the signatures), `buckets` (number of buckets of clusters), `texts` (bool: whether shingle
-    sets are needed), `chunk` (bytes of shingles that are collected before they are ordered and written).
+    Arguments: `members` (references to files of MEMBER records, which name the candidates and their clusters), `group`
+    (number of the group, which is the bucket to read), `parts` (for each part of the group references to its side table
+    and its text), `signature` and `signature_key` (config and key of the stage that made the signatures), `buckets`
+    (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk` (bytes of shingles that are
+    collected before they are ordered and written).
 
-    It writes segments `candidates` (the bucket is that of the cluster) and, if `texts` is true, `shingles.bin`, which
-    holds each set as sorted unique uint64, little-endian.
+    The task writes the exchange file `candidates.seg`, in buckets of clusters. If `texts` is true, it also writes
+    `shingles.bin`, which holds each set as sorted unique uint64, little-endian.
     """
 
     name = "minhash_shingles"
@@ -113,8 +120,8 @@ class Shingles:
 
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
-    """Yield the texts of the given rows (ascending) of a part. Row groups of the file without any of these rows are not
-    read."""
+    """Yield the texts of the given rows (ascending) of a part, a Parquet file of documents at `path`. Row groups that
+    hold none of these rows are not read."""
     first = rows_read = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
@@ -130,8 +137,8 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 
 class _SetWriter:
-    """Writes shingle sets into one file, in chunks ordered by the bucket of their cluster, so that a judging task can
-    read long runs of the file."""
+    """Writes shingle sets (hashes of the word n-grams of a document) into one file. The sets of a chunk are ordered by
+    the bucket of their cluster, so that a task that reads one bucket finds long runs of its sets."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -140,7 +147,8 @@ class _SetWriter:
         self._bytes = self.written = 0
 
     def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
-        """Append a shingle set. `record` is a view of one candidate; its `count`, `offset` and `sum` are filled in."""
+        """Append a document's shingle set `values` (hashes of its word n-grams). `record` is a view of the document's
+        candidate record; this class fills in its fields `count`, `sum` and, when the set is written, `offset`."""
         record["count"] = len(values)
         record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
         self._pending.append((record, values))
@@ -163,8 +171,8 @@ class _SetWriter:
 
 
 class _SetReader:
-    """Reads shingle sets of candidates on demand and checks them against their checksums (`sum`). It keeps the sets
-    used last, up to `cache_bytes` bytes, and 32 open files."""
+    """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
+    against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
@@ -199,16 +207,18 @@ class _SetReader:
 
 
 class Verify:
-    """Task that decides, for one bucket of clusters, which documents are removed.
+    """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed.
 
-    Arguments: `candidates` (references to candidate files, one per group), `shingles` (references to the files of
-    shingles, or null), `ranks` (priority of each group), `bucket`, `bands`, `verify` (0: no check), `max_comparisons`;
-    under `$volatile`, which does not enter the task's key: `cache` (bytes of shingles that are held).
+    Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
+    to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
+    `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
+    compared), `max_comparisons` (most comparisons for one document). Under `$volatile`, which does not enter the task's
+    key, stands `cache`: the bytes of shingle sets that are held in memory.
 
-    It writes segments `verdicts` (VERDICT records; the bucket is the number of the group) with one record for every
-    document of every cluster. It also writes segments `near` (NEAR records, in the same buckets) for pairs of kept
-    documents that were compared and whose similarity is at least RESEMBLING. Each document of a pair gets a record that
-    names the other one. Memory holds a block of candidates, the largest cluster, and the cache of shingles.
+    The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
+    every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
+    is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one. Memory holds a block of
+    candidates, the largest cluster, and the cache of shingle sets.
     """
 
     name = "minhash_verify"
@@ -242,7 +252,8 @@ class Verify:
 
 
 class _Judge:
-    """Decides one cluster after another. Documents are given as row numbers of the sorted candidates."""
+    """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
+    row number in the sorted array `candidates`."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: _SetReader, counters: dict[str, int]) -> None:
@@ -278,7 +289,8 @@ class _Judge:
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], survivors)
 
     def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(number of the group, NEAR) for both documents of every pair of kept documents that resemble each other."""
+        """Return the pairs of kept documents that resemble each other, as (number of the group, NEAR record) for each
+        document of each pair."""
         i, j = (np.array([pair[side] for pair in self.near], np.int64) for side in (0, 1))
         own, resembled = np.r_[i, j], np.r_[j, i]
         records = np.zeros(len(own), NEAR)
@@ -291,9 +303,13 @@ class _Judge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Return (the kept document because of which `i` is removed, or None; their similarity; the kept documents that
-        `i` resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these
-        the ones that were kept first."""
+        """Look for a kept document because of which document `i` is removed. `start` is the first document of the
+        cluster, and `index` holds the kept documents by band key.
+
+        Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
+        resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the
+        ones that were kept first.
+        """
         if not self.threshold:
             return (start, float("nan"), []) if i > start else (None, 0.0, [])
         near: list[tuple[int, float]] = []
@@ -320,8 +336,8 @@ class _Judge:
         return None, 0.0, near
 
     def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Those of the kept documents with one band key that are nearest to `i` in length; of each priority about `cap`
-        at most."""
+        """Choose those documents from `kept` (kept documents with one band key) that are nearest to document `i` in
+        length. From each priority at most about `cap` documents are chosen."""
         if len(kept) <= self.cap:
             return kept
         nearest: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""Counts a document's bad words and their density."""
+"""Counts the bad words in a document, and drops documents with a large share of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Badwords(Stage):
     C4 (arXiv 1910.10683) drops a page for a single bad word, and so loses pages on medicine and law and pages by
     minorities (Dodge et al., arXiv 2104.08758); the step `c4_badwords` does the same. In this step the share of bad
     words decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as
-    signals, so thresholds can be changed without reading the texts again.
+    signals (numbers beside the document), so thresholds can be changed without reading the texts again.
 
     A document whose language has no list is kept; its signals are then null.
     """
@@ -88,10 +88,10 @@ class Badwords(Stage):
 
 
 def default_lists() -> Path:
-    """Path of the default lists.
+    """Path of the file of bad-word lists that is used when the recipe names none.
 
     Raises:
-        MissingModel: they are missing. The message says where they were sought and how to get them.
+        MissingModel: the file is missing. The message says where it was sought and how to get it.
     """
     path = next((folder / LISTS for folder in folders() if (folder / LISTS).is_file()), None)
     if path is None:

@@ -1,9 +1,9 @@
-"""Archives of blocked hosts and URLs by category, in the layout of the University of Toulouse's UT1.
+"""Reads archives of blocked hosts and URLs, sorted by category, in the layout of the University of Toulouse's UT1.
 
 `blacklists.tar.gz` holds a folder for each category, such as `blacklists/gambling/`, with two files. `domains` lists
 hosts; each entry also blocks the subdomains of its host. `urls` lists URLs without scheme; each entry also blocks all
-URLs below it. Some categories are symbolic links to others. An archive of your own in the same layout works the same
-way. The licence of UT1 is CC-BY-SA 4.0: https://dsi.ut-capitole.fr/blacklists/
+URLs below it. Some categories are symbolic links to others. An archive of your own in this layout works as well. The
+licence of UT1 is CC-BY-SA 4.0: https://dsi.ut-capitole.fr/blacklists/
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _MEMBERS, _BYTES = 100_000, 4 << 30
 
 
 class Blacklists:
-    """Looks up hosts and URLs in some categories of an archive."""
+    """Looks up hosts and URLs in some categories (`gambling`, say) of an archive of blocked sites."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
-        """Raises ValueError that names the archive when the archive lacks a category or cannot be read."""
+        """Prepare the lists of blocked sites of some categories. Raises ValueError, which names the archive, if the
+        archive lacks a category or cannot be read."""
         digest = hashlib.sha256("\n".join(categories).encode()).hexdigest()
         name, folder = f"{file_sha256(archive)[:32]}.{digest[:16]}", cache_dir() / "lists"
         self._lists = [LabelledList(cached(folder / f"{name}.{kind}.npy",
@@ -40,7 +41,8 @@ class Blacklists:
                        for kind in _KINDS]
 
     def category(self, url: str) -> int:
-        """The number, from 1, of the first category that blocks a URL or its host; 0 when none does."""
+        """The number of the category that blocks a URL or its host; 0 if none does. Categories are numbered from 1, in
+        the order in which they were given; if several block the URL, the lowest number is returned."""
         host, path = split(url)
         domains, urls = self._lists
         result = [label for name in host_and_parents(host) if (label := domains.label(name))]
@@ -68,8 +70,8 @@ def host_and_parents(host: str) -> list[str]:
 
 
 def url_and_folders(host: str, path: str) -> list[str]:
-    """The entries of `urls` that would block a URL: the URL itself, without its query, and every folder that contains
-    it. a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
+    """The entries of a list of blocked URLs that would block a URL: the URL itself, with and without its query, and
+    every folder that contains it. a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]
@@ -78,8 +80,8 @@ def url_and_folders(host: str, path: str) -> list[str]:
 
 
 def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
-    """The categories of an archive. Raises ValueError, naming the archive, when it cannot be read or holds more than
-    `max_files` files or `max_bytes`."""
+    """The names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if the
+    archive cannot be read or holds more than `max_files` files or `max_bytes`."""
     return tuple(sorted(_members(archive, max_files, max_bytes)))
 
 
@@ -93,8 +95,8 @@ def _url(line: bytes) -> bytes:
 
 
 def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> dict[str, dict[str, str]]:
-    """{category: {`domains` or `urls`: name of the archive member}}. A category that is a link has its target's
-    members."""
+    """Return the lists of blocked sites in an archive, as {category: {`domains` or `urls`: name of the archive
+    member}}. If a category is a symbolic link to another one, it has the members of the other."""
     try:
         with tarfile.open(archive) as tar:
             files: dict[str, dict[str, str]] = {}
@@ -116,8 +118,8 @@ def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) 
 
 
 def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) -> None:
-    """Write the hashes of the entries of `kind` (`domains` or `urls`) in some categories of an archive to `path`, each
-    with the number of its category."""
+    """Write a list of blocked sites to `path`: the hash of each entry, with the number of its category. The entries
+    come from the files of `kind` (`domains` or `urls`) of some categories of the archive."""
     members = _members(archive)
     missing = [name for name in categories if name not in members]
     if missing:
@@ -131,8 +133,8 @@ def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) ->
 
 
 def _lists(tar: tarfile.TarFile, labels: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yield (category number, lines) of the members in `labels` ({member: category number}), in the order of the
-    archive, so that it is read only once."""
+    """Yield (category number, lines) for each member of the archive that is in `labels` ({member: category number}).
+    Members come in the order of the archive, so that it is read only once."""
     for member in tar:
         label = labels.get(member.name)
         if label is not None and member.isreg():

@@ -31,12 +31,12 @@ MOST_BUCKETS, MOST_GROUPS, MOST_BYTES = 1000, 100_000, 64 << 20
 class Buckets(Stage):
     """Write for each score the number of its bucket, 0 for the lowest: `quality_score` → `quality_score_bucket`.
 
-    The edges are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from a published
-    dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens), or cuts at
-    given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of edges that
-    are less than or equal to it. A document gets no bucket if it lacks the score, or if its group (a language or topic)
-    has no edges; a later step `where` then drops it as `where_no_quality_score_bucket`. The step `buckets` itself drops
-    nothing.
+    The edges of the buckets are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from
+    a published dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens),
+    or cuts at given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of
+    edges that are less than or equal to it. A document gets no bucket if it has no such score, or if its group (a
+    language or topic) has no edges; a later step `where` then drops it as `where_no_quality_score_bucket`. The step
+    `buckets` itself drops nothing.
     """
 
     name = "buckets"
@@ -86,15 +86,17 @@ class Buckets(Stage):
 
 @dataclass
 class Edges:
-    """The contents of a file of edges. `scores` is {score: {group: ascending edges}}. `by` names what the groups are
-    made by ("language", "source" or a signal); if it is None, there is a single group, named ""."""
+    """The contents of a file of bucket edges (the scores at which the next bucket begins). `scores` is {score: {group:
+    ascending edges}}. `by` says what decides a document's group: "language", "source" or the name of a signal (a number
+    stored with the document). If `by` is None, all documents are in one group, named ""."""
 
     by: str | None
     scores: dict[str, dict[str, list[float]]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
-        """Read a file of edges. Raises ValueError that names the file when its content is not of this format."""
+        """Read a file of bucket edges (the scores at which the next bucket begins). Raises ValueError, which names the
+        file, if `tokenmill buckets fit` has not written it."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -121,7 +123,8 @@ class Edges:
 
 
 def group_name(value: float | None) -> str:
-    """The name of the group for a signal's value (of a topic, say); '' if the value is None or not finite."""
+    """The name of a document's group, given the value of the signal (a number stored with the document, such as its
+    topic) that decides the group. The name is '' if the value is None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return str(int(value)) if value == int(value) else repr(value)
@@ -130,16 +133,16 @@ def group_name(value: float | None) -> str:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Weights:
-    """The weight of each value of one score in one group. Weights are integers, so the sums are exact and do not depend
-    on how the documents are split between calls of `add`.
-    """
+    """The total weight of the documents with each value of a score, in one group of documents. Weights are integers, so
+    the sums are exact and do not depend on how the documents are split between calls of `add`."""
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     documents: int = 0
 
     def add(self, values: np.ndarray, weights: np.ndarray) -> None:
-        """Add documents. Raises ValueError when there are more different values than can be held."""
+        """Add documents, given by their scores and their weights. Raises ValueError if the scores have more different
+        values than can be held."""
         every, place = np.unique(np.concatenate([self.values, values]), return_inverse=True)
         if len(every) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} different values; round the score to a grid")
@@ -153,10 +156,11 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """For every share, the smallest value whose rank is at least that share; infinite if no value reaches it.
+        """For every share, return the smallest score whose rank is at least that share; infinity if no score reaches
+        it.
 
-        The rank of a value is the share of the weight below it plus half of the value's own share. Documents of equal
-        score thus share one bucket, into which the middle of their weight falls.
+        The rank of a score is the share of the total weight below it, plus half of the share that documents with this
+        very score have. Documents of equal score thus share one bucket, into which the middle of their weight falls.
         """
         total = int(self.weights.sum())
         doubled = (2 * np.cumsum(self.weights) - self.weights).tolist() if total else []       # 2 · total · rank
@@ -170,14 +174,15 @@ class Weights:
 
 
 def vigintiles(buckets: int = 20) -> list[Fraction]:
-    """The shares of the whole weight that separate buckets of equal weight: 1/20, 2/20 … 19/20 for twenty buckets."""
+    """The shares of the total weight at which buckets of equal weight end: 1/20, 2/20 … 19/20 for twenty buckets."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
     return [Fraction(number, buckets) for number in range(1, buckets)]
 
 
 class Fit:
-    """Collects scores of documents by group and computes the edges of the buckets.
+    """Collects scores of documents by group (a language or topic), and computes the edges of the buckets into which the
+    scores are divided.
 
     `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
     document without the score}, and integer weights.
@@ -205,7 +210,8 @@ class Fit:
                     by_group.setdefault(group, Weights()).add(values[scored], weights[scored])
 
     def document(self, shares: Iterable[Fraction], weight: str) -> dict[str, Any]:
-        """The JSON document that `Edges.read` reads; infinite edges are null."""
+        """The bucket edges as a JSON document, which `Edges.read` reads. Infinite edges are null. `weight` says what
+        the documents were weighted by."""
         shares = list(shares)
         return {"format": FORMAT, "by": self.by, "weight": weight, "shares": [str(s) for s in shares], "scores": {
             score: {group: {"documents": fitted.documents, "weight": int(fitted.weights.sum()),

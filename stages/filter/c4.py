@@ -1,4 +1,4 @@
-"""C4's rules: cut lines that are not sentences, drop pages without enough text left."""
+"""Applies C4's rules: cuts lines that are not sentences, and drops pages without enough text left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class C4(Stage):
     cookies or policies. With `filter_no_terminal_punct`, a line that does not end a sentence is also cut; this rule is
     off by default, as in FineWeb. A document is dropped when a line that was not cut holds "lorem ipsum" or "{", or
     when the lines kept have fewer than 5 sentences (spaCy's sentencizer). A limit of null switches its rule off. A
-    dropped document keeps its original text. `c4_sentences` is null for a document dropped for "lorem ipsum" or "{".
+    dropped document keeps its original text. The signal `c4_sentences`, the number of sentences, is null for a document
+    dropped for "lorem ipsum" or "{".
     """
 
     name = "c4"
@@ -98,8 +99,8 @@ class C4(Stage):
         return reason
 
     def _lines(self, doc: Document) -> Iterator[tuple[str, int, int]]:
-        """Yields for each line its text without white space at its ends, its number of words, and its number of
-        sentences (-1: not counted yet)."""
+        """Yield for each line of a document its text without white space at its ends, its number of words, and its
+        number of sentences (-1: not counted yet). Blank lines are left out if `min_words_per_line` is 1 or more."""
         if (self.config.min_words_per_line or 0) < 1:            # blank lines count, too
             for line in doc.lines:
                 line = line.strip()
@@ -116,6 +117,7 @@ class C4(Stage):
         return marks.pattern_spans(_PHRASES[reason], text) if reason in _PHRASES else []
 
     def verdict(self, doc: Document) -> str | None:
-        """Decides by the number of sentences only. Phrases drop a document whatever the threshold is."""
+        """Decide from the stored number of sentences whether a document is dropped. The rules on phrases are not
+        applied, since they depend on no threshold."""
         fewest, sentences = self.config.min_num_sentences, doc.signals.get("c4_sentences")
         return "too_few_sentences" if fewest is not None and sentences is not None and sentences < fewest else None

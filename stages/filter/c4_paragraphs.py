@@ -1,4 +1,4 @@
-"""mC4's rule: a page must have some long lines."""
+"""Applies mC4's rule on paragraphs: drops pages that have fewer than three long lines."""
 
 from __future__ import annotations
 

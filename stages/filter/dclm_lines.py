@@ -98,7 +98,7 @@ class DclmLines(Stage):
         return "dclm_words_cut" if cut > self.config.max_words_cut else None
 
     def _edited(self, text: str) -> str:
-        """The text after all cuts; empty if nothing is left."""
+        """The text after all cuts of lines and phrases; empty if nothing is left."""
         config, lines = self.config, text.split("\n")
         limit = config.max_uppercase
         lines = _stripped([line for line in lines if not line or uppercase(line) / len(line) <= limit])
@@ -112,7 +112,8 @@ class DclmLines(Stage):
         return "\n".join(lines)
 
     def _without(self, line: str, phrase: re.Pattern[str]) -> str | None:
-        """A short line with the phrase removed, or a longer line unchanged; None if nothing is left of the line."""
+        """Remove a phrase from a short line. A longer line is returned unchanged. The result is None if nothing is left
+        of the line."""
         if not self._fewer(line, self.config.short_line + 1):
             return line
         edited = phrase.sub("", line)
@@ -120,12 +121,13 @@ class DclmLines(Stage):
 
     @staticmethod
     def _fewer(line: str, words: int) -> bool:
-        """Whether a line has fewer than `words` words. It is split no further than needed."""
+        """Whether a line has fewer than `words` words. The line is split only as far as this needs."""
         return len(line.split(None, words)) < words
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """The lines of `"\\n".join(lines).strip()`; none if that is empty."""
+    """Remove the blank lines at both ends of a list of lines, and the white space at the beginning and the end of the
+    text that they form."""
     first, last = 0, len(lines)
     while first < last and not lines[first].strip():
         first += 1

@@ -67,8 +67,9 @@ class DclmLinks(Stage):
         return None
 
     def _without_urls(self, text: str) -> str:
-        """Equals `self._url.sub("", text)`. Only the stretches around something like a host name are searched. That is
-        enough, since white space occurs only at the beginning of a match, so no match crosses two stretches."""
+        """Remove URLs from a text. The result equals `self._url.sub("", text)`, but only the stretches around something
+        like a host name are searched. That is enough: white space occurs only at the beginning of a match, so no match
+        crosses two stretches."""
         out: list[str] = []
         place = 0
         for match in _MAYBE_URL.finditer(text):
@@ -89,7 +90,8 @@ class DclmLinks(Stage):
 
 
 def _tlds(path: str | None) -> list[str]:
-    """The top-level domains to search for. Raises ValueError, naming the file, when it holds none."""
+    """The top-level domains by which URLs are recognised, from the file `path` (None: those of tldextract). Raises
+    ValueError, which names the file, if it holds none."""
     if path is not None:
         result = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
         result = [tld for tld in result if tld and not tld.startswith("#")]

@@ -1,4 +1,4 @@
-"""DCLM's heuristics for whole documents."""
+"""Drops documents by DCLM's heuristics about the whole document: its length, symbols, bullets and stop words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ _ELLIPSES = ("...", ". . .", "…")
 
 
 def chunks(doc: Document) -> list[str]:
-    """The pieces of a text between white space. All steps of a pass share the result."""
+    """The pieces of a document's text between white space. They are computed once and shared by all steps that use
+    them."""
     return doc.view("chunks", str.split)
 
 
 def word_count(text: str) -> int:
-    """Number of words by DCLM's `split_words(text, model="fasttext", ignore_punctuation=True)`: fastText's tokens whose
-    *first* character is a letter or a digit, so `(word` does not count. fastText splits only at ASCII white space and
-    NUL; its token for the end of a line begins with `<` and never counts."""
+    """Number of words of a text as DCLM counts them, by `split_words(text, model="fasttext", ignore_punctuation=True)`.
+
+    A word is a token of fastText whose *first* character is a letter or a digit, so `(word` does not count. fastText
+    splits only at ASCII white space and NUL; its token for the end of a line begins with `<` and never counts.
+    """
     words = text.encode("utf-8", "surrogatepass").replace(b"\0", b" ").split()
     firsts = bytes([word[0] for word in words])
     count = len(firsts.translate(None, _OTHER))
@@ -39,7 +42,8 @@ class DclmQuality(Stage):
     Gopher's: the length counts fastText's tokens that begin with a letter or a digit, while all other rules use runs
     without white space, punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and
     blank ones ignored; `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every
-    occurrence. The signals of all rules are computed, whichever rule drops the document."""
+    occurrence. The signals of all rules (numbers stored with the document) are computed, whichever rule drops it.
+    """
 
     name = "dclm_quality"
     version = 2

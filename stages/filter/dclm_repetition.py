@@ -1,4 +1,4 @@
-"""DCLM's form of Gopher's repetition rules."""
+"""Drops documents that repeat themselves, by DCLM's form of Gopher's repetition rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class DclmRepetition(Stage):
     including the first. Lines and paragraphs are stripped, and blank ones are left out. A document of one line passes
     the rules on lines. Words are those of UAX #29 without punctuation (`stages.text.segments`). Shares of characters
     refer to the characters of all lines, or of all words, without the separators between them. If several n-grams are
-    the most frequent, the longest of them counts. If the most frequent n-gram occurs only once, its share is 0.
+    the most frequent, the one with the most characters counts. If the most frequent n-gram occurs only once, its share
+    is 0.
     """
 
     name = "dclm_repetition"

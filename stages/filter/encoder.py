@@ -1,4 +1,5 @@
-"""A transformer with a sequence-classification head as a filter: educational value, quality, toxicity, topic."""
+"""Scores documents by a transformer with a sequence-classification head, and drops those with a low score. The score
+may be educational value, quality, toxicity or a topic."""
 
 from __future__ import annotations
 
@@ -26,17 +27,18 @@ class Encoder(Stage):
     """Score documents by a transformer encoder and keep those that reach `min` (FineWeb-Edu, arXiv 2406.17557).
 
     `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. A model
-    with one output is a regression, and its output is the score (FineWeb-Edu: 0 … 5, trained on grades; its `int_score
-    >= 3` is `min: 2.5`). For a model with several outputs, the score is the probability of `label`. The probability is
-    computed by softmax, or by sigmoid if `problem_type` in the model's config.json is `multi_label_classification`.
+    with one output is a regression, and its output is the score (FineWeb-Edu: 0 … 5, trained on grades; its
+    `int_score >= 3` is `min: 2.5`). For a model with several outputs, the score is the probability of `label`. The
+    probability is computed by softmax, or by sigmoid if `problem_type` in the model's config.json is
+    `multi_label_classification`.
 
     Only the beginning of a text is read: its first `max_tokens` tokens, including those the tokenizer adds, as
     FineWeb-Edu does. No more than 40 characters per token are tokenized, so that endless white space costs nothing.
 
     On a CPU the model scores one text at a time, with one thread per worker, which was measured to be as fast as
-    batches. The score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length, and the
-    model scores `batch` of them at a time, padded to the longest. The other texts of a batch may then change the last
-    digits of a score. This change is far below 0.001, the step to which scores are rounded before they are compared and
+    batches. A score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length, and the model
+    scores `batch` of them at a time, padded to the longest. The other texts of a batch may then change the last digits
+    of a score. This change is far below 0.001, the step to which scores are rounded before they are compared and
     stored.
 
     The folder is only read. Weights come from safetensors alone, no code of the model is run, and nothing is fetched
@@ -155,7 +157,7 @@ class Encoder(Stage):
         return None if doc.signals[self.config.signal] >= self.config.min else "encoder"
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """The score of each text, before rounding."""
+        """The score of each text, before it is rounded."""
         rows = [self._tokens(text) for text in texts]
         at_once = self.config.batch if self.gpus else 1
         scores = [0.0] * len(rows)
@@ -173,7 +175,8 @@ class Encoder(Stage):
         return encoded["input_ids"] or [self._pad]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
-        """Scores of tokenized texts. The first of `rows` is the longest; the others are padded to its length."""
+        """Run the model on a batch of tokenized texts, and return their scores. The first text must be the longest; all
+        others are padded to its length."""
         import torch
 
         longest = len(rows[0])
@@ -187,7 +190,7 @@ class Encoder(Stage):
 
 
 class _Unfit(ValueError):
-    """A model or a setting that cannot be used; `field` is the setting to change."""
+    """Says that a model or a setting cannot be used. `field` is the setting that must be changed."""
 
     permanent = True
 
@@ -197,7 +200,7 @@ class _Unfit(ValueError):
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, after checking that the model may be loaded.
+    """Read config.json of a model folder, and check that the model may be loaded.
 
     Raises:
         FileNotFoundError: the folder or its config.json is missing.
@@ -234,7 +237,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _labels(config: dict[str, Any]) -> list[str]:
-    """Labels of the outputs, in the order of the outputs. Raises _Unfit if the labels are not numbered."""
+    """The labels of a model's outputs, in the order of the outputs, from its config.json. Raises _Unfit if the labels
+    are not numbered."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
         if not all(key.isdecimal() for key in names):

@@ -1,4 +1,4 @@
-"""Combines several quality scores into one bucket and one tier."""
+"""Combines several quality scores of a document into one bucket (0 … 19) and one tier (low to high)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Ensemble(Stage):
     This step takes the largest of a document's buckets. A document that any of the classifiers rates highly thus gets a
     high bucket, so more good documents are found than by one classifier.
 
-    It writes `ensemble_bucket` (0 … 19) and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket
-    reaches. The default tiers are those of the paper: 0 low (buckets 0-6), 1 medium-low (7-11), 2 medium (12-17), 3
-    medium-high (18), 4 high (19). `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a
-    dataset of their own. Scores that a document lacks are ignored; a document without any score gets neither signal.
-    The step drops nothing.
+    It writes two signals (numbers stored with the document): `ensemble_bucket` (0 … 19), and `ensemble_tier`, the
+    number of lower bounds in `tiers` that the bucket reaches. The default tiers are those of the paper: 0 low (buckets
+    0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high (19).
+    `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a dataset of their own. Scores that a
+    document lacks are ignored; a document without any score gets no signal. The step drops nothing.
     """
 
     name = "ensemble"

@@ -1,4 +1,4 @@
-"""FineWeb's own rules about lines."""
+"""Drops documents that look like lists, menus or boilerplate, by FineWeb's own rules about lines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""FineWeb-2's filters: FineWeb's and Gopher's rules with thresholds, stop words and word splitting for each
-language."""
+"""Drops documents by FineWeb-2's filters, which are FineWeb's and Gopher's rules with thresholds, stop words and word
+splitting for each language."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """Thresholds that replace those of a language. A threshold that is None keeps its value."""
+    """Thresholds that replace some of those of a language. A threshold that is None in a `Change` stays as in the
+    table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,17 +45,17 @@ class FineWeb2(Stage):
     """Drop documents as FineWeb-2 does, by the rules of the language they are in (arXiv 2506.20920, section 3.4).
 
     Dialect (the code it follows): `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition
-    rules without those on paragraphs and on the characters of copied lines; FineWeb's line rules without the one on
-    short lines, and with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two
-    stop words. C4's rules are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and
-    `gopher_quality`, in this order; all signals are computed whichever rule drops the document. Words are datatrove's
-    for the language (`stages.text.languages`).
+    rules (except those on paragraphs and on the characters of copied lines); FineWeb's line rules (except that on short
+    lines) with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop
+    words. C4's rules are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and
+    `gopher_quality`, in this order; the signals of all rules (numbers stored with the document) are computed, whichever
+    rule drops it. Words are datatrove's for the language (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
     document in a language without thresholds is dropped as `no_thresholds`. The step has thresholds for forty languages
     (`stages.filter.fineweb2_limits`). Of these, Chinese, Hindi, Japanese, Korean, Thai and Vietnamese need an
     additional package that splits texts into words. Documents in these languages are judged only if `languages` names
-    them, and otherwise dropped, too.
+    the language, and are otherwise dropped as well.
     """
 
     name = "fineweb2"
@@ -138,7 +139,8 @@ class FineWeb2(Stage):
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
     def limits(self) -> dict[str, Limits]:
-        """The languages that are judged and their thresholds, changed by `change`."""
+        """The languages whose documents are judged, with their thresholds. The setting `change` has been applied to the
+        thresholds."""
         if self._limits_config is not self.config:              # a replay sets another config
             thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
             judged = self.config.languages
@@ -185,11 +187,11 @@ class FineWeb2(Stage):
         return repetition.verdict(doc) or lines.verdict(doc) or quality.verdict(doc)
 
     def _language(self, doc: Document) -> str | None:
-        """The name of the document's language in the table, or None."""
+        """The name under which the table of thresholds has the document's language, or None."""
         return _matching_label(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:
-        """The three filters of a language with its thresholds."""
+        """The three filters that judge documents of a language, set to its thresholds: repetition, lines, quality."""
         limits = self.limits()[name]
         if name not in self._built:
             config = self.config
@@ -211,12 +213,12 @@ class FineWeb2(Stage):
 
 @lru_cache(maxsize=4096)
 def _matching_label(labels: tuple[str, ...], label: str) -> str | None:
-    """The one of `labels` that names the same language as `label`; None if there is none."""
+    """Choose from `labels` the one that names the same language as `label`; None if there is none."""
     return label if label in labels else next((name for name in labels if names(name, label)), None)
 
 
 def _split(text: str, name: str) -> Words:
-    """The words of a text, split as datatrove does for the language."""
+    """Split a text into words as datatrove does for the language `name`."""
     word_splitter = splitter(name)
     if word_splitter is not None and word_splitter.rules is not None:
         return words_of(text, word_splitter.rules)
@@ -224,12 +226,13 @@ def _split(text: str, name: str) -> Words:
 
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
-    """{language: Python distribution that splits its text into words}, for the languages that need one."""
+    """The packages that split texts into words, for those of the languages that need one: {language: name of the Python
+    distribution}."""
     result = {name: splitter(name) for name in languages}
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 
 
 def _excerpt(labels: Iterable[str]) -> str:
-    """The first 50 labels by name, and the number of the others."""
+    """List up to 50 labels, in alphabetical order, for a message, and say how many more there are."""
     listed = sorted(labels)
     return ", ".join(listed[:50]) + (f" and {len(listed) - 50} more" if len(listed) > 50 else "")

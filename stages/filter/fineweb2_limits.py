@@ -1,8 +1,8 @@
-"""FineWeb-2's thresholds and stop words by language, and a reader of its config files.
+"""Holds FineWeb-2's thresholds and stop words for each language, and reads FineWeb-2's config files.
 
-The table below comes from these files (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`, as of the
-release: commits 05e6729 and d331bee). Their values were computed by the method of arXiv 2506.20920. The table covers
-only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits` reads such files.
+The table in this module comes from the config files (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`,
+as of the release: commits 05e6729 and d331bee). Their values were computed by the method of arXiv 2506.20920. The table
+covers only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits` reads such files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class Limits(BaseModel):
-    """The thresholds of one language, named as in FineWeb-2's files."""
+    """The thresholds and stop words by which FineWeb-2 judges documents of one language. Fields are named as in its
+    files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -83,7 +84,7 @@ zsm_Latn .331 .264/.252/.225 .185/.176/.166/.156/.145/.134 .618 .125 3 11 .808 .
 
 
 def table() -> dict[str, Limits]:
-    """{language: limits} of the languages that come with the step."""
+    """The thresholds that come with the step `fineweb2`, as {language: limits}."""
     result = {}
     for line in _TABLE.split("\n")[1:-1]:
         name, lines, top, dup, score, ended, low, high, letters, breaks, *words = line.split(" ")
@@ -100,8 +101,8 @@ def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
 
 
 def read_limits(path: str | Path) -> dict[str, Limits]:
-    """{language: limits} from a YAML file. The file is one of FineWeb-2's, named after its language, or joins several
-    of them as a mapping from language to contents.
+    """Read FineWeb-2's thresholds from a YAML file, as {language: limits}. The file is one of FineWeb-2's config files,
+    which is named after its language, or a mapping from language to the contents of such a file.
 
     Raises:
         OSError: the file cannot be read.
@@ -144,5 +145,5 @@ def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> Limits:
 
 
 def _loader() -> Any:
-    """libyaml's safe loader if available, since FineWeb-2's 1,868 files joined are 1 MB."""
+    """The fastest safe YAML loader: libyaml's if available. FineWeb-2's 1,868 config files joined are 1 MB."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Gopher's quality rules."""
+"""Drops documents that do not read like prose, by Gopher's rules about words, symbols, bullets and stop words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gopher's repetition rules."""
+"""Drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and n-grams."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class GopherRepetition(Stage):
 
     Dialect (the code it follows): datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer
     to the whole text with its white space. Words are spaCy's. The most frequent n-gram counts with the spaces between
-    its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and after a copy
-    the search continues behind it. The rules are applied in datatrove's order; all signals are computed whichever rule
-    drops the document. A text of fewer than n words has no signal for its most frequent n-gram.
+    its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and the search
+    continues behind a copy. The rules are applied in datatrove's order; the signals of all rules (numbers stored with
+    the document) are computed, whichever rule drops it. A text of fewer than n words has no signal for its most
+    frequent n-gram.
     """
 
     name = "gopher_repetition"
@@ -105,20 +106,21 @@ class GopherRepetition(Stage):
 
 
 def lines(text: str) -> list[str]:
-    r"""Equals `re.split(r"\n+", text)`, in a tenth of its time."""
+    r"""Split a text into lines. The result equals `re.split(r"\n+", text)`, but takes a tenth of the time."""
     parts = text.split("\n")
     return [*parts[:1], *filter(None, parts[1:-1]), *parts[-1:]] if len(parts) > 1 else parts
 
 
 def paragraphs(text: str) -> list[str]:
-    r"""Equals `re.split(r"\n{2,}", text)` for a text without line breaks at its ends."""
+    r"""Split a text into paragraphs. For a text without line breaks at its ends the result equals
+    `re.split(r"\n{2,}", text)`."""
     if "\n\n" not in text:
         return [text]
     return [part.lstrip("\n") for part in text.split("\n\n") if part]
 
 
 def duplicates(parts: list[str]) -> tuple[int, int]:
-    """(number of parts that are copies of an earlier one, characters in those copies)."""
+    """Count lines or paragraphs that repeat an earlier one. Returns (number of such `parts`, their characters)."""
     different = set(parts)
     copies = len(parts) - len(different)
     return copies, sum(map(len, parts)) - sum(map(len, different)) if copies else 0

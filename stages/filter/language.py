@@ -37,9 +37,9 @@ class Language(Stage):
     either form (`stages.text.language_codes`): `keep: [fr]` and `keep: [fra_Latn]` mean the same with either model. If
     the labels of a model have no script, a script in the settings is compared with the script of the text's letters.
 
-    Signals of every document: `language_score`; `script`, the script of most letters as its ISO 15924 number (215 Latn,
-    220 Cyrl, 500 Hani; 0 without letters); `script_share`, the share of letters in that script. Scripts are stored as
-    numbers so that verdicts about them can be derived again from the signals.
+    Signals (numbers stored with the document): `language_score`; `script`, the script of most letters as its ISO 15924
+    number (215 Latn, 220 Cyrl, 500 Hani; 0 without letters); `script_share`, the share of letters in that script.
+    Scripts are stored as numbers so that verdicts about them can be derived again from the signals.
 
     With `paragraphs`, the model also identifies every line of at least `paragraph_chars` characters on its own, as in
     Dolma and DCLM. Lines whose language has a probability above `paragraph_min` give three signals: the number of these
@@ -131,7 +131,8 @@ class Language(Stage):
         return result if labels is None else result | self._unknown(labels)
 
     def _unknown(self, labels: Iterable[str]) -> dict[str, str]:
-        """Languages that the settings name but the model does not know, {field: what is wrong and what to do}."""
+        """The languages that the settings name but the model does not know. Returns {setting: what is wrong and what to
+        do}. `labels` are those of the model."""
         labels, result = sorted(labels), {}
         thresholds = self.config.min if isinstance(self.config.min, dict) else {}
         for field, requested in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
@@ -164,8 +165,8 @@ class Language(Stage):
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
-        """Write the signals of paragraphs; returns the text without lines in other languages, or None if nothing is
-        deleted."""
+        """Identify the language of each line, and write the document's signals (stored numbers) about it. Returns the
+        text without the lines in other languages, or None if no line is deleted."""
         lines = doc.text.split("\n")
         sizes: dict[str, int] = {}
         foreign, identified = [], 0
@@ -224,9 +225,12 @@ class Language(Stage):
         return None
 
     def _demands_of(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """(whether `keep` admits a label for text in this script, the score that the label must exceed, whether the
-        label's language is written in this script). The last value is True if either script is unknown or the setting
-        `script` is off."""
+        """What the settings demand of a document whose label is `language` and whose text is written in `script`.
+
+        Returns (whether `keep` admits the document, the score that the label must exceed, whether the language is
+        written in that script). The last value is True if the scripts of either are unknown or the setting `script` is
+        off.
+        """
         config = self.config
         kept = config.keep is None or any(names(name, language, script) for name in config.keep)
         declared = scripts_of(language) if config.script and script else ()
@@ -234,8 +238,8 @@ class Language(Stage):
 
     def min_score(self, language: str, script: str) -> float:
         """The score that a document of this language and script must exceed. If several names in the setting `min` fit
-        the language, a name with a script is preferred, then the model's own label. If none fits, the default
-        counts."""
+        the language, a name with a script is preferred, then the label `language` itself. If no name fits, the
+        setting's `default` is used."""
         thresholds = self.config.min
         if not isinstance(thresholds, dict):
             return thresholds
@@ -245,7 +249,8 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """Labels of the language `name` in other scripts, or else labels spelled like `name`."""
+    """Suggest labels of a model for a language name that it does not know: labels of the language in other scripts, or
+    else labels that are spelt like the name."""
     same_language = [label for label in labels if names(name.partition("_")[0], label)]
     return same_language or difflib.get_close_matches(name, labels)
 

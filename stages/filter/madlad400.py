@@ -1,4 +1,4 @@
-"""MADLAD-400's rules: a document is dropped when too many of its sentences are questionable."""
+"""Applies MADLAD-400's rules: drops documents in which too many sentences are questionable."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Madlad400(Stage):
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
     * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
 
-    Where paper and card leave something open, the step does as allenai/datamap-rs (`madlad400_sentence_annotator`, used
+    Where paper and card leave something open, the step follows allenai/datamap-rs (`madlad400_sentence_annotator`, used
     for OLMo 3). Sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank
     sentences do not count. Words are those of Unicode. Two things differ. datamap-rs measures lengths in bytes of
     UTF-8, and this step in characters, so that all scripts have the same limits. datamap-rs drops documents with a
     share of exactly a fifth, and this step keeps them. In a script with other full stops, a document is one sentence.
-    The rules are not meant for such scripts; the card says so about its limits of length.
+    The rules are not meant for such scripts; the card says so about the limits of length.
 
-    `consistency` needs a model, so it is applied only if `rules` names it. It compares with `doc.language`, which an
-    earlier step must have set.
+    The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
+    document's language, `doc.language`.
     """
 
     name = "madlad400"

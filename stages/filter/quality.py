@@ -1,4 +1,5 @@
-"""A fastText classifier as a quality filter; `stages.models.train_quality` trains one."""
+"""Scores documents by a fastText classifier, and drops those with a low score. `stages.models.train_quality` trains
+such a classifier."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Quality(Stage):
     """Score documents by a fastText classifier and keep the good ones (DCLM-baseline, arXiv 2406.11794, section 4.4).
 
-    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth; the
-    threshold for that was 0.018112 with its model. A threshold fits only one model and corpus, so choose it by
+    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth; with
+    DCLM's model, the threshold for this share was 0.018112. A threshold fits only one model and corpus, so choose it by
     `tokenmill classifier train --reference` or by the report's histogram.
 
     With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.
@@ -101,13 +102,14 @@ class Quality(Stage):
         return calibration.Table(knots)
 
     def score(self, text: str) -> float:
-        """Score of a text, rounded to a multiple of `grid`. If fastText knows no word of the text, the score before
-        calibration is 0 (with `grade`, the lowest grade)."""
+        """Score of a text, a multiple of `grid` (the step to which scores are rounded). If fastText knows no word of
+        the text, the score before calibration is 0 (with `grade`, the lowest grade)."""
         step = self.raw(text)
         return round((step if self._table is None else self._table(step)) * self.grid, 10)
 
     def raw(self, text: str) -> int:
-        """The score before calibration, as a number of steps of `grid`."""
+        """Score of a text before calibration, as an integer: a number of steps of `grid` (the step to which scores are
+        rounded)."""
         predictions = self._model.predict(text, k=-1)
         if self.config.grade:
             return self.expected(predictions, self._labels)
@@ -116,7 +118,8 @@ class Quality(Stage):
 
     @classmethod
     def expected(cls, predictions: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """The expected grade, as a number of steps of `grid`; the lowest grade if there are no predictions."""
+        """The mean grade of a text, weighted by the probabilities in `predictions`, as a number of steps of `grid` (the
+        step to which scores are rounded). Without predictions it is the lowest grade."""
         total = sum(p for _, p in predictions)
         grade = sum(float(label) * p for label, p in predictions) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
@@ -133,7 +136,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """The grade a label stands for; None if it is not a number (`nan` and `inf` are not grades)."""
+    """The grade that a label of a classifier stands for, as a number; None if the label is no number, or `nan` or
+    `inf`."""
     try:
         value = float(label)
     except ValueError:

@@ -1,4 +1,4 @@
-"""RedPajama-v2's quality signals."""
+"""Computes RedPajama-v2's quality signals, which are numbers about a document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _LN2 = 0.6931471805599453
 
 
 class RedPajama2(Stage):
-    """Write RedPajama-v2's quality signals (arXiv 2411.12372, appendix) under their names, and keep every document.
+    """Store RedPajama-v2's quality signals (numbers about a document; arXiv 2411.12372, appendix) under RedPajama's
+    names, and keep every document.
 
     Dialect (the code it follows): RedPajama-Data at commit 855a8e0, `app/src/core/quality_signals`. Raw words are runs
     of letters, digits and `_`, and runs of other marks. Normalised words are those between white space in the text in
@@ -85,7 +86,7 @@ class RedPajama2(Stage):
         doc.signals.update(self.measure(doc))
 
     def verdict(self, doc: Document) -> None:
-        """Nothing is dropped."""
+        """None, since this step drops no document."""
 
     def measure(self, doc: Document) -> dict[str, float]:
         text = doc.text
@@ -128,7 +129,7 @@ class RedPajama2(Stage):
 
 
 def _of_words(words: list[str]) -> dict[str, float]:
-    """Signals of the normalised words."""
+    """Compute RedPajama-v2's signals that depend on the normalised words of a text (lower case, no punctuation)."""
     ids, lengths = number(words)
     total, characters = len(words), int(lengths[ids].sum())
     signals: dict[str, float] = {}
@@ -148,7 +149,8 @@ def _of_words(words: list[str]) -> dict[str, float]:
 
 
 def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, float]:
-    """Means over the lines. `raw` are the lines without their line breaks, `lines` their normalised words."""
+    """Compute RedPajama-v2's signals of lines, each as a mean over the lines of a text. `raw` are the lines without
+    their line breaks, and `lines` their normalised words."""
     breaks = text.count("\n")
     ellipses = "..." in text or "…" in text
     upper = numeric = 0.0
@@ -169,8 +171,8 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
 
 
 def _normalised(text: str) -> str:
-    """A text in lower case, without ASCII punctuation, in NFD. White space stays as it is; RedPajama replaces line
-    breaks by spaces."""
+    """Normalise a text as RedPajama does: lower case, NFD, no ASCII punctuation. White space stays unchanged, while
+    RedPajama replaces line breaks by spaces."""
     cleaned = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
     if text.isascii():
         return cleaned.decode()
@@ -184,7 +186,8 @@ def _lorem_ipsum(normalised: str, words: list[str]) -> float:
 
 
 def _bad_words(words: Sequence[str], entries: frozenset[str], sizes: Sequence[int]) -> int:
-    """Number of runs of words that are on the list. Every occurrence counts, even inside another."""
+    """Number of runs of words that are entries of a list of bad words. Every occurrence counts, even inside another
+    one. `sizes` are the numbers of words that entries have."""
     total = 0
     for size in sizes:
         shifted = [words[offset:] for offset in range(size)]
@@ -206,7 +209,8 @@ def _share(part: float, total: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _ln(number: int) -> float:
-    """Natural logarithm to about 1e-15, by + - * / alone, since the last digit differs between libraries."""
+    """Natural logarithm to about 1e-15. It uses only + - * /, because the last digit of `math.log` differs between
+    libraries."""
     mantissa, exponent = math.frexp(number)
     if mantissa < 0.7071067811865476:
         mantissa, exponent = 2 * mantissa, exponent - 1

@@ -1,4 +1,4 @@
-"""RefinedWeb's line-wise corrections, as the paper describes them."""
+"""Cuts undesirable lines by RefinedWeb's line-wise corrections, as the paper describes them."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ class RefinedWebLines(Stage):
 
 
 def _any_of(phrases: tuple[str, ...]) -> str:
-    """A pattern for any of the phrases, taken literally; empty without phrases."""
+    """A regular expression that matches any of the phrases literally; empty if there are no phrases."""
     return f"(?:{'|'.join(map(re.escape, sorted(phrases, key=len, reverse=True)))})" if phrases else ""

@@ -52,7 +52,7 @@ _OTHERS = tuple((name, re.compile(words)) for name, words in (
 class Rights(Stage):
     """Note what a document says about the rights in it, and drop documents that make a claim named in `respect`.
 
-    Signals, 1 if the document makes the claim and 0 if not:
+    Signals (numbers stored with the document), 1 if the document makes the claim and 0 if not:
 
         rights_noai, rights_noimageai, rights_noindex, rights_noarchive, rights_nosnippet
                              directives to all robots in the page's head (`meta.robots`) or in X-Robots-Tag
@@ -68,9 +68,9 @@ class Rights(Stage):
     Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), including those of links and heads
     (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as open.
 
-    All these are claims that nobody has checked, mostly about a page and not about each text on it. robots.txt, ai.txt
-    and a site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have
-    obeyed them.
+    Nobody has checked these claims. Most are about a page and not about each text on it. robots.txt, ai.txt and a
+    site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have obeyed
+    them.
     """
 
     name = "rights"
@@ -112,7 +112,8 @@ class Rights(Stage):
 
 
 def licences(text: str) -> list[str]:
-    """Licences that a text names, sorted: `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl`, `odbl`."""
+    """Find the licences that a text names by their usual names or links. Returns a sorted list of names such as
+    `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
     lower = text.lower()
     result: set[str] = set()
     if "creativecommons.org/" in lower:
@@ -138,11 +139,13 @@ def _creative_commons(kinds: str, version: str) -> str:
 
 
 def _signed(lower: str) -> bool:
-    """Whether a lower-case text holds a copyright sign or word; without one, it has no match of `_NOTICE`."""
+    """Whether a lower-case text holds a copyright sign or the word. If not, it has no copyright notice, so the slower
+    pattern `_NOTICE` need not be tried."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
 def _text_of(mapping: dict[str, Any], name: str) -> str:
-    """The stripped string under a key; "" if the value is missing or no string."""
+    """The string that a mapping has under `name`, without white space at its ends; "" if the value is missing or no
+    string."""
     value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Detects toxic or obscene text by a classifier: whole documents are dropped, single sentences cut."""
+"""Detects toxic or obscene text by a classifier, and drops whole documents or cuts single sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]{0,3}\s+|[。！？]+
 
 
 class Toxicity(Stage):
-    """Score documents by a fastText classifier and drop those above `max`; cut sentences above `max_sentence`.
+    """Score documents by a fastText classifier and drop those that score above `max`; cut sentences that score above
+    `max_sentence`.
 
     The classifier is read and calibrated as in `quality`, but high scores are dropped. Dolma (arXiv 2402.00159, section
     5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and removes those above 0.4. To
@@ -28,8 +29,9 @@ class Toxicity(Stage):
     an East Asian mark or the end of a line (Dolma uses a splitter for English), and the white space after a sentence is
     cut with it.
 
-    Signals: `toxicity`, the score of the document before any cut, and, with `max_sentence`, `toxicity_cut`, the share
-    of its characters that were cut. Reasons: the signal's name, and `toxicity_all` when nothing is left.
+    Signals (numbers stored with the document): `toxicity`, the score of the document before any cut, and, with
+    `max_sentence`, `toxicity_cut`, the share of its characters that were cut. Reasons: the signal's name, and
+    `toxicity_all` when nothing is left.
 
     Such classifiers flag dialects and texts about minorities more often than others (Dodge et al., arXiv 2104.08758):
     inspect the dropped samples before you trust a threshold.
@@ -97,7 +99,8 @@ class Toxicity(Stage):
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Pieces of a text, each ending with a sentence and the white space after it; joined, they are the text."""
+    """Split a text into sentences. Each piece is a sentence with the white space after it, so the joined pieces are the
+    text."""
     start = 0
     for end in _END.finditer(text):
         yield text[start:end.end()]

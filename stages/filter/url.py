@@ -1,4 +1,4 @@
-"""Judges documents by their URL."""
+"""Drops documents whose URL is from a blocked site or holds blocked words."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Url(Stage):
     RefinedWeb's words). Files named in other settings add entries to these lists (one entry per line, # begins a
     comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists
     by category. The hosts and URLs in its `categories` are blocked, with all hosts and URLs below them. This rule comes
-    after the list of URLs; its reasons are `url_gambling` and so on. `url_category` is the number of the category that
-    blocks: 1 for the first, 0 for none.
+    after the list of URLs; its reasons are `url_gambling` and so on. The signal `url_category` (a number stored with
+    the document) is the number of the category that blocks the URL: 1 for the first, 0 for none.
 
     A document without a URL is kept, and its signals are null.
     """
@@ -183,7 +183,8 @@ class Url(Stage):
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        """Decides by categories and soft words only."""
+        """Decide from the stored signals whether a document is dropped: by its category and its number of soft words
+        (words that block a URL only together). Lists of domains, URLs and other words are not looked up."""
         category = int(doc.signals.get("url_category") or 0)
         if category:
             return f"url_{_NOT_NAME.sub('_', self.config.categories[category - 1].lower())}"
@@ -199,7 +200,8 @@ def _pattern_of(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | 
 
 
 def _datatrove_lists() -> Path:
-    """Folder of the lists inside the installed datatrove (which is not imported, since that takes 0.4 s)."""
+    """Folder of the lists of blocked sites in the installed package datatrove. The package is not imported, since that
+    takes 0.4 s."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("url: integrated lists ship with datatrove, which is not installed: "
@@ -208,8 +210,8 @@ def _datatrove_lists() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """Open a list for reading, decompressed if it is gzip. The first bytes decide whether it is, not the file's name,
-    because keys and caches depend on contents and not on names."""
+    """Open a list for reading, decompressed if it is a gzip file. The first bytes decide whether it is one, not its
+    name, because cached results are found by the contents of files and not by their names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -224,8 +226,9 @@ def _decoded(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """Path of the file with the hashes of a list's entries. The file is made at first use and cached under the hash of
-    the list's content."""
+    """Path of a file with the hashes of a list's entries. The file is made when it is first needed, and is cached under
+    the hash of the list's content. `member` names the list inside a .tar.gz archive. With `lower`, entries are
+    lower-cased."""
 
     def write(path: Path) -> None:
         to_entry = _lower if lower else entry

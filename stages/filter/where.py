@@ -1,4 +1,4 @@
-"""Keeps documents by their language, their source, and the signals that earlier steps stored."""
+"""Keeps documents by their language, their source, and signals (numbers that earlier steps stored)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """Accepts `18` and `[18, 19]` as short forms of a condition with `any`."""
+    """Turn the short forms of a condition, `18` and `[18, 19]`, into the full form {"any": [18, 19]}. Other values are
+    returned unchanged."""
     if isinstance(value, (list, tuple)):
         return {"any": value}
     return {"any": [value]} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 class Condition(StageConfig):
-    """A condition on a signal: min <= value < max, or the value is one of `any`. Since `max` itself is excluded, two
-    ranges that meet at a bound share no document.
-    """
+    """A condition on a signal (a number stored with a document): min <= value < max, or the value is one of `any`.
+    Since `max` itself is excluded, two ranges that meet at a bound share no document."""
 
     min: float | None = decision(None, "smallest value taken")
     max: float | None = decision(None, "values taken are below it")
@@ -50,13 +50,13 @@ class Condition(StageConfig):
         return self
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets the condition."""
+        """Whether the value of a signal (a number stored with a document) meets the condition."""
         if self.any is not None:
             return value in self.any
         return (self.min is None or value >= self.min) and (self.max is None or value < self.max)
 
     def disjoint(self, other: Condition) -> bool:
-        """Whether no value meets both conditions."""
+        """Whether no value can meet both this condition and the other."""
         for first, second in ((self, other), (other, self)):
             if first.any is not None:
                 return not any(second.holds(value) for value in first.any)
@@ -66,12 +66,12 @@ class Condition(StageConfig):
 
 
 class Where(Stage):
-    """Keep documents of some languages, of some sources, with signals of earlier steps in some range.
+    """Keep documents by their language, their source, and signals (numbers that earlier steps stored).
 
     ``where: {language: [de, fr], signals: {quality_score: {min: 0.3, max: 0.6}, ensemble_bucket: [18, 19]}}`` keeps
     documents that meet all conditions; a range means min <= value < max. The step reads only what earlier steps stored,
-    in this dataset or in those it is made from, and never the text. It is therefore a cheap way to put documents of one
-    language or bucket into a dataset of their own. A recipe is refused if it names a signal that no earlier step
+    in this dataset or in those it is made from, and never the text. The step is therefore a cheap way to put documents
+    of one language or bucket into a dataset of their own. A recipe is refused if it names a signal that no earlier step
     writes.
 
     Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
@@ -106,8 +106,8 @@ class Where(Stage):
             return self
 
         def refuses(self, source: str, language: str | None, script: float | None) -> str:
-            """The condition that a document does not meet, "source" or "language"; "" if it meets both. `script` is the
-            number of the document's script, if known."""
+            """The name of a condition that a document does not meet, "source" or "language"; "" if it meets both.
+            `script` is the ISO 15924 number of the document's script, if known."""
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")
@@ -117,8 +117,8 @@ class Where(Stage):
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """False, although the step drops documents: another dataset usually takes those that this one drops, so the
-        work of earlier steps on them is not wasted."""
+        """Return False, although the step drops documents. Another dataset usually takes the documents that this one
+        drops, so the work of earlier steps on them is not wasted."""
         return False
 
     def reads(self) -> dict[str, str]:
@@ -146,7 +146,8 @@ class Where(Stage):
 
     @staticmethod
     def disjoint_configs(first: Config, second: Config) -> bool:
-        """Whether no document can meet the conditions of both configs."""
+        """Whether no document can meet the conditions of both `first` and `second`, the settings of two `where`
+        steps."""
         if first.source is not None and second.source is not None and set(first.source).isdisjoint(second.source):
             return True
         if first.language is not None and second.language is not None and not any(

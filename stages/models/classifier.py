@@ -1,4 +1,4 @@
-"""A trained fastText classifier with its kind, labels and calibration."""
+"""A trained fastText classifier, with its kind (binary, grades or labels), its labels and its calibration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GOOD, REST = "hq", "lq"
 
 @dataclass(frozen=True)
 class Scores:
-    """A classifier's results for n texts, as integers in steps of the grid of the step `quality`. `probabilities` are
-    those of its labels, int64[n, labels]. `score` is the probability of the target label or the expected grade,
-    int64[n]; it is None if the classifier chooses among labels."""
+    """The results of a classifier for n texts, as integers: numbers of steps of `Quality.grid`, to which the step
+    `quality` rounds. `probabilities`, int64[n, labels], are those of the classifier's labels. `score`, int64[n], is the
+    probability of the target label or the expected grade; it is None if the classifier only chooses among labels."""
 
     labels: list[str]
     probabilities: NDArray[np.int64]
@@ -35,7 +35,8 @@ class Scores:
         return len(self.probabilities)
 
     def values(self) -> NDArray[np.float64] | None:
-        """The score in the units in which the step `quality` writes it."""
+        """The scores as the step `quality` writes them: probabilities (0 … 1) or grades, not steps of a grid. None if
+        there are no scores."""
         return None if self.score is None else (self.score * np.float64(Quality.grid)).round(10)
 
     def best(self) -> list[str]:
@@ -45,9 +46,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A fastText model with its labels, in the order of grades or of the alphabet. `kind` is "binary", "grades" or
-    "labels". `target` is the good label of a binary classifier, otherwise None. `table` is the content of the
-    calibration file; None: there is none."""
+    """A fastText model with what is needed to use its predictions. `labels` are in the order of grades or of the
+    alphabet. `kind` is "binary", "grades" or "labels". `target` is the label for good texts of a binary classifier,
+    otherwise None. `table` is the content of the calibration file; None if there is no such file."""
 
     model: FastText
     kind: str
@@ -56,7 +57,7 @@ class Classifier:
     table: dict[str, Any] | None = None
 
     def raw(self, texts: Sequence[str]) -> Scores:
-        """Scores as fastText gives them, without calibration."""
+        """Score texts by fastText's probabilities, without calibration."""
         probabilities = np.zeros((len(texts), len(self.labels)), np.int64)
         grades = np.zeros(len(texts), np.int64)
         columns = {label: column for column, label in enumerate(self.labels)}
@@ -69,7 +70,7 @@ class Classifier:
         return self._scores(probabilities, grades)
 
     def scores(self, texts: Sequence[str]) -> Scores:
-        """Scores as the step `quality` gives them, calibrated if there is a calibration."""
+        """Score texts as the step `quality` does. If the classifier has a calibration, scores are calibrated."""
         return self.calibrated(self.raw(texts))
 
     def calibrated(self, raw: Scores) -> Scores:
@@ -90,8 +91,8 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """(kind, target) of a classifier with these labels: ("binary", its good label), ("grades", None) or ("labels",
-    None)."""
+    """Return (kind, target) of a classifier with these labels: ("binary", the label for good texts), ("grades", None)
+    if the labels are three numbers or more, or ("labels", None)."""
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):
@@ -100,5 +101,6 @@ def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
 
 
 def companion_path(model: str | os.PathLike[str], ending: str) -> Path:
-    """Path of a file that belongs to a model: quality.bin → quality.card.json."""
+    """Path of the file that belongs to a model and has another ending, such as its card: for "card.json", quality.bin
+    gives quality.card.json."""
     return Path(model).with_suffix("." + ending)

@@ -3,8 +3,8 @@
 A *profile* of a corpus (part of a model card) records how its scores, lengths and languages are distributed; `compare`
 compares other texts with it. The comparison gives two numbers. For every distribution, the population stability index
 over ten bins of equal shares says how large the change is. For scores, the Kolmogorov-Smirnov distance also says
-whether the change is more than chance. By convention, an index below 0.1 means no change, and an index of 0.25 or more
-means another population. Two samples of n and m documents from the same population have an index of about (bins -
+whether the change is larger than by chance. By convention, an index below 0.1 means no change, and an index of 0.25 or
+more means another population. Two samples of n and m documents from the same population have an index of about (bins -
 1)(1/n + 1/m) by chance, so only an index above three times this noise counts.
 """
 
@@ -35,10 +35,12 @@ FEWEST_DOCUMENTS, _LANGUAGE_CHARACTERS = 100, 5_000
 
 
 def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
-    """The profile of a corpus for its card: {"documents", "bytes", "scores", "lengths", "languages", "labels"}.
+    """Describe how scores, lengths and languages are distributed in a corpus, for the card of a classifier. `compare`
+    later compares other texts with this profile.
 
-    Distributions are {"at": points ascending, "below": share <= point, "bins": edges of ten bins, "counts"}; scores are
-    in the units of the step `quality`, lengths in characters.
+    Returns {"documents", "bytes", "scores", "lengths", "languages", "labels"}. A distribution is {"at": points
+    ascending, "below": share <= point, "bins": edges of ten bins, "counts"}. Scores are in the units of the step
+    `quality`, lengths in characters.
     """
     result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
@@ -56,13 +58,14 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
 
 
 def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
-    """Compare other texts with the profile `baseline`.
+    """Compare texts with the profile `baseline` of an earlier corpus, to find out whether the data has changed.
 
     Returns:
         {"verdict": "same", "watch", "drift" or "too_few" (the worst verdict of the parts), "documents", and a part for
         each of "scores", "lengths", "languages" and "labels" that both the profile and the texts have: {"index",
-        "noise", "verdict"}}. The part "scores" also has "distance" and "critical". The parts "labels" and "languages"
-        also have "moved", the names whose shares changed most: [[name, share before, share now], …].
+        "noise", "verdict"}}. "index" is the population stability index, and "noise" its size by chance. The part
+        "scores" also has the Kolmogorov-Smirnov "distance" and its "critical" value. The parts "labels" and
+        "languages" also have "moved", the names whose shares changed most: [[name, share before, share now], …].
     """
     n, m = baseline["documents"], len(texts)
     result: dict[str, Any] = {"documents": m}
@@ -92,7 +95,8 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """The distribution of values in the form that `profile` documents."""
+    """The distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges of ten bins,
+    "counts"}."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}
@@ -113,8 +117,8 @@ def _compared_distribution(baseline: dict[str, Any], values: NDArray[np.float64]
 
 
 def _compared_shares(baseline: dict[str, int], current: Counter[str]) -> dict[str, Any]:
-    """Compares the shares of names (languages or labels). All names except the _LANGUAGES most frequent ones count
-    together as one."""
+    """Compare the counts of names (languages or labels) in two corpora, and judge the change. All names except the
+    _LANGUAGES most frequent ones count as one."""
     common = [name for name, _ in (Counter(baseline) + current).most_common(_LANGUAGES)]
     n, m = sum(baseline.values()), sum(current.values())
     old, new = [baseline.get(name, 0) for name in common], [current[name] for name in common]
@@ -126,7 +130,8 @@ def _compared_shares(baseline: dict[str, int], current: Counter[str]) -> dict[st
 
 
 def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
-    """The index of a part, its noise for samples of n and m documents, and the verdict."""
+    """Judge a change. `index` is the population stability index between samples of n and m documents over `bins` bins.
+    The result holds the index, its size by chance ("noise"), and the verdict: "same", "watch" or "drift"."""
     noise = measure.stability_noise(bins, n, m)
     sure = index > NOISE * noise
     return {"index": round(index, 4), "noise": round(noise, 4),
@@ -134,7 +139,8 @@ def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
 
 
 def _languages(texts: Sequence[str]) -> Counter[str] | None:
-    """Number of documents by language ("": none found); None where the language model is not installed."""
+    """Number of texts in each language; "" counts the texts for which no language was found. None if the language model
+    is not installed."""
     path = default_lid176()
     if path is None:
         return None

@@ -1,11 +1,11 @@
-"""Labelled texts for a classifier. Each text is kept once, and no text serves both training and evaluation.
+"""Prepares labelled texts for a classifier. Each text is kept once, and no text serves both training and evaluation.
 
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
-counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) go to
-the same side of the split. MinHash over word 5-grams proposes pairs that share one of 20 bands of 5 hashes, and pairs
-that agree in at least half of the 100 hashes belong to one cluster. The side of a cluster is a pseudo-random function
-of the seed and the smallest content hash in the cluster. It therefore does not depend on the order of texts or on the
-names of files, and added texts seldom change the side of a cluster.
+counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) form
+a cluster and are all used either for training or for evaluation. MinHash over word 5-grams proposes pairs that share
+one of 20 bands of 5 hashes, and pairs that agree in at least half of the 100 hashes belong to one cluster. What a
+cluster is used for is a pseudo-random function of the seed and the smallest content hash in the cluster. It therefore
+does not depend on the order of texts or on the names of files, and added texts seldom change it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Example:
-    """A text with its label; `key` identifies the text by its words, whatever its spacing and case (32 hex
-    characters)."""
+    """A text with its label. `key` (32 hex characters) identifies the text by its words: texts that differ only in
+    spacing and case have equal keys."""
 
     key: str
     label: str
@@ -46,14 +46,15 @@ class Example:
 
     @property
     def line(self) -> str:
-        """The text as a line of fastText's training file, so that training sees what prediction will see: words that
-        look like labels are removed, and a word `</s>` ends the text."""
+        """The text as a line of fastText's training file. Words that fastText would take for labels are removed, and
+        the text ends before a word `</s>`, so that training reads what prediction will read."""
         return _END.sub("", _LABEL.sub("", self.text.replace("\n", " "))).replace("\r", " ")
 
 
 @dataclass
 class Examples:
-    """The examples that were kept, sorted by key, and counts of those left out."""
+    """The examples for a classifier, sorted by key, with the use of each (`sides`: train, calibrate or test), and
+    counts of the texts that were left out."""
 
     kept: list[Example]
     sides: list[str]
@@ -72,12 +73,13 @@ def content_key(text: str) -> str:
 
 
 def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most: int | None = None) -> Examples:
-    """Draws at most `most` examples per label from (label, text) pairs, by the content of the texts. Near-duplicate
-    texts form clusters. A share `held_out` (0 … 1) of the clusters is held out, half for calibration and half for the
-    test. The result does not depend on the order of the pairs: a text under two labels is drawn under both, and then
-    left out.
+    """Draw at most `most` examples per label from (label, text) pairs, and divide them into texts for training,
+    calibration and test.
 
-    Texts without a word are skipped. Holds up to `most` texts per label in memory.
+    Near-duplicate texts form clusters. A share `held_out` (0 … 1) of the clusters is kept from training: half of it for
+    calibration and half for the test. The draw depends on the content of the texts, not on the order of the pairs. A
+    text under two labels is drawn under both, and then left out. Texts without a word are skipped. Up to `most` texts
+    per label are held in memory.
     """
     labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
     single: dict[str, tuple[str]] = {}                # label → (label,): one tuple, shared by all texts of the label
@@ -118,7 +120,8 @@ def _side(seed: int, key: str, held_out: float) -> str:
 
 
 def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
-    """(content key, text) of at most `most` texts that have a word, drawn and sorted by their content."""
+    """Draw at most `most` texts by their content. Returns (content key, text), sorted by key. Texts without a word are
+    skipped."""
     heap: list[tuple[int, str, str]] = []
     for text in texts:
         if text and not text.isspace():
@@ -132,7 +135,8 @@ def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
 
 
 def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
-    """int64[n]: for each text the smallest index in its cluster of near-duplicates; its own index if it has none."""
+    """Find clusters of near-duplicate texts. Returns int64[n]: for each text the smallest index in its cluster. A text
+    without near-duplicates is a cluster of its own."""
     from stages.dedup.hashing import band_keys
     from stages.dedup.lsh import components
     from stages.dedup.minhash import MinHashSignature

@@ -1,9 +1,9 @@
 """Measures how well scores separate good documents from others (ROC-AUC, average precision, calibration error, with
 their uncertainty), and how far two samples of scores are apart.
 
-Scores are float64[n], truths bool[n]. Of tied documents, a pair counts as half in the AUC, and all count as one step in
-the average precision. Bootstraps draw documents with replacement by a seeded PCG64, whose bit stream is the same in all
-versions of numpy.
+Scores are float64[n], truths bool[n]. If documents have equal scores, a pair of them counts as half in the AUC, and all
+of them count as one step in the average precision. Bootstraps draw documents with replacement by a seeded PCG64, whose
+bit stream is the same in all versions of numpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ RESAMPLES, INSIDE = 1000, 0.95
 
 
 class Ranking:
-    """Documents in the order of their scores, best first. They can be measured repeatedly with different weights.
+    """Documents in the order of their scores, best first, and whether each is good. From a ranking, measures such as
+    the AUC can be computed repeatedly with different weights of the documents.
 
     >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc()
     1.0
@@ -43,8 +44,8 @@ class Ranking:
             np.zeros(0, np.int64)
 
     def steps(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """(weight of good documents, weight of others) at each distinct score, best first. `weights` are in the order
-        of the documents as they were given."""
+        """Return (total weight of the good documents, total weight of all others) at each distinct score, the best
+        score first. `weights` are in the order in which the documents were given."""
         by_rank = np.ones(len(self.good)) if weights is None else np.asarray(weights, np.float64)[self.order]
         if not len(by_rank):
             return np.zeros(0), np.zeros(0)
@@ -52,15 +53,15 @@ class Ranking:
                 np.add.reduceat(np.where(self.good, 0.0, by_rank), self.starts))
 
     def auc(self, weights: Floats | None = None) -> float:
-        """Probability that a good document has a higher score than one that is not good; NaN where one side is
-        empty."""
+        """Probability that a good document has a higher score than one that is not good (the area under the ROC curve).
+        NaN if all documents are good or none is."""
         good, others = self.steps(weights)
         above = np.cumsum(good) - good / 2
         pairs = good.sum() * others.sum()
         return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
-        """Area under the precision-recall curve, as a step function; NaN where nothing is good."""
+        """Area under the precision-recall curve, taken as a step function; NaN if no document is good."""
         good, others = self.steps(weights)
         total = good.sum()
         if not total:
@@ -70,8 +71,8 @@ class Ranking:
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
-        """The precision-recall curve: for each recall of 1/points, 2/points … 1 the highest threshold that reaches it,
-        with precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
+        """The precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold that
+        reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:
@@ -91,10 +92,11 @@ class Ranking:
 
 def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: int,
               resamples: int = RESAMPLES) -> dict[str, Floats]:
-    """Returns the values of each measure on resampled documents, float64[resamples]. All measures use the same draws,
-    so that differences between two of them are paired.
+    """Compute measures on documents drawn at random with replacement, `resamples` times. Returns {name: values,
+    float64[resamples]}. All measures get the same draws, so the difference between two measures can be taken draw by
+    draw.
 
-    Each measure is called with an array that says how often each of the `n` documents was drawn.
+    A measure is called with an array that says how often each of the `n` documents was drawn.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     result: dict[str, list[float]] = {name: [] for name in measures}
@@ -106,7 +108,7 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
 
 
 def interval(values: Floats) -> list[float] | None:
-    """[low, high] that hold the middle 95 % of bootstrap values; None where none is a number."""
+    """Return [low, high], between which the middle 95 % of bootstrap values lie; None if no value is a number."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -115,8 +117,8 @@ def interval(values: Floats) -> list[float] | None:
 
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
-    """Expected calibration error: |mean probability - share of good ones| over bins of (nearly) equal numbers of
-    documents, weighted by them (Naeini et al. 2015, with equal-mass bins)."""
+    """Expected calibration error. It is the mean of |mean probability - share of good documents| over bins of (nearly)
+    equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins)."""
     predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
@@ -125,7 +127,7 @@ def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10)
 
 
 def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
-    """Mean squared difference of probability and truth."""
+    """Brier score: the mean squared difference between the probability of being good and the truth (0 or 1)."""
     return float(np.mean((np.asarray(probabilities, np.float64) - np.asarray(good, np.float64)) ** 2))
 
 
@@ -158,20 +160,22 @@ def stability_index(expected: Sequence[float] | Floats, observed: Sequence[float
 
 
 def stability_noise(bins: int, n: int, m: int) -> float:
-    """The approximate mean of `stability_index` for two samples of one population: (bins - 1) (1/n + 1/m)."""
+    """The approximate mean of `stability_index` over pairs of samples, of n and m documents, from one population: (bins
+    - 1) (1/n + 1/m)."""
     return (bins - 1) * (1 / n + 1 / m) if n and m else float("inf")
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Kolmogorov-Smirnov distance of a sample from a distribution given at points: `below[i]` is the share that is <=
-    at[i]. Between the points the distribution is unknown, so the result is a lower bound."""
+    """Kolmogorov-Smirnov distance between a sample and a distribution that is known at some points: `below[i]` is the
+    share of values <= at[i]. Between the points the distribution is unknown, so the result is a lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))
 
 
 def ks_critical(n: int, m: int, alpha: float = 0.001) -> float:
-    """The distance that two samples of one population exceed with probability `alpha` (asymptotically)."""
+    """The critical Kolmogorov-Smirnov distance: samples of n and m documents from one population exceed it with
+    probability `alpha` (asymptotically)."""
     return float(np.sqrt(-np.log(alpha / 2) / 2) * np.sqrt((n + m) / (n * m))) if n and m else float("inf")
 
 

@@ -1,9 +1,9 @@
-"""A classifier's card, as JSON and as a page: what it was trained on, how well it performs, and which words decide its
-scores.
+"""A classifier's model card, as JSON and as a page: what the classifier was trained on, how well it performs, and which
+words decide its scores.
 
 The card holds no text of a document. It shows only single words (pairs of words are hashed and have no names), and only
-words of letters that occur at least ten times in the training texts, so that it shows no address, number or name of one
-person.
+words of letters that occur at least ten times in the training texts. It therefore shows no address, number or name of
+one person.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_WORDS, FEWEST_OCCURRENCES = 25, 10
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The card of a model.
+    """Read the card of a classifier (a JSON file that says how it was trained and how well it performs).
 
     Raises:
         ValueError: the file is not a card; the message says what to do.
@@ -38,11 +38,12 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
-    """For each label the words that speak most for it: [word, strength, times seen], the strongest first.
+    """For each label of a classifier, return the words that speak most for it: [word, strength, number of occurrences
+    in training], the strongest first.
 
-    The strength of a word is what one occurrence adds to the logit of the label, minus the mean of what it adds to the
-    other labels, times ln(1 + times seen). The last factor lowers rare words: the model memorises a word that it has
-    seen only twice, so such a word says little about other texts.
+    The strength of a word has two factors. One is what an occurrence of the word adds to the logit of the label, minus
+    the mean of what it adds to the other labels. The other is ln(1 + number of occurrences), which lowers rare words:
+    the model memorises a word that it has seen only twice, so such a word says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
     eligible = [i for i, (word, count) in enumerate(zip(words, counts))
@@ -63,12 +64,12 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
 
 
 def decimal(score: float) -> str:
-    """A score with all its digits, written so that YAML reads a number (it reads 1e-06 as a string)."""
+    """Format a score with all its digits so that YAML reads it as a number (YAML reads 1e-06 as a string)."""
     return f"{score:.6f}".rstrip("0").rstrip(".")
 
 
 def markdown(card: dict[str, Any]) -> str:
-    """The card as a page."""
+    """The card of a classifier as a Markdown page."""
     name, examples = card["model"]["file"], card["examples"]
     labels, settings = ", ".join(f"`{_cell(label)}`" for label in _first_names(card["labels"])), card["settings"]
     kind = {"binary": f"binary, for `{card['target']}`", "grades": "grades; the score is the expected one",
@@ -171,7 +172,7 @@ def _profiles(card: dict[str, Any]) -> list[str]:
 
 
 def _tenths(distribution: dict[str, Any] | None) -> str:
-    """The values below which 10, 50 and 90 % of a distribution lie."""
+    """Format the values below which 10, 50 and 90 % of a distribution lie."""
     if not distribution or not distribution["at"]:
         return "–"
     points, below = distribution["at"], distribution["below"]
@@ -184,7 +185,7 @@ def _interval(pair: list[float] | None) -> str:
 
 
 def _first_names(names: list[str], most: int = 30) -> list[str]:
-    """At most `most` names, and the number of the others."""
+    """The first `most` names, for display. If there are more, the last entry says how many more."""
     return names if len(names) <= most else [*names[:most], f"… {len(names) - most} more"]
 
 

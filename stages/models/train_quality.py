@@ -1,8 +1,8 @@
 """Trains a fastText classifier, calibrates it, judges it on texts that it was not trained on, and writes its card.
 
-`train` leaves four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
-(`stages.models.model_card`). Everything is a function of texts, labels, settings and seed: equal inputs give equal
-files on one kind of CPU, in whatever order the texts come.
+`train` writes four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
+(`stages.models.model_card`). All files are a function of texts, labels, settings and seed: on one kind of CPU, equal
+inputs give equal files, in whatever order the texts come.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MOST_REFERENCE = 50_000
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each bucket and
-    word."""
+    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each word and for
+    each bucket of word n-grams."""
 
     dim: int = 32
     epochs: int = 5
@@ -58,14 +58,15 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
           settings: Settings | None = None, held_out: float = 0.2, most: int | None = None,
           reference: Iterable[str] | None = None, keep: float = 0.1, data: Sequence[dict[str, Any]] = (),
           intended_use: str = "", license: str = "") -> dict[str, Any]:
-    """Train on (label, text) pairs, and write the model to `out` and its other files beside it. Returns the card.
+    """Train a fastText classifier on (label, text) pairs. Writes the model to `out`, and its calibration and card
+    beside it. Returns the card.
 
     The labels decide the kind of the classifier. Two labels `hq` and `lq`, or two numbers, make a binary classifier,
     whose score is the probability of `hq` or of the greater number. Three numbers or more are grades, and the score is
     the expected grade. Any other labels make a classifier that chooses among labels. A share `held_out` of the texts is
-    kept from training, half of it to calibrate and half to judge. With a `reference` corpus, the card gives the
-    threshold that keeps the best share `keep` of the corpus' texts, measured on texts that were not trained on. `data`,
-    `intended_use` and `license` go into the card as they are.
+    kept from training, half of it to calibrate and half to judge the classifier. With a `reference` corpus, the card
+    gives the threshold that keeps the best share `keep` of the corpus' texts, measured on texts that were not trained
+    on. `data`, `intended_use` and `license` go into the card as they are.
 
     Raises:
         ValueError: there are fewer than two labels, a label has fewer than two training texts, or fastText cannot use a
@@ -136,7 +137,8 @@ def _labels(examples: Examples) -> list[str]:
 
 
 def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
-    """Counts of the texts used and left out, and a hash over the content of all that were used."""
+    """Describe the examples for the card: counts of the texts used and left out, and a hash over the content of all
+    texts used."""
     digest = hashlib.sha256()
     for example in examples.kept:
         digest.update(f"{example.key} {example.label}\n".encode())
@@ -147,11 +149,12 @@ def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, A
 
 
 def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> None:
-    """Run fastText's training in a process of its own, whose allocator hands out zeroed memory.
+    """Train a fastText model on the examples `part`, in a process of its own whose allocator hands out zeroed memory.
 
-    With one thread fastText initialises the first tenth of its matrix only (DenseMatrix::uniform fills 10 blocks, one
-    per thread) and leaves the rest as the allocator gave it. Recycled memory there makes training random, up to NaN.
-    glibc fills what it allocates with the complement of MALLOC_PERTURB_, so 255 gives zeros.
+    With one thread, fastText initialises only the first tenth of its matrix (DenseMatrix::uniform fills 10 blocks, one
+    per thread). The other nine tenths keep the content of the allocated memory, and content of earlier use makes
+    training random, up to NaN. glibc fills memory that it allocates with the complement of MALLOC_PERTURB_, so 255
+    gives zeros.
     """
     lines = model.with_suffix(".txt")
     with open(lines, "w", encoding="utf-8", newline="\n") as file:
@@ -170,8 +173,8 @@ def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> Non
 
 
 def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
-    """The classifier with a calibration fitted on `part`; unchanged if there are too few texts to fit one for every
-    label."""
+    """Return the classifier with a calibration fitted on the examples `part`. If these are too few to fit one for every
+    label, the classifier is returned unchanged. `sha256` is the hash of the model file."""
     raw = classifier.raw([example.text for example in part])
     steps_of_one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}
@@ -196,9 +199,10 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
 
 
 def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
-    """Measure on labelled texts how well the classifier answers each of its questions. With a target, the only question
-    is whether a text has the target label. Without a target, there is such a question for each label. With grades,
-    there is a question for each grade but the lowest: whether a text has at least that grade."""
+    """Measure on the labelled texts `part` how well the classifier works. A classifier answers yes-or-no questions, and
+    each is judged by itself. With a target label, the only question is whether a text has this label. With other
+    labels, there is such a question for each label. With grades, there is a question for each grade but the lowest:
+    whether a text has at least that grade."""
     raw = classifier.raw([example.text for example in part])
     scores, truth = classifier.calibrated(raw), [example.label for example in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
@@ -223,7 +227,8 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
 
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
               calibrated: bool, seed: int) -> dict[str, Any]:
-    """Measures how well `scores` find the `good` documents."""
+    """Measure how well `scores` tell the `good` documents from all others, for the question `name`. `raw` holds the
+    scores before calibration."""
     values = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
     ranking = measure.Ranking(values, good)
     measures = {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
@@ -243,9 +248,12 @@ def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | Non
 
 
 def _not_trained_on(sampled: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
-    """Texts of the reference corpus that were not trained on, and counts for the card. The model is surer of texts it
-    was trained on, so a threshold chosen by such texts would keep another share of new texts. If too few texts were not
-    trained on, all texts are returned."""
+    """Choose the texts of the reference corpus that the classifier was not trained on. `sampled` holds (content key,
+    text), and `trained` the keys of the training texts. Returns (texts, counts for the card).
+
+    The model is surer of texts it was trained on, so a threshold chosen by such texts would keep another share of new
+    texts. If too few texts are left, all sampled texts are returned.
+    """
     unseen = [text for key, text in sampled if key not in trained]
     if len(unseen) < drift.FEWEST_DOCUMENTS:
         return [text for _, text in sampled], {"left_out": 0, "trained_on": len(sampled) - len(unseen)}
@@ -253,8 +261,8 @@ def _not_trained_on(sampled: list[tuple[str, str]], trained: set[str]) -> tuple[
 
 
 def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict[str, Any]:
-    """The threshold that keeps the best share `keep` of a reference corpus, by documents, and the share it really
-    keeps."""
+    """Find the score threshold that keeps the best share `keep` of a reference corpus, counted in documents. The result
+    also says what share it really keeps."""
     threshold = measure.threshold_keeping(scores, keep)
     kept = scores >= threshold
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)

@@ -1,4 +1,5 @@
-"""Turns a classifier's scores into probabilities: fitted once on held-out documents, applied as a table of integers.
+"""Turns a classifier's scores into probabilities, by a calibration that is fitted once on held-out documents and
+applied as a table of integers.
 
 fastText is overconfident: of the documents to which it gives 0.999, perhaps two in three are good. A calibration is a
 monotone, piecewise linear map from scores to probabilities. Both are integers, in steps of the stage's grid (0 … 10⁶
@@ -37,13 +38,15 @@ Knots = list[list[int]]
 
 
 class CalibrationError(ValueError):
-    """The file is no calibration, or it is that of another model. The message names the problem and the remedy."""
+    """A file is no calibration of a classifier, or it is the calibration of another model. The message names the
+    problem and the remedy."""
 
     permanent = True
 
 
 class Table:
-    """A monotone, piecewise linear map from integers to integers, given by its knots.
+    """A monotone, piecewise linear map from integers to integers, given by its knots: points [x, y] with straight lines
+    between them.
 
     >>> Table([[0, 100], [1000, 300]])(500)
     200
@@ -63,10 +66,12 @@ class Table:
 
 
 def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool = False) -> tuple[str, Knots] | None:
-    """Fit a map to scores int64[n] and truths float64[n], both in steps of the grid and in low … high. Returns (method,
-    knots), or None if there are too few documents, or if all scores or all truths are equal.
+    """Fit a map from a classifier's scores to probabilities or grades, on documents whose truth is known. `scores` is
+    int64[n] and `truths` float64[n]; both are in steps of the grid to which scores are rounded, from `low` to `high`.
 
-    Truths of a label are `low` or `high`. Truths of grades may lie between, which only isotonic regression can fit.
+    Returns (method, knots of the map), or None if there are too few documents, or if all scores or all truths are
+    equal. The truths of a label are `low` or `high`. The truths of grades may lie between, which only isotonic
+    regression can fit.
     """
     x, y = np.asarray(scores, np.int64), np.asarray(truths, np.float64)
     if len(x) < FEWEST_DOCUMENTS or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
@@ -77,7 +82,8 @@ def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool 
 
 
 def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int) -> Knots:
-    """Isotonic regression of the truths y on the scores x."""
+    """Fit an isotonic regression of the truths y on the scores x. Returns the knots ([score, fitted truth]) of a
+    map."""
     order = np.argsort(x, kind="stable")
     values, starts, counts = np.unique(x[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(y[order], starts)
@@ -101,7 +107,8 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
 
 
 def _platt(x: NDArray[np.int64], good: NDArray[np.bool_], top: int) -> Knots:
-    """Platt's sigmoid for the scores x in 0 … top; `good` holds the truths."""
+    """Fit Platt's sigmoid to scores x in 0 … top. `good` says which documents are good. Returns the knots ([score,
+    probability]) of a map that approximates the sigmoid."""
     log_odds = _log_odds(x, top)
     count, n_good = len(x), int(good.sum())
     target = np.where(good, (n_good + 1) / (n_good + 2), 1 / (count - n_good + 2))
@@ -141,7 +148,8 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """The knots with a single value for each score. A value that is below the one before it is raised to that one."""
+    """Make a list of knots [score, value] ascend. If several knots have one score, only one of them, with the largest
+    value, stays. A value that is below the previous one is raised to it."""
     out: Knots = []
     for score, value in knots:
         if out and score <= out[-1][0]:
@@ -152,11 +160,11 @@ def _ascending(knots: Knots) -> Knots:
 
 
 def read(path: str | Path, model_sha256: str | None = None) -> dict[str, Any]:
-    """Read a calibration file as a dict, and check its knots.
+    """Read a calibration file as a dict, and check the knots of its maps.
 
     Raises:
-        CalibrationError: not this format, knots that do not ascend, or made for a model other than `model_sha256`
-            (None: not checked).
+        CalibrationError: the file has another format, its knots do not ascend, or it was made for a model other than
+            `model_sha256` (None: the model is not checked).
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""fastText models: where they are stored, and how they predict.
+"""Finds and loads fastText models, and predicts labels by them.
 
 The language model lid.176.ftz (917 kB, https://fasttext.cc/docs/en/language-identification.html, CC-BY-SA 3.0) is
 searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill; `tokenmill fetch lid176` puts it there.
@@ -22,7 +22,7 @@ MOST_CHECKED_BYTES = 64 << 20
 
 
 class MissingModel(TokenmillError, FileNotFoundError):
-    """A model that has to be fetched first; the message says how."""
+    """A model file is missing and must be fetched first. The message says how."""
 
     exit_code = 2
 
@@ -30,10 +30,10 @@ class MissingModel(TokenmillError, FileNotFoundError):
 
 
 def lid176() -> Path:
-    """Path of the language model.
+    """Path of lid.176.ftz, fastText's model for identifying languages.
 
     Raises:
-        MissingModel: it is not there; the message says where it was searched for and how to get it.
+        MissingModel: the file is missing; the message says where it was searched for and how to get it.
     """
     path = default_lid176()
     if path is not None:
@@ -44,7 +44,7 @@ def lid176() -> Path:
 
 
 def default_lid176() -> Path | None:
-    """Path of the language model; None where it is not installed."""
+    """Path of lid.176.ftz, fastText's model for identifying languages; None if it is not installed."""
     return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
 
 
@@ -54,8 +54,9 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """Labels of a fastText model, for checking settings before anything runs; None when the file is missing, is no
-    model, or has more than MOST_CHECKED_BYTES bytes, which take seconds to load."""
+    """The labels of a fastText model, for checking settings before anything runs. The result is None if the file is
+    missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
+    take seconds."""
     try:
         info = os.stat(path or "")
         return None if info.st_size > MOST_CHECKED_BYTES else _labels(
@@ -81,7 +82,8 @@ def load(path: str | Path) -> WordSums | FastText:
 
 
 class FastText:
-    """A fastText classifier. Prediction only reads the model, so threads may share one."""
+    """A fastText classifier that runs fastText's own library. Prediction only reads the model, so threads may share
+    one."""
 
     def __init__(self, path: str | Path) -> None:
         # not fasttext.load_model: that prints a warning of its own to stderr
@@ -95,9 +97,9 @@ class FastText:
         return [label.removeprefix("__label__") for label in self._model.getLabels("strict")[0]]
 
     def matrices(self) -> tuple[list[str], list[int], Any, Any, list[str]]:
-        """Returns (words, count of each word, float32[words, dim] vectors of the words, float32[labels, dim] vectors of
-        the labels, the labels in the order of these vectors) of a model that is not quantised. Copies the whole matrix
-        of words and buckets."""
+        """Return the vocabulary and the vectors of a model that is not quantised: (words, count of each word, vectors
+        of the words, vectors of the labels, labels). Vectors are float32[words, dim] and float32[labels, dim], in the
+        order of the words and labels. The call copies the whole input matrix of the model."""
         import numpy as np
 
         words, counts = self._model.getVocab("strict")
@@ -106,7 +108,8 @@ class FastText:
         return list(words), [int(count) for count in counts], vectors, outputs, self.labels()
 
     def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
-        """The k most probable (label, probability) of a text taken as one line; [] when no word of it is known."""
+        """Return the k most probable labels of a text, as (label, probability). The text is taken as one line. The
+        result is [] if the model knows no word of it."""
         line = text.replace("\n", " ") + "\n"
         predictions = self._model.predict(line, k, 0.0, "strict")
         return [(label.removeprefix("__label__"), score) for score, label in predictions]

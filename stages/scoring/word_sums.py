@@ -13,7 +13,7 @@ predictions do not depend on earlier texts.
 
 The module reads supervised models of the library's file version 12 without word n-grams, with the loss `softmax` or
 `hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The matrix of a model that is not quantised stays in the
-file, which is memory-mapped, so that workers share it. Source of the format: fastText 0.9.2 (`fasttext.cc`,
+file, which is memory-mapped, so that workers share it. The format is that of fastText 0.9.2 (`fasttext.cc`,
 `dictionary.cc`, `productquantizer.cc`).
 
 Words are identified by a hash of 64 bits: among a million words, two have the same hash with a probability of 3e-8. The
@@ -41,13 +41,14 @@ MOST_BYTES, MOST_WORDS = 128 << 20, 1 << 18
 
 
 class UnknownFormat(ValueError):
-    """A model that this module cannot read; the library may be able to."""
+    """A file holds no fastText model that `WordSums` can read. fastText's own library may be able to read it."""
 
     permanent = True
 
 
 class WordSums:
-    """A fastText classifier with the interface of `stages.scoring.models.FastText`. Threads may share one.
+    """A fastText classifier that keeps in a cache what each word contributes, with the interface of
+    `stages.scoring.models.FastText`. Threads may share one.
 
     Raises:
         UnknownFormat: a model of another version, loss or kind.
@@ -76,7 +77,8 @@ class WordSums:
         return list(self._labels)
 
     def predict(self, text: str) -> list[tuple[str, float]]:
-        """[the most probable (label, probability)] of a text taken as one line; [] when no word of it is known."""
+        """Return the most probable label of a text, as a list with one (label, probability). The text is taken as one
+        line. The list is empty if the model knows no word of it."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
             best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,
@@ -132,7 +134,8 @@ class WordSums:
 
 
 def _matrix(data: mmap.mmap, offset: int, path: str | Path) -> tuple[np.ndarray, int]:
-    """Returns (the matrix at an offset of the file, float32 (rows, dim); the offset after the matrix)."""
+    """Read a matrix at an offset of a fastText model file. Returns (the matrix, float32 (rows, dim); the offset after
+    it)."""
     if not data[offset]:
         rows, dim = struct.unpack_from("<2q", data, offset + 1)
         return np.memmap(path, np.float32, "r", offset + 17, (rows, dim)), offset + 17 + 4 * rows * dim
@@ -151,8 +154,8 @@ def _matrix(data: mmap.mmap, offset: int, path: str | Path) -> tuple[np.ndarray,
 
 
 def _centroids(data: mmap.mmap, offset: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Decode the codes of a product quantizer that the file holds at an offset. `codes` is uint8 (rows, parts). Returns
-    (the vectors for the codes, float32 (rows, dim); the offset after the quantizer)."""
+    """Decode the codes of quantised vectors, by the product quantizer at an offset of a fastText model file. `codes` is
+    uint8 (rows, parts). Returns (the vectors, float32 (rows, dim); the offset after the quantizer)."""
     dim, parts, width, last_width = struct.unpack_from("<4i", data, offset)
     end = offset + 16 + 4 * dim * 256
     values = np.frombuffer(data[offset + 16:end], np.float32)
@@ -164,9 +167,9 @@ def _centroids(data: mmap.mmap, offset: int, codes: np.ndarray) -> tuple[np.ndar
 
 
 def _tree(counts: list[int]) -> np.ndarray:
-    """Huffman's tree over labels (hierarchical softmax), int32 (labels - 1, 2): the two children of each inner node.
-    With L labels, a child below L is a label, and a child n >= L is the inner node in row n - L. The last row is the
-    root."""
+    """Build the Huffman tree over the labels, for hierarchical softmax, from the labels' counts. Returns int32 (labels
+    - 1, 2): the two children of each inner node. With L labels, a child below L is a label, and a child n >= L is the
+    inner node in row n - L. The last row is the root."""
     size = len(counts)
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)
@@ -182,15 +185,15 @@ def _tree(counts: list[int]) -> np.ndarray:
 
 
 def _table(entries: int) -> tuple[np.ndarray, np.ndarray]:
-    """An empty table with room for `entries` words: their hashes, uint64, 0 where a slot is free, and their values,
-    int32."""
+    """Make an empty hash table with room for `entries` words. Returns (hashes of the words, uint64, 0 where a slot is
+    free; values of the words, int32)."""
     size = 1 << max(2 * entries, 2).bit_length()
     return np.zeros(size, np.uint64), np.zeros(size, np.int32)
 
 
 @njit(cache=True, nogil=True)
 def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
-    """A 64-bit hash of some bytes; never 0."""
+    """A 64-bit hash of the bytes of `data` from `begin` up to `end`, which depends on the seed. It is never 0."""
     hashed = np.uint64(seed)
     for place in range(begin, end):
         hashed = (hashed ^ np.uint64(data[place])) * np.uint64(0x9E3779B97F4A7C15)
@@ -200,7 +203,8 @@ def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _find(hashes: Any, hashed: Any) -> np.int64:
-    """Slot of a hash in a table, or the free slot where it belongs."""
+    """Slot of a word's hash in a hash table. If the table lacks the word, the result is the free slot where it
+    belongs."""
     mask = len(hashes) - 1
     slot = np.int64(hashed & np.uint64(mask))
     while hashes[slot] != np.uint64(0) and hashes[slot] != hashed:
@@ -210,7 +214,8 @@ def _find(hashes: Any, hashed: Any) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
-    """Enter words, which are separated by blanks, into a table with their numbers as values."""
+    """Enter words into an empty hash table (`hashes` and `values`). `words` are the bytes of the words, separated by
+    blanks; the value of a word is its number in this list."""
     begin = number = 0
     for place in range(len(words) + 1):
         if place == len(words) or words[place] == 32:
@@ -224,8 +229,9 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Add to `total` the row of a word, if the word has one, and the rows of its character n-grams (those of the string
-    "<word>", with < and > at its ends). Returns the number of rows added."""
+    """Add to `total` the vectors that a word contributes: its own, if it is in the vocabulary (`row` is the row of
+    `rows`), and those of its character n-grams. N-grams are taken from the string "<word>", with < and > at its ends.
+    Returns the number of vectors added."""
     shortest, longest, bucket, first_bucket = grams
     count = 0
     if row >= 0:
@@ -263,7 +269,7 @@ def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, row
 
 @njit(cache=True, nogil=True)
 def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
-    """Whether the bytes from `begin` to `end` start with `word`."""
+    """Whether the bytes of `data` from `begin` up to `end` start with the bytes of `word`."""
     equal = 0
     while equal < len(word) and begin + equal < end and data[begin + equal] == word[equal]:
         equal += 1
@@ -272,8 +278,8 @@ def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
 
 @njit(cache=True, nogil=True)
 def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, hidden: Any) -> int:
-    """Add to `hidden` the sums of all words of a text, which must end with a line break. Returns the number of rows
-    added."""
+    """Add to `hidden` the contributions of all words of a text, whose bytes `data` must end with a line break. Returns
+    the number of vectors added, by which the caller divides to get the mean."""
     sums, counts, hashes, word_of_slot, used_words = cache
     total = np.zeros(rows.shape[1])
     single = np.zeros(rows.shape[1], np.float32)
@@ -318,8 +324,8 @@ def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places:
 
 @njit(cache=True, nogil=True)
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
-    """Add to `hidden` the row of the end of a line, which is a word without n-grams. Returns the number of rows added,
-    1 or 0."""
+    """Add to `hidden` the vector of the end of a line, which fastText treats as a word without n-grams. Returns the
+    number of vectors added, 1 or 0."""
     hashed = _hash(_EOS, 0, len(_EOS), seed)
     slot = _find(vocabulary[0], hashed)
     if vocabulary[0][slot] != hashed:
@@ -332,7 +338,8 @@ def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
 @njit(cache=True, nogil=True)
 def _most_probable(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, out: Any,
                    tree: Any) -> tuple[int, float]:
-    """(number of the most probable label, its probability) of a text; -1 when no word of it is known."""
+    """Return (number of the most probable label, its probability) for a text, given as the bytes `data`. The number is
+    -1 if the model knows no word of the text."""
     if cache[4][0] == len(cache[0]):                        # the cache is full, so all its words are dropped
         cache[2].fill(np.uint64(0))
         cache[4][0] = 0

@@ -1,4 +1,5 @@
-"""Check digits and dates, which distinguish assigned numbers from arbitrary ones. Digits are strings of 0-9."""
+"""Checks the check digits and dates of numbers, to tell numbers that an authority has assigned from arbitrary ones. The
+argument `digits` of a function is a string of 0-9."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ while len(_PERMUTATIONS) < 8:
 
 
 def luhn(digits: str) -> bool:
-    """Whether the Luhn check holds (ISO/IEC 7812-1, annex B): every second digit from the right is doubled."""
+    """Whether a number passes the Luhn check (ISO/IEC 7812-1, annex B), in which every second digit from the right is
+    doubled."""
     return (sum(map(int, digits[::-2])) + sum(_DOUBLED[int(d)] for d in digits[-2::-2])) % 10 == 0
 
 
 def mod97(value: str) -> int:
-    """Remainder of ISO/IEC 7064 MOD 97-10 of digits and letters, A = 10 … Z = 35; 1 if the check holds."""
+    """The remainder of a string of digits and letters by ISO/IEC 7064 MOD 97-10, where A = 10 … Z = 35. It is 1 if the
+    check digits are right."""
     return int("".join(str(int(c, 36)) for c in value)) % 97
 
 
@@ -39,7 +42,7 @@ def verhoeff(digits: str) -> bool:
 
 
 def mod11_10(digits: str) -> bool:
-    """Whether the check of ISO/IEC 7064 MOD 11,10 (hybrid) holds; the last digit is the check digit."""
+    """Whether the last digit is the right check digit by ISO/IEC 7064 MOD 11,10 (hybrid)."""
     product = 10
     for digit in digits[:-1]:
         product = ((int(digit) + product) % 10 or 10) * 2 % 11
@@ -47,7 +50,7 @@ def mod11_10(digits: str) -> bool:
 
 
 def mod11_2(value: str) -> bool:
-    """Whether the check of ISO/IEC 7064 MOD 11-2 holds; the last character may be X (10)."""
+    """Whether the last character, which may be X (10), is the right check character by ISO/IEC 7064 MOD 11-2."""
     total = 0
     for digit in value[:-1]:
         total = (total + int(digit)) * 2 % 11
@@ -56,17 +59,18 @@ def mod11_2(value: str) -> bool:
 
 
 def weighted(digits: str, weights: Sequence[int]) -> int:
-    """Sum of the digits times their weights, from the left, up to the last weight."""
+    """The sum of the digits, each times its weight. Digits are taken from the left, until the weights run out."""
     return sum(int(digit) * weight for digit, weight in zip(digits, weights))
 
 
 def ean(digits: str) -> bool:
-    """Whether the GS1 check digit is right: weights 1 and 3 from the right."""
+    """Whether the last digit is the right GS1 check digit, as in EAN bar codes: with weights 1 and 3 in turn from the
+    right, the sum is a multiple of 10."""
     return (sum(map(int, digits[::-2])) + 3 * sum(map(int, digits[-2::-2]))) % 10 == 0
 
 
 def date(year: int, month: int, day: int) -> bool:
-    """Whether the date exists. A year below 100 stands for that year of any century."""
+    """Whether the date exists. A year below 100 gives only the last two digits, so the date may be of any century."""
     if not (1 <= month <= 12 and 1 <= day <= _DAYS[month - 1]):
         return False
     if (month, day) != (2, 29) or year % 4:
@@ -87,8 +91,8 @@ def yyyymmdd(digits: str) -> bool:
 
 
 def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
-    """Whether one of `words` occurs in the `window` characters before `start`, with no replaced value (NUL or
-    placeholder) in between."""
+    """Whether one of `words` occurs in the `window` characters before `start`. Text before a value that was already
+    replaced (by NULs or a placeholder) does not count."""
     near = text[max(0, start - window):start]
     if "<" in near or ">" in near or "\0" in near:
         near = _BORDER.split(near)[-1]
@@ -96,15 +100,15 @@ def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64)
 
 
 def in_address(text: str, start: int) -> bool:
-    """Whether `start` is inside a URL, where digits are nearly always the number of a page."""
+    """Whether position `start` of a text is inside a URL. Digits in a URL are nearly always the number of a page."""
     word = text[max(0, start - 256):start].split()
     return bool(word) and start > 0 and not text[start - 1].isspace() and ("://" in word[-1] or "www." in word[-1])
 
 
 def stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end], which has digits or letters at both ends, stands by itself. False if it is part of a
-    word, a decimal or dotted number, a path, or a code joined by hyphens. A full stop or hyphen of the sentence may
-    follow."""
+    """Whether text[start:end], which has digits or letters at both ends, is no part of something longer: of a word, a
+    decimal or dotted number, a path, or a code joined by hyphens. A full stop or hyphen that belongs to the sentence
+    may follow."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

@@ -40,8 +40,8 @@ Span = tuple[int, int]
 
 
 class Clues:
-    """A text and the stretches of it that finders search. Each kind of stretch is determined when it is first
-    requested."""
+    """A text together with those stretches of it that may hold personal data. Finders (functions that each search for
+    one kind of data) search only these stretches. Each kind of stretch is determined when it is first requested."""
 
     #: texts from SHORT to below LONG characters use arrays: patterns are faster on shorter texts and need less memory
     #: on longer ones
@@ -53,23 +53,25 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """True for a text shorter than SHORT without digits, codes and private keys, in which no finder can find
-        anything. Always False for a longer text, which is not examined here."""
+        """Whether the text surely holds no personal data that the repeated finders look for (all except e-mail and IP
+        addresses and telephone numbers with a plus). It is True only for a text shorter than SHORT without digits,
+        codes and private keys. A longer text is not examined, and the result is False."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
     def _kinds(self) -> np.ndarray:
-        """The classes of each character, as bits of a uint8."""
+        """The classes of each character of the text (digit, Latin letter, separator …), as bits of a uint8."""
         return np.frombuffer(self.text.encode("ascii", "replace").translate(_CLASSES), np.uint8)
 
     @cached_property
     def _digits(self) -> np.ndarray:
-        """Positions of the digits 0 to 9."""
+        """Positions of the digits 0 to 9 in the text."""
         return np.flatnonzero((self._kinds & _DIGIT).view(np.bool_))
 
     @cached_property
     def _numbers(self) -> list[tuple[int, Span]]:
-        """(number of digits, span) of every number, except numbers that are too short for FEWEST_DIGITS digits."""
+        """(number of digits, span) of every number in the text. Numbers that are too short to hold FEWEST_DIGITS digits
+        are left out."""
         if self._plain:
             spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
             counts = [len(_NOT_DIGITS.sub("", self.text[start:end])) for start, end in spans]
@@ -87,18 +89,19 @@ class Clues:
         return list(zip(counts, spans))
 
     def numbers(self, fewest: int) -> list[Span]:
-        """Runs of at least `fewest` digits (not below FEWEST_DIGITS), adjacent or separated by single characters of
-        _BETWEEN."""
+        """Spans of runs of at least `fewest` digits (no less than FEWEST_DIGITS). The digits are adjacent or separated
+        by single characters of _BETWEEN, such as a blank or a hyphen."""
         return [span for count, span in self._numbers if count >= fewest]
 
     @cached_property
     def near_numbers(self) -> list[Span]:
-        """Spans of numbers of at least FEWEST_DIGITS digits, with the text around them."""
+        """Spans of numbers of at least FEWEST_DIGITS digits, widened by 16 characters on either side."""
         return self._around(self.numbers(FEWEST_DIGITS))
 
     @cached_property
     def near_dates(self) -> list[Span]:
-        """Spans of two digits, a Latin letter and two digits, with the text around them."""
+        """Spans of two digits, a Latin letter and two digits (as in Italy's codice fiscale), widened by 16 characters
+        on either side."""
         if self._plain:
             return self._around([m.span() for m in _DATED.finditer(self.text)])
         places, kinds = self._digits, self._kinds
@@ -108,8 +111,7 @@ class Clues:
         return self._around([(start, start + 5) for start in places.tolist()])
 
     def _around(self, spans: list[Span]) -> list[Span]:
-        """The spans, which must be in order, widened by 16 characters on either side. Spans that then meet are
-        merged."""
+        """Widen spans, which must be in order, by 16 characters on either side, and join those that then meet."""
         result: list[Span] = []
         for start, end in spans:
             start, end = max(0, start - 16), min(end + 16, len(self.text))
@@ -120,7 +122,8 @@ class Clues:
         return result
 
     def checked(self) -> list[int]:
-        """Positions of two digits after two Latin letters, as at the beginning of an IBAN."""
+        """Positions of two digits that follow two Latin letters, as the check digits of a bank account number (IBAN)
+        do."""
         if self._plain:
             return [m.end() - 2 for m in _CHECKED.finditer(self.text)]
         places, kinds = self._digits, self._kinds
@@ -129,7 +132,7 @@ class Clues:
 
     @cached_property
     def codes(self) -> list[Span]:
-        """Runs of at least SHORTEST_CODE characters of _OF_CODES."""
+        """Spans of runs of at least SHORTEST_CODE characters of the kind that API keys consist of (_OF_CODES)."""
         if self._plain:
             return [m.span() for m in _CODES.finditer(self.text)]
         ends = np.concatenate(([-1], np.flatnonzero((self._kinds & _CODE) == 0), [len(self.text)]))
@@ -138,5 +141,5 @@ class Clues:
 
     @cached_property
     def words(self) -> list[Span]:
-        """Runs of at least SHORTEST_CODE Latin letters and digits."""
+        """Spans of runs of at least SHORTEST_CODE Latin letters and digits."""
         return [m.span() for span in self.codes for m in _WORD.finditer(self.text, *span)]

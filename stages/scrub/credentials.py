@@ -2,7 +2,8 @@
 
 The rules follow gitleaks (config/gitleaks.toml, MIT) and the services' own documentation of the prefixes that make
 their keys recognisable. Published examples are not reported: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE),
-and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks leaves the latter out for their low entropy.
+and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks leaves values such as `xxxxxxxx` out for
+their low entropy.
 
 Each rule lists literal strings, and is tried only if one of them occurs in a code of the text (`Clues.codes`). A code
 is a run of at least SHORTEST_CODE characters of the kind that keys consist of. A value that a rule matches always lies
@@ -94,7 +95,8 @@ _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
 def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, service) of keys and tokens, in no order; they may overlap."""
+    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service), where the service is
+    the one that issues such keys. The matches are in no order and may overlap."""
     text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
@@ -112,7 +114,8 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Values assigned to a name that says that they are secret, such as `api_key`."""
+    """Find values that a text assigns to a name that says that they are secret, such as `api_key = …`. `codes` are the
+    spans of long runs of characters that keys consist of. Yields (start, end, service)."""
     place, name_occurs = 0, None
     for start, end in codes:
         # a match may begin before the run, with the equals sign, blanks and opening quote, and end after it, with the
@@ -131,14 +134,15 @@ def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, 
 
 
 def _secret(value: str) -> bool:
-    """Whether a value may be a real key: it does not contain EXAMPLE, and it has at least eight different
+    """Whether a value may be a real API key: it does not contain EXAMPLE, and it has at least eight different
     characters."""
     return "EXAMPLE" not in value.upper() and len(set(value)) >= 8
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "private_key") of private keys in PEM and PGP blocks (RFC 7468, RFC 9580), up to their end line. A
-    block without an end line extends as far as there are only characters that occur in keys."""
+    """Find private keys in PEM and PGP blocks (RFC 7468, RFC 9580). Yields (start, end, "private_key"), where the end
+    is that of the block's end line. A block without an end line extends as far as there are only characters that occur
+    in keys."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

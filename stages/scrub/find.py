@@ -1,11 +1,11 @@
-"""Finds personal data in a text by the finders of all kinds, one after the other.
+"""Finds personal data of all kinds in a text, by running the finders (functions that each search for one kind of data).
 
-A finder is a function that searches for one kind of data. It gets a text in which everything found before is replaced
-by NULs, which no finder takes for part of a value. It searches only the stretches that can hold its values
-(`stages.scrub.clues`). The finders of e-mail and IP addresses come first and run once, as in datatrove; so does the
-finder of telephone numbers that begin with a plus. The other finders are repeated as long as they find something, at
-most ROUNDS times: when one value has been removed, the value next to it may no longer look like part of a longer one. A
-second scrubbing of an ordinary text therefore finds nothing new.
+A finder gets a text in which everything that other finders have found is replaced by NULs, which no finder takes for
+part of a value. It searches only the stretches that can hold its values (`stages.scrub.clues`). The finders of e-mail
+and IP addresses come first and run once, as in datatrove; so does the finder of telephone numbers that begin with a
+plus. The other finders are repeated as long as they find something, at most ROUNDS times: when one value has been
+removed, the value next to it may no longer look like part of a longer one. A second scrubbing of an ordinary text
+therefore finds nothing new.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROUNDS = 5
 
 
 class Match(NamedTuple):
-    """A value of personal data, text[start:end] in characters. `kind` is named as in the config of the step `pii`.
-    `rule` is more specific (the country of an id, the service of a key), or ""."""
+    """A value of personal data at text[start:end], in characters. `kind` is the kind of data, as in the settings of the
+    step `pii` (`emails`, `ids` …). `rule` is more specific (the country of an id, the service of a key), or ""."""
 
     start: int
     end: int
@@ -32,8 +32,9 @@ class Match(NamedTuple):
 
 
 def find(text: str, single_pass: Iterable[tuple[str, Finder]], repeated: Iterable[tuple[str, Finder]]) -> list[Match]:
-    """The values found in `text`, in order, without overlaps. The finders `single_pass` run once; `repeated` run again
-    as long as they find something, at most ROUNDS times."""
+    """Find personal data in `text`, and return the matches in order, without overlaps. A finder is a function that
+    searches for one kind of data. The finders in `single_pass` run once. Those in `repeated` run as long as they find
+    something, at most ROUNDS times."""
     result: list[Match] = []
     clues = Clues(text)
     for kind, finder in single_pass:
@@ -55,8 +56,8 @@ def find(text: str, single_pass: Iterable[tuple[str, Finder]], repeated: Iterabl
 
 
 def merged(matches: list[Match], others: list[Match]) -> list[Match]:
-    """All of `matches`, and those of `others` that do not overlap any of them, in order. Neither list may contain
-    overlaps."""
+    """Return all of `matches` and those of `others` that overlap none of `matches`, in order. Neither list may have
+    overlaps in itself."""
     result, place = list(matches), 0
     for match in others:
         while place < len(matches) and matches[place].end <= match.start:
@@ -67,8 +68,8 @@ def merged(matches: list[Match], others: list[Match]) -> list[Match]:
 
 
 def _without_overlaps(matches: list[Match]) -> list[Match]:
-    """The matches in order, without overlaps. Of two matches that overlap, the one that begins first stays; if both
-    begin at the same place, the longer one."""
+    """Sort matches and remove overlaps. Of two matches that overlap, the one that begins first stays. If both begin at
+    one place, the longer one stays."""
     result: list[Match] = []
     for match in sorted(matches, key=lambda m: (m.start, -m.end, m.rule)):
         if not result or match.start >= result[-1].end:
@@ -77,7 +78,7 @@ def _without_overlaps(matches: list[Match]) -> list[Match]:
 
 
 def _blanked(text: str, matches: list[Match]) -> str:
-    """`text` with every character of the matches replaced by NUL."""
+    """Return `text` with every character of the matches replaced by NUL, so that it is not found again."""
     pieces: list[str] = []
     place = 0
     for start, end, *_ in matches:

@@ -1,5 +1,5 @@
-"""Keccak-256 as Ethereum uses it, with the padding of the original submission. hashlib has only SHA-3 (FIPS 202), which
-pads differently."""
+"""Computes Keccak-256 as Ethereum uses it, with the padding of the original submission. Python's hashlib has only SHA-3
+(FIPS 202), which pads differently."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _RATE = 136
 
 
 def _constants() -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Round constants (the LFSR of FIPS 202, 3.2.5), and (source lane, bits of rotation, target lane) for rho and
-    pi."""
+    """Compute the constants of the Keccak permutation. Returns (the round constants, by the LFSR of FIPS 202, 3.2.5;
+    (source lane, bits of rotation, target lane) for each lane in the steps rho and pi)."""
     rounds, state = [], 1
     for _ in range(24):
         constant = 0

@@ -39,18 +39,19 @@ Entities = Callable[[str], Iterable[tuple[int, int, str]]]
 
 
 class Tagger:
-    """A loaded model that finds some kinds of LABELS."""
+    """A loaded model that finds personal data of some kinds: names of persons, postal addresses."""
 
     def __init__(self, folder: str | Path, kinds: Iterable[str]) -> None:
-        """Load the model. Raises ValueError if the folder holds no supported model, or if the model has no label for
-        one of the kinds."""
+        """Load the model in `folder`. `kinds` are the kinds of data to find, keys of LABELS. Raises ValueError if the
+        folder holds no supported model, or if the model has no label for one of the kinds."""
         for message in problems(folder, kinds):
             raise ValueError(message)
         self._kind = {label: kind for kind in kinds for label in LABELS[kind]}
         self._entities: Entities = (_spacy if _is_spacy(Path(folder)) else _transformer)(Path(folder))
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
-        """(start, end, kind, label) in order, without overlaps. Adjacent pieces of one value are merged."""
+        """Find personal data in a text. Returns (start, end, kind, label) of each value, in order, without overlaps.
+        Adjacent pieces of one value are merged."""
         pending: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
             kind = self._kind.get(normalised_label(label))
@@ -74,24 +75,24 @@ class Tagger:
 
 
 def normalised_label(label: str) -> str:
-    """A label as LABELS writes it: `B-GIVEN_NAME` is GIVENNAME."""
+    """The form in which LABELS writes a label of a model: `B-GIVEN_NAME` becomes GIVENNAME."""
     return _PREFIX.sub("", label.upper(), count=1).replace("_", "").replace("-", "").replace(" ", "")
 
 
 def libraries(folder: str | Path) -> tuple[str, ...]:
-    """Distributions whose versions affect the model's output."""
+    """The Python distributions whose versions affect what the model in `folder` finds."""
     return ("spacy", "thinc") if _is_spacy(Path(folder)) else ("safetensors", "tokenizers", "torch", "transformers")
 
 
 def memory_mb(folder: str | Path) -> int:
-    """Memory a worker needs for the model, MB."""
+    """Memory in MB that a worker needs to run the model in `folder`."""
     size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) >> 20
     return (400 if _is_spacy(Path(folder)) else 1200) + 3 * size
 
 
 def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
-    """Messages that say why a folder is no model that finds `kinds`, and what to do; [] if it is one. The model is not
-    loaded."""
+    """Say why a folder holds no model that finds the kinds of personal data in `kinds`, and what to do. Returns
+    messages, [] if the folder is fine. The model is not loaded."""
     path = Path(folder)
     if _is_spacy(path):
         missing, extra = [name for name in ("spacy",) if find_spec(name) is None], "pipeline"
@@ -139,7 +140,8 @@ def _spacy(folder: Path) -> Entities:
 
 
 def _pieces(text: str, longest: int) -> Iterator[tuple[int, str]]:
-    """(offset, piece) of pieces of at most `longest` characters, cut after a line break or else after a space."""
+    """Cut a text into pieces of at most `longest` characters, after a line break or else after a space. Yields (offset,
+    piece)."""
     start = 0
     while start < len(text):
         end = min(start + longest, len(text))
@@ -187,8 +189,8 @@ def _transformer(folder: Path) -> Entities:
             yield begun
 
     def tokens(text: str) -> Iterator[tuple[int, int, str]]:
-        """(start, end, label) of each token, once although windows overlap. Of a token in two windows, the label comes
-        from the window in which the token is farther from a border."""
+        """Label each token of a text. Yields (start, end, label). The model sees a long text in windows that overlap; a
+        token in two windows comes once, with the label from the window in which it is farther from a border."""
         windows = tokenizer(text, truncation=True, max_length=longest, stride=2 * _BORDER, verbose=False,
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)

@@ -1,9 +1,9 @@
 """Finds national identity numbers by their form, their check digits and dates, and the words before them.
 
-The rules are in `national_rules`. Two sorts of numbers count anywhere: those of an unmistakable form (Belgium's
-`85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. Other numbers count
-only if a word for such numbers, in a language of the country, stands shortly before them. Among these are bare runs of
-digits with one check digit, and forms that telephone numbers or thousands also have.
+The rules are in `national_rules`. Two sorts of numbers are reported wherever they stand: those of an unmistakable form
+(Belgium's `85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. Other
+numbers are reported only if a word for such numbers, in a language of the country, stands shortly before them. Examples
+are bare runs of digits with one check digit, and forms that telephone numbers or thousands also have.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _MOST_GROUPS = 7
 
 
 class Finder:
-    """Finds the identity numbers of some countries by their rules, which it compiles."""
+    """Finds the national identity numbers of some countries in texts, by the countries' rules."""
 
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
-        """With `anywhere`, weak forms count without one of the rule's words before them."""
+        """Compile the rules. The weak forms of a rule (which other numbers may have, too) normally count only after a
+        word for the number, such as "ssn". With `anywhere`, they count without such a word."""
         #: form → (rule, pattern of the words that must stand before; None: no word needed)
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
         #: gate → (pattern of whole values, rule, pattern of the words before) of the rules that have this gate
@@ -63,7 +64,8 @@ class Finder:
         self.fewest = max(min((sum(map(int, _SIZES.findall(form))) for form in self.forms), default=0), FEWEST_DIGITS)
 
     def find(self, clues: Clues) -> Iterator[tuple[int, int, str]]:
-        """(start, end, country) of identity numbers, in no order; they may overlap."""
+        """Find identity numbers in the text of `clues`. Yields (start, end, country), in no order; matches may
+        overlap."""
         text = clues.text
         for gate, rules in self.letters.items():
             places = getattr(clues, _NEAR.get(gate, "near_numbers"))
@@ -82,8 +84,9 @@ class Finder:
                         yield from self._in_run(text, begun, min(begun + _PIECE, end))
 
     def _in_run(self, text: str, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """Identity numbers in text[start:end], a run of digits with separators. Groups between blanks are tried one by
-        one, and up to _MOST_GROUPS of them together."""
+        """Find identity numbers in text[start:end], a run of digits with separators, and yield (start, end, country).
+        Each group of digits between blanks is tried alone, and then together with the groups after it, up to
+        _MOST_GROUPS in all."""
         words = [m.span() for m in _WORD.finditer(text, start, end)]
         bare = [text[a:b].isdigit() for a, b in words]
         for number, (first, last) in enumerate(words):
@@ -101,7 +104,9 @@ class Finder:
                         yield from self._matching_form(text, first, words[other][1], form)
 
     def _matching_form(self, text: str, start: int, end: int, form: str) -> Iterator[tuple[int, int, str]]:
-        """(start, end, country) by the first rule of this form that accepts the value text[start:end]."""
+        """Yield (start, end, country) if a rule accepts text[start:end] as an identity number. `form` describes its
+        digits: sizes of groups with the separators between them, such as "3-2-4". If several rules accept it, the first
+        one gives the country."""
         for rule, words in self.forms.get(form, ()):
             if self._counts(text, start, end, rule, words):
                 yield start, end, rule.country
@@ -109,21 +114,21 @@ class Finder:
 
     @staticmethod
     def _counts(text: str, start: int, end: int, rule: Rule, words: re.Pattern[str] | None) -> bool:
-        """Whether text[start:end] is valid under the rule and stands by itself, after one of `words` (None: outside a
-        URL)."""
+        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. It must be no part of
+        something longer. One of `words` must stand before it; if `words` is None, it must not be inside a URL."""
         value = text[start:end].translate(_NOT_VALUE)
         return (len(set(value)) > 1 and rule.valid(value.upper()) and stands_alone(text, start, end)
                 and (word_before(text, start, words) if words is not None else not in_address(text, start)))
 
 
 def _size(run: re.Match[str]) -> str:
-    """The number of digits of a run, which stands for the run in a form."""
+    """The number of digits of a run. It stands for the run in the form of a number, such as "3-2-4"."""
     return str(run.end() - run.start())
 
 
 def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether groups `first` to `last` are part of a longer row of groups: the group before is as long as group
-    `first`, or the group after is as long as group `last`."""
+    """Whether the groups of digits from `first` to `last` are part of a longer row of equal groups. This is so if the
+    group before them is as long as the first, or the group after them is as long as the last."""
     sizes = [end - start for start, end in words]
     return (first > 0 and sizes[first - 1] == sizes[first]) or (
         last + 1 < len(sizes) and sizes[last + 1] == sizes[last])
@@ -131,5 +136,6 @@ def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
 
 @lru_cache(maxsize=16)
 def finder(countries: tuple[str, ...], anywhere: bool = False) -> Finder:
-    """The Finder of some countries, each two lower-case letters; "all" stands for every country."""
+    """Return the Finder for the identity numbers of some countries, each given by two lower-case letters; "all" stands
+    for every country. With `anywhere`, forms that other numbers have, too, count without a word before them."""
     return Finder([rule for rule in RULES if "all" in countries or rule.country in countries], anywhere)

@@ -1,4 +1,5 @@
-"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the text."""
+"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the length of the
+text."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ _HEX_RUN = re.compile(r"[0-9A-Fa-f:]*")
 
 
 def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "email") of e-mail addresses, the same as datatrove's pattern finds, without its quadratic search.
+    """Find e-mail addresses in the text of `clues`, as datatrove's pattern does, but without its quadratic search.
+    Yields (start, end, "email").
 
-    An address holds one @, which no local part contains. From each @ the domain is matched forwards, then the local
-    part is searched backwards to the previous address or @ at most, so no character is read more than twice.
+    An address holds one @, and its local part (the part before the @) holds none. From each @ the domain is matched
+    forwards. Then the local part is searched backwards, to the previous address or @ at most. No character is therefore
+    read more than twice.
     """
     text, read_until = clues.text, 0
     sign = text.find("@")
@@ -48,8 +51,8 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _local(text: str, start: int, sign: int) -> int:
-    """Start of the longest local part (the part of an address before the @) that ends at `sign` and does not begin
-    before `start`; -1 if there is none."""
+    """Position at which the local part of an e-mail address (the part before the @) begins; -1 if there is none. It is
+    the longest one that ends at `sign`, the position of the @, and does not begin before `start`."""
     if sign <= start or text[sign - 1] not in _ATOMS:
         return -1
     first = sign - 1
@@ -61,7 +64,8 @@ def _local(text: str, start: int, sign: int) -> int:
 
 
 def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "ipv4") of IPv4 addresses. `public_only` leaves out private and reserved ones."""
+    """Find IPv4 addresses in the text of `clues`. Yields (start, end, "ipv4"). With `public_only`, private and reserved
+    addresses are left out."""
     if not _IPV4_HINT.search(clues.text):
         return
     for match in _IPV4.finditer(clues.text):
@@ -70,7 +74,8 @@ def ipv4(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str
 
 
 def ipv6(clues: Clues, public_only: bool = True) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "ipv6") of IPv6 addresses. `public_only` leaves out private and reserved ones."""
+    """Find IPv6 addresses in the text of `clues`. Yields (start, end, "ipv6"). With `public_only`, private and reserved
+    addresses are left out."""
     text, read_until = clues.text, 0
     while hint := _IPV6_HINT.search(text, read_until):
         start = hint.start()

@@ -6,10 +6,10 @@ Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 3
 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16), Troy
 9792 (16); Elo and Hipercard lie inside these ranges. Digits form one run, or the groups printed on cards, separated by
 blanks or hyphens. A number of 12 or 13 digits counts only after a word about cards, since article and order numbers are
-as long. The same holds for a number that begins with 2 to 6 and lies outside the issuer ranges.
+as long. A number that begins with 2 to 6 and lies outside the issuer ranges also needs such a word.
 
-IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; written together or in
-groups of four separated by blanks or hyphens, in capitals or small letters.
+IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; the number is written
+in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TEST_CARDS = frozenset((
 
 
 def cards(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of card numbers."""
+    """Find numbers of payment cards in the text of `clues`. Yields (start, end, "")."""
     for start, end in clues.numbers(_FEWEST):
         yield from _cards(clues.text, start, end)
 
@@ -67,15 +67,15 @@ def _cards(text: str, place: int, stop: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _card_number(digits: str) -> bool:
-    """Whether a card may have this number. It must begin with 2 to 6 (other digits are for airlines and so on, ISO/IEC
-    7812) or lie in an issuer's range. Its check digit must be right, it must have more than two different digits, and
-    it must not be a published test number."""
+    """Whether `digits` may be the number of a payment card. Four conditions must hold. The number begins with 2 to 6
+    (other digits are for airlines and so on, ISO/IEC 7812) or lies in an issuer's range. Its check digit is right. It
+    has more than two different digits. It is no published test number."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 
 
 def _issued(digits: str) -> bool:
-    """Whether an issuer assigns numbers like this one."""
+    """Whether a card issuer assigns numbers that begin with these digits and are as long."""
     for low, high, lengths in _ISSUERS:
         if low <= int(digits[:len(str(low))]) <= high:
             return len(digits) in lengths
@@ -83,9 +83,9 @@ def _issued(digits: str) -> bool:
 
 
 def _plausible(text: str, start: int, end: int, digits: str, separator: str | None) -> bool:
-    """Whether the surroundings fit a card number. Digits in groups must not be part of a longer row of groups of four,
-    and a bare run must not be in a URL. A short number, or a number that no known issuer assigns, needs a word about
-    cards before it."""
+    """Whether the text around text[start:end] fits a card number. Digits in groups (with a `separator`) must not be
+    part of a longer row of groups of four, and a bare run of digits must not be in a URL. A number of up to 13 digits,
+    or one that no known issuer assigns, needs a word about cards before it."""
     if separator is None:
         if in_address(text, start):
             return False
@@ -112,7 +112,7 @@ _BBAN = re.compile(r"[A-Za-z0-9]{1,40}")
 
 
 def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, country) of account numbers."""
+    """Find bank account numbers (IBANs) in the text of `clues`. Yields (start, end, country)."""
     text, previous_end = clues.text, 0
     for place in clues.checked():
         start = place - 2

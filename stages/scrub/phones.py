@@ -3,12 +3,12 @@
 International form: a country calling code of ITU-T E.164 after `+` or `00`, and as many digits as numbers of that
 country have. After `00`, the digits must be in groups, or a word for telephone must stand before. Groups may be
 separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may stand in brackets, and an extension may
-follow. This needs no library. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to 900999)
-belong to nobody and stay.
+follow. No library is needed to find this form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000
+to 900999) belong to nobody and are not reported.
 
-Local form: such numbers are found only if a region is given, since a telephone number of one country may be an article
-number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is valid in the region, which
-takes 50 µs.
+Local form: numbers without a country calling code are found only if a region is given, since a telephone number of one
+country may be an article number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is
+valid in the region, which takes 50 µs.
 """
 
 from __future__ import annotations
@@ -65,14 +65,16 @@ _WORDS = re.compile(
 
 
 def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of numbers in international form."""
+    """Find telephone numbers in international form in the text of `clues`: with a country calling code after `+` or
+    `00`. Yields (start, end, "")."""
     yield from with_plus(clues)
     if "00" in clues.text:
         yield from _international(clues.text, _ZEROS, 2)
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of telephone numbers that begin with a plus. Such numbers are hardly ever anything else."""
+    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). Such numbers are
+    hardly ever anything else."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -98,8 +100,9 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
 
 
 def _end(text: str, start: int, furthest: int, prefix: int) -> int:
-    """End of the telephone number that begins at `start`, an extension included; 0 if no number begins there. Without
-    its extension, the number ends at `furthest` or before, and never inside a group of digits."""
+    """Position at which the telephone number that begins at `start` ends, with its extension; 0 if no number begins
+    there. The number without the extension ends at `furthest` or before, and never inside a group of digits. `prefix`
+    is the length of `+` or `00` at its beginning."""
     ends = [run.end() for run in _DIGITS.finditer(text, start, furthest)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):
@@ -123,7 +126,7 @@ def _brackets(text: str, start: int, end: int) -> int:
 
 
 def _possible(digits: str) -> bool:
-    """Whether a number, with its country calling code in front, can be assigned."""
+    """Whether `digits`, a country calling code with a number after it, can be an assigned telephone number."""
     code = digits[0] if digits[0] in "17" else digits[:2] if digits[:2] in _TWO_DIGITS else digits[:3]
     if code in _UNASSIGNED or (code not in _LENGTHS and len(code) < 3):
         return False
@@ -144,9 +147,9 @@ _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 
 def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
-    """(start, end, "") of numbers as they are written inside `region` (two letters, ISO 3166). A number counts if it is
-    in groups, begins with the trunk prefix 0 or follows a word for telephone. A number of fewer than 8 characters must
-    follow such a word."""
+    """Find telephone numbers as they are written inside `region` (two letters, ISO 3166), in the text of `clues`.
+    Yields (start, end, ""). A number counts if it is in groups, begins with the trunk prefix 0, or follows a word for
+    telephone. If it has fewer than 8 characters, it must follow such a word."""
     text, place = clues.text, 0
     while match := _LOCAL.search(text, place):
         start, end = match.span()

@@ -1,7 +1,7 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
 `scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
-cover all kinds that need no model; `Pii` is the step of a recipe. They take time proportional to the length of the
+cover all kinds that need no model; `Pii` is the step of a recipe. All three take time proportional to the length of the
 text, so no hostile page can make them exceed a time limit. docs/pii.md says how to choose.
 """
 
@@ -42,20 +42,22 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Pii(Stage):
-    """Replace personal data (FineWeb, arXiv 2406.17557, section 3.8, for e-mail and IP addresses: the default).
+    """Replace personal data in texts by placeholders or pseudonyms. By default, only e-mail and IP addresses are
+    replaced (FineWeb, arXiv 2406.17557, section 3.8).
 
     Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
     byte what a new formatter makes of the document. datatrove cycles through several replacements across all documents
-    of a process, so its text depends on the documents before; here the cycle starts anew with each document. The domain
-    of an e-mail address is searched for at most 319 characters after the @. The other kinds of data are off by default;
-    the modules in this folder say what they find and why. Names and postal addresses are found by a model
-    (`stages.scrub.names`), whose results may differ between kinds of CPU.
+    of a process, so its text depends on the documents before; in this step the cycle starts anew with each document.
+    The domain of an e-mail address is searched for at most 319 characters after the @. The other kinds of data are off
+    by default; the modules in `stages.scrub` say what they find and why. Names and postal addresses are found by a
+    model (`stages.scrub.names`), whose results may differ between kinds of CPU.
 
-    For each kind that is on, the signal `pii_KIND` is the number of values that the text held. A document with a kind
-    named in `drop` is dropped; the reason is the signal's name. With `audit`, `meta.pii` says where the replacements
-    stand in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never the values themselves.
+    For each kind that is on, the signal `pii_KIND` (a number stored with the document) counts the values that the text
+    held. A document with a kind named in `drop` is dropped; the reason is the signal's name. With `audit`, `meta.pii`
+    says where the replacements stand in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes,
+    never the values themselves.
 
-    The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays as it is,
+    The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays unchanged,
     since it identifies the page for deduplication. The borders of `loss_spans` (the stretches of a text that training
     learns from) move with the text, and the cycle of replacements also starts anew at these borders.
     """
@@ -190,9 +192,12 @@ class Pii(Stage):
 
     def _replaced(self, text: str, matches: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """(text with `matches` replaced, the moved loss spans in UTF-8 bytes, entries for `meta.pii` if the config sets
-        `audit`). Raises ValueError, which quarantines the document, if a value crosses the border of a span, since the
-        model would then be trained on a part of the value."""
+        """Replace the matches in a text. `spans` are the loss spans (the stretches of a text that training learns
+        from), in UTF-8 bytes. Returns (new text, moved spans, entries for `meta.pii` if the setting `audit` is on).
+
+        Raises ValueError if a value crosses the border of a span, since the model would then be trained on a part of
+        the value. The error puts the document aside, into quarantine.
+        """
         data = text.encode("utf-8", "surrogatepass") if spans else b""
         ends = [*(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
         cuts = list(accumulate((len(data[a:b].decode("utf-8", "surrogatepass")) for a, b in pairwise([0, *ends])))
@@ -225,14 +230,15 @@ class Pii(Stage):
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
-    """The kinds a config turns on, in the order of KINDS."""
+    """The kinds of personal data that the settings turn on, in the order of KINDS."""
     switches = {"ips": config.ips or config.ipv6}
     return tuple(kind for kind in KINDS if switches.get(kind, getattr(config, kind)))
 
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """(finders that run once, finders that are repeated): the two arguments of `find` after the text. In each list, the
-    finders of the most certain forms come first."""
+    """The finders (functions that each search for one kind of personal data) that the settings turn on. Returns
+    (finders that run once, finders that are repeated), the arguments of `find` after the text. In each list, the
+    finders whose values have the most certain forms come first."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))
@@ -281,13 +287,15 @@ def _repeated_finders(cards: bool, ibans: bool, phones: bool, region: str, ids: 
 
 @lru_cache(maxsize=1)
 def _finders_of_all_kinds() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """`_finders` for every kind that needs neither a model nor a library."""
+    """The finders of every kind of personal data for which neither a model nor a library is needed. Returns (finders
+    that run once, finders that are repeated)."""
     return _finders(Pii.Config(ipv6=True, cards=True, ibans=True, phones=True, ids=("all",), secrets=True,
                                wallets=True))
 
 
 def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
-    """The next replacement in the cycle of a match's rule or kind."""
+    """The placeholder that replaces a match. Some kinds of data have several placeholders, which are used in turn;
+    `turns` counts how many were used."""
     circle = PLACEHOLDERS.get(match.rule) or PLACEHOLDERS[match.kind]
     if len(circle) == 1:
         return circle[0]
@@ -298,8 +306,9 @@ def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
 
 def _pieces(text: str, matches: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
             end: int) -> list[str]:
-    """`text[start:end]` in pieces: the text before, between and after the matches, and the replacement of each match.
-    The cycle of placeholders starts anew."""
+    """Cut text[start:end] into pieces and replace the matches in it. The pieces are the text before, between and after
+    the matches, and the replacement of each match. The first match gets the first of the placeholders that are used in
+    turn."""
     pieces: list[str] = []
     turns: dict[str, int] = {}
     for match in matches:
@@ -309,21 +318,22 @@ def _pieces(text: str, matches: Sequence[Match], replacement: Callable[[Match, s
 
 
 def _size(text: str) -> int:
-    """Bytes of UTF-8."""
+    """Length of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def scrub_text(text: str) -> str:
-    """`text` with personal data of every kind except names and postal addresses replaced by placeholders (ids of all
-    countries; telephone numbers in international form only). It is used for every text that is shown to people, and
-    needs no model and no library."""
+    """Replace the personal data in a text by placeholders, for every text that is shown to people. This function finds
+    all kinds of data except names and postal addresses: ids of all countries, but telephone numbers in international
+    form only. No model and no library is needed."""
     matches = find(text, *_finders_of_all_kinds())
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 
 
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
-    """A copy of a JSON value in which every string is scrubbed, however deeply nested. Keys of objects are scrubbed
-    only with `keys`; if two keys become equal, the later value stays."""
+    """Return a copy of a JSON value in which `scrub` has replaced the personal data in every string, however deeply
+    nested. Keys of objects are scrubbed only with `keys`. If two keys of an object become equal, the later value
+    stays."""
     result = [value]
     todo: list[list[Any] | dict[Any, Any]] = [result]    # no recursion, as records may nest deeper than Python allows
     while todo:

@@ -1,11 +1,12 @@
-"""Makes consistent pseudonyms: the same value gets the same fake throughout a corpus. Without the key, nobody can find
-out which value a fake stands for, not even by trying all values.
+"""Replaces values of personal data by pseudonyms (fakes). A value gets the same fake throughout a corpus. Without the
+key, nobody can find out which value a fake stands for, not even by trying all values.
 
-A fake is a keyed hash (BLAKE2b, RFC 7693) in the form of its kind. Nobody owns it, and it is not replaced again. Fakes
-are mail at example.com (RFC 2606), documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share
-them), cards that begin with 411111 and fail Luhn, IBANs with check digits 00, 555-01xx numbers (NANPA), ids that begin
-with zeros or X and fit no country, keys and wallets with EXAMPLE in them, Person-0123456789. Layout (blanks, hyphens)
-and prefixes of countries or services are kept where they tell a reader what kind of value was replaced.
+A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), in the form of its kind of data. It belongs to
+nobody, and is not replaced again when a text is scrubbed a second time. Fakes are mail at example.com (RFC 2606),
+documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share them), cards that begin with 411111 and
+fail Luhn's check, IBANs with check digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and
+fit no country, keys and wallets with EXAMPLE in them, and Person-0123456789. Layout (blanks, hyphens) and prefixes of
+countries or services are kept where they tell a reader what kind of value was replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 
 class Pseudonyms:
-    """Makes fakes under one key (bytes, at least SHORTEST_KEY)."""
+    """Makes fakes that replace values of personal data, with a secret key (at least SHORTEST_KEY bytes)."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < SHORTEST_KEY:
@@ -39,7 +40,9 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """The fake of `value`, the same for every way of writing it (capitals, blanks, hyphens)."""
+        """Return the fake that replaces `value`. Values that differ only in capitals get one fake; in numbers and
+        names, blanks and hyphens make no difference either. In keys and addresses of cryptocurrencies, only the amount
+        of white space makes no difference."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             canonical = " ".join(value.split())
@@ -54,15 +57,17 @@ class Pseudonyms:
         raise AssertionError
 
     def _draws(self, label: str) -> Iterator[int]:
-        """An endless sequence of numbers below 2**32 that cannot be predicted without the key."""
+        """Yield an endless sequence of pseudo-random numbers below 2**32. They depend on `label`, and cannot be
+        predicted without the key."""
         for block in count():
             data = blake2b(f"{block}/{label}".encode("utf-8", "surrogatepass"), key=self._key).digest()
             yield from (int.from_bytes(data[place:place + 4], "little") for place in range(0, 64, 4))
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Whether `value` is a fake that a finder would find again: mail and IP addresses reserved for examples, and
-    Person-… or Address-…, which a model may take for a name. Such values are left alone."""
+    """Whether `value` is a fake that replaces personal data, and that would otherwise be found and replaced again.
+    Such fakes are mail and IP addresses reserved for examples, and Person-… or Address-…, which a model may take for a
+    name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":
@@ -71,7 +76,7 @@ def is_fake(kind: str, value: str) -> bool:
 
 
 def _looks_real(kind: str, fake: str) -> bool:
-    """Whether a finder could take the fake for a real value."""
+    """Whether a search for personal data could take the fake for a real value, so that another fake must be drawn."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":
@@ -84,8 +89,8 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """`value` with its digits and letters replaced: the first ones by the characters of `start`, the rest by random
-    ones."""
+    """Replace the digits and letters of `value`, and keep all other characters. The first digits and letters become the
+    characters of `start`; those after them become random ones, digits for digits and letters for letters."""
     fixed, out = iter(start), []
     for character in value:
         if not (character.isascii() and character.isalnum()):

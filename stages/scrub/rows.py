@@ -1,4 +1,4 @@
-"""Masks rows of published folders before they are shown to people, in a terminal or by the service."""
+"""Masks personal data in rows of published datasets before people see them, in a terminal or in the service's pages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MARGIN = 400
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
-    """Mask personal data in all fields of `row` that may hold some, and cut its text to `chars` characters (0 for the
-    whole text). `row` is changed."""
+    """Mask the personal data in a row of a published dataset, so that the row can be shown. `row` is changed in place.
+    Its text is cut to `chars` characters (0: the whole text is kept)."""
     if row.get("text"):
         text = row["text"]
         row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)

@@ -2,8 +2,9 @@
 
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
 alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum addresses are 0x and
-40 hex digits. If they mix cases, the EIP-55 checksum must hold (one random string in 2**12 passes). Otherwise a word
-such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses with many zeros) stay.
+40 hex digits. If the digits mix capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
+passes). Otherwise a word such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses
+with many zeros) are not reported.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHECKED = 1000
 
 
 def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """(start, end, currency) of addresses, in no order."""
+    """Find addresses of cryptocurrencies in the text of `clues`. Yields (start, end, currency), in no order."""
     text, words = clues.text, [span for span in clues.words if span[1] - span[0] >= _SHORTEST]
     yield from _ethereum(text, words)
     for begin, stop in words:
@@ -54,13 +55,14 @@ def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _part_of_word(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end] is part of a longer word."""
+    """Whether text[start:end] is part of a longer word, so that it is no address of a cryptocurrency."""
     return (start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_+")) or (
         end < len(text) and (text[end].isalnum() or text[end] in "_+="))
 
 
 def _base58(word: str) -> str:
-    """The currency of an address, or "private_key"; "" if the word is neither."""
+    """The currency of a cryptocurrency address in Base58Check, or "private_key" for a Bitcoin private key; "" if the
+    word is neither."""
     if word[0] == "r" and len(word) <= 35:
         return "xrp" if _decoded(word, _RIPPLE_VALUE, "r", 25)[:1] == b"\x00" else ""
     size = 25 if len(word) <= 34 else 26 if len(word) == 35 else 37 if word[0] == "5" else 38
@@ -72,7 +74,8 @@ def _base58(word: str) -> str:
 
 
 def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
-    """The `size` bytes of a Base58Check string; b"" if the length or the checksum is wrong."""
+    """Decode a Base58Check string to `size` bytes; b"" if the length or the checksum is wrong. `values` holds the value
+    of each character, and `zero` is the character for 0."""
     number = 0
     for character in word:
         number = number * 58 + values[character]
@@ -84,7 +87,8 @@ def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
 
 
 def _bech32(word: str) -> bool:
-    """Whether the checksum is right (a BCH code over 5-bit groups), with the constant of BIP 173 or that of BIP 350."""
+    """Whether a Bech32 or Bech32m address has a right checksum (a BCH code over 5-bit groups, with the constant of BIP
+    173 or that of BIP 350)."""
     name, _, data = word.rpartition("1")
     check = 1
     for value in [*(ord(c) >> 5 for c in name), 0, *(ord(c) & 31 for c in name), *(_BECH32_VALUE[c] for c in data)]:
@@ -112,7 +116,8 @@ def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _eip55(digits: str) -> bool:
-    """Whether the capitals are those of the EIP-55 checksum: a letter is a capital exactly if the hash of the
-    lower-case address has a hex digit from 8 to f at its position."""
+    """Whether the capitals in the 40 hex digits of an Ethereum address form a right EIP-55 checksum. By EIP-55, a
+    letter is a capital exactly if the hash of the lower-case address has a hex digit from 8 to f at the letter's
+    position."""
     marks = keccak256(digits.lower().encode()).hex()
     return all(not c.isalpha() or c.isupper() == (mark > "7") for c, mark in zip(digits, marks))

@@ -1,5 +1,5 @@
-"""Compiles an ARPA file into a model file of `stages.text.ngram_lm`. ARPA is the text format of n-gram models, which
-SRILM, IRSTLM, KenLM's lmplz and Tokenmill's own trainer write."""
+"""Compiles ARPA files, the text format of n-gram language models, into the binary files that `stages.text.ngram_lm`
+reads. ARPA files come from SRILM, IRSTLM, KenLM's lmplz and Tokenmill's own trainer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
     The end of an n-gram is all its words but the first. SRILM may prune an n-gram that is the end of a longer one. This
     function adds the missing ends, with the probability that every reader of ARPA gives them: the back-off weight of
-    the context plus the probability of the shorter n-gram. Memory: about 150 bytes per n-gram. Raises BadModel, which
-    names the line, if the file is not valid ARPA.
+    their context plus the log10 probability of their own end.
+
+    The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). Memory:
+    about 150 bytes per n-gram. Raises BadModel, which names the line, if the file is not valid ARPA.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
@@ -56,8 +58,12 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
 def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
                        ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (hashes, values) of the n-grams of every order from 2 on. The end of each n-gram (all its words but the
-    first) is added to the order below if that order lacks it."""
+    """Add the ends that a model lacks. The end of an n-gram is all its words but the first, and belongs to the order
+    below.
+
+    `orders` holds (word ids, values) for every order from 1 on. Returns (hashes, values) of the n-grams for every order
+    from 2 on; a value is a log10 probability with a back-off weight.
+    """
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]
     missing: list[list[np.ndarray]] = [[] for _ in orders]
@@ -79,8 +85,9 @@ def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, 
 
 
 def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """Return the log10 probabilities of n-grams that the model lacks: the back-off weight of the context (all words but
-    the last) plus the probability of the end (all words but the first)."""
+    """Return the log10 probabilities of n-grams that the model lacks. Each is the back-off weight of the context (all
+    words but the last) plus the log10 probability of the end (all words but the first). `rows` holds the n-grams' word
+    ids, and `lower` (hashes, values) of the next lower order (None: the unigrams)."""
     if lower is None:
         return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
     order = np.argsort(lower[0], kind="stable")
@@ -95,9 +102,9 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """Yields (order, ids, values, words) for every order of an ARPA file. `ids` are the word ids of the n-grams, int64
-    (n-grams, order). `values` are their log10 probabilities and back-off weights, float32 (n-grams, 2). `words` are all
-    words in the order of their ids."""
+    """Read an ARPA file, and yield (order, ids, values, words) for every order of n-grams in it. `ids`, int64 (n-grams,
+    order), are the word ids of the n-grams of this order. `values`, float32 (n-grams, 2), are their log10 probabilities
+    and back-off weights. `words` lists all words of the model in the order of their ids."""
     index: dict[str, int] = {UNK: 0}
     order, number, entries = 0, 0, 0
     flat: list[int] = []
@@ -169,5 +176,5 @@ def _order(source: Any, number: int, line: bytes, before: int) -> int:
 
 
 def _unk(word: str) -> str:
-    """A word of ARPA; <UNK>, as SRILM and others write it, becomes <unk> as in KenLM."""
+    """Return a word of an ARPA file, with <unk> (KenLM's spelling of the unknown word) for <UNK> (SRILM's)."""
     return UNK if word == "<UNK>" else word

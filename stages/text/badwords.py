@@ -1,4 +1,4 @@
-"""Counts how often the entries of a word list occur in a text, by rules that depend on the language.
+"""Counts how often the entries of a list of bad words occur in a text, by rules that depend on the language.
 
 Texts and entries are normalised before they are compared: NFKC, lower case (in Turkish, dotted and dotless i stay
 different), no soft hyphens and no zero-width characters. In Arabic and Persian, vowel signs and elongation marks are
@@ -7,8 +7,8 @@ then decides which occurrences count:
 
 - Most languages: whole words. A word is a run of letters, marks and digits, so `don't` and `l'un` are two words each.
   An entry of several words matches with blanks, a hyphen or an apostrophe between them. Inflected forms count only if
-  the list has them. It has many for Hungarian and Turkish, and hardly any for Polish, Czech or Finnish. Entries are not
-  searched for inside longer words: `am` would be found in every Turkish `ama` (but).
+  the list has them. LDNOOBW's lists have many for Hungarian and Turkish, and hardly any for Polish, Czech or Finnish.
+  Entries are not searched for inside longer words: `am` would be found in every Turkish `ama` (but).
 - Arabic: articles, prepositions and conjunctions joined to a word are removed if at least three letters remain.
 - Korean: particles are removed from the end of a word; an entry inside a longer word (자위대, an army) does not count.
 - Chinese, Japanese: an entry matches anywhere in the text. Entries of a single ideograph or of one or two hiragana are
@@ -77,13 +77,14 @@ _GAP = 3
 
 
 def language_of(code: str) -> str:
-    """The code that lists use for a language: `en` for en-US, eng, eng_Latn."""
+    """The code by which word lists name a language: `en` for en-US, eng and eng_Latn."""
     primary = short(code.replace("_", "-").partition("-")[0].lower())
     return _SAME.get(primary, primary)
 
 
 def normal(text: str, language: str) -> str:
-    """`text` in the form in which texts and entries are compared."""
+    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and rules of the
+    language."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_NO_WIDTH)
     if language == "tr":
@@ -95,7 +96,7 @@ def normal(text: str, language: str) -> str:
 
 
 class BadWords:
-    """Counts the entries of one language's word lists in texts."""
+    """Counts how often the entries of one language's lists of bad words occur in texts."""
 
     def __init__(self, language: str, entries: Iterable[str]) -> None:
         self.language = language
@@ -127,9 +128,10 @@ class BadWords:
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
-        """Return (count of each entry in the text, number of words in the text). Of overlapping entries, the one that
-        begins first counts, and of those that begin together, the longest. In languages without spaces between words,
-        the number of words is estimated: two letters are a word in Chinese and Japanese, four in Thai."""
+        """Count the bad words in a text. Returns (count of each entry of the lists, number of words in the text). Of
+        overlapping entries, the one that begins first counts, and of those that begin together, the longest. In
+        languages without spaces between words, the number of words is estimated: two letters are a word in Chinese and
+        Japanese, four in Thai."""
         text = normal(text, self.language)
         result: Counter[str] = Counter()
         if self.unspaced:
@@ -146,8 +148,8 @@ class BadWords:
         return result, words
 
     def _forms(self, word: str) -> Iterable[str]:
-        """Yield the forms of a word that may be entries: the word without an Arabic prefix or a Korean particle, and at
-        last the word itself."""
+        """Yield the forms of a word of a text that are looked up in the list. In Arabic these are the word without a
+        prefix, in Korean the word without a particle; the last form is the word itself."""
         if self.language == "ar":
             yield from (word[len(p):] for p in _PROCLITICS if len(word) > len(p) + 2 and word.startswith(p))
         elif self.language == "ko":
@@ -184,28 +186,29 @@ class BadWords:
 
 
 def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords | None:
-    """Return a BadWords for a language, with the entries of its own lists (`en` and `en-US`, for instance) and of lists
-    for any language. Returns None if there is no entry."""
+    """Return a counter of the bad words of a language, or None if there is no entry. `lists` is {language code:
+    entries}. The lists for the language (`en` and `en-US`, for instance) and those for any language are used."""
     entries = [entry for code, words in lists.items() if code == ANY or language_of(code) == language
                for entry in words]
     return BadWords(language, entries) if entries else None
 
 
 def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """Return the pattern that finds the words of a lower-case text. With `latin` it finds only words of ASCII letters
-    and digits. For a text that is all ASCII, a faster pattern is returned, which finds the same words."""
+    """Return the pattern that finds the words of a lower-case text. With `latin`, or if the whole text is ASCII, it is
+    a fast pattern for runs of ASCII letters and digits. Otherwise it is a pattern for the letters, marks and digits of
+    all scripts."""
     return _LATIN if latin or text.isascii() else _WORD
 
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
-    """Return the text between each word and the next, without blanks, hyphens and apostrophes. What is left, such as
-    `&`, must be the same in the text and in the entry."""
+    """Return what stands between each word and the next, without blanks, hyphens and apostrophes. An entry of several
+    words matches only where these strings, such as `&`, are the same in the text and in the entry."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
 def _is_everywhere(entry: str) -> bool:
-    """Whether an entry would be found in nearly every text: because it is too short to mean anything in a script
-    without spaces between words, or because it has neither a letter nor a symbol."""
+    """Whether an entry of a word list would be found in nearly every text. Such an entry is too short to mean anything
+    in a script without spaces between words, or has neither a letter nor a symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
         return unicodedata.category(entry) != "So"
     return (len(entry) <= 2 and _HIRAGANA.fullmatch(entry) is not None) or not any(
@@ -213,7 +216,8 @@ def _is_everywhere(entry: str) -> bool:
 
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
-    """Whether an entry found at position `at` is not part of a longer word, as far as its script shows."""
+    """Whether the entry of a word list that begins at position `at` of the text is no part of a longer word, as far as
+    the script of the entry shows it."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

@@ -1,6 +1,5 @@
-"""Makes files that an install needs only once, and keeps them in a cache folder: compiled lists, and spaCy's tokenizer
-rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill).
-"""
+"""Keeps files that an installation makes once and then uses again, in a cache folder: compiled lists, and spaCy's
+tokenizer rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, write: Callable[[Path], None]) -> Path:
-    """Return `path`, after calling `write(path)` if the file does not exist yet. One process of a machine writes the
-    file, and the others wait for it."""
+    """Return `path`, and create the file by `write(path)` first if it does not exist. If several processes on a machine
+    call this, one writes the file, and the others wait for it."""
     if not path.exists():
         with _lock(path):
             if not path.exists():
@@ -32,8 +31,8 @@ def cached(path: Path, write: Callable[[Path], None]) -> Path:
 
 
 def rules_path(language: str = "en") -> Path:
-    """Return the path of the exported tokenizer rules of a language, which is given as spaCy's code. If this install
-    has not exported them yet, this is done now.
+    """Return the path of a file with spaCy's tokenizer rules for a language, given as spaCy's code. A file that does
+    not exist yet is made first.
 
     Raises:
         RuntimeError: spaCy is missing or the export failed; the message holds its error output.
@@ -42,8 +41,9 @@ def rules_path(language: str = "en") -> Path:
 
 
 def rules_paths(languages: Iterable[str]) -> list[Path]:
-    """Return the paths of the exported tokenizer rules of several languages. One process exports all that are missing,
-    because importing spaCy takes longer than exporting a language. Raises the errors of `rules_path`."""
+    """Return the paths of the files with spaCy's tokenizer rules for several languages, given as spaCy's codes. All
+    files that do not exist yet are made by one process, because importing spaCy takes longer than exporting a language.
+    Raises RuntimeError if spaCy is missing or the export failed."""
     folder = cache_dir() / "words"
     version = f"spacy-{metadata.version('spacy')}-py{sys.version_info.major}.{sys.version_info.minor}-v{FORMAT}"
     paths = {language: folder / f"{language}-{version}.json" for language in languages}
@@ -68,9 +68,12 @@ def _export(paths: dict[str, Path]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock on the lock file beside `path`; the folder is created if it is missing. If no lock is possible (a
-    file system without locks, another user's file, a read-only folder), the code runs without one. Two processes may
-    then write the same file, and the last one wins; in a read-only folder, the write itself raises the error."""
+    """Hold a lock on the lock file that belongs to `path`. A missing folder is created.
+
+    If no lock is possible (a file system without locks, another user's file, a read-only folder), the caller goes on
+    without one. Two processes may then write the same file, and the one that finishes last decides its content. In a
+    read-only folder, writing the file raises the error.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,9 @@ Each model states how its texts are normalised:
   * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit 0, 34
     punctuation marks as ASCII, no control characters. Line feeds are control characters, so lines are joined without
     a space between them, as in cc_net.
-  * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: the same, but a whole number with its
-    decimals becomes a single 0, and the text is stripped after the accents are removed.
-  * `none`: the text as it is.
+  * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: like `ccnet`, but a whole number with
+    its decimals becomes a single 0, and the text is stripped after the accents are removed.
+  * `none`: the text stays unchanged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PIECES_CHARS, PIECES_LINE = 20_000_000, 4000
 
 
 class _Table(dict[int, Any]):
-    """A table for str.translate. A character that it lacks stays as it is, and is added so that the next look-up is
-    quick."""
+    """A table for `str.translate`. A character that has no entry stays unchanged, and gets an entry at its first
+    look-up, so that the next look-up is quick."""
 
     def __missing__(self, code: int) -> int:
         self[code] = code
@@ -74,7 +74,7 @@ def _cached(name: str, **kw: bool) -> _Table:
 
 
 def ccnet(text: str) -> str:
-    """cc_net's `normalize` with its defaults."""
+    """Normalise a text as cc_net's `text_normalizer.normalize` does with its default settings."""
     text = text.strip()
     if text.isascii():
         return text.encode().translate(_ASCII, _ASCII_GONE).decode()
@@ -82,7 +82,7 @@ def ccnet(text: str) -> str:
 
 
 def datatrove(text: str) -> str:
-    """datatrove's `KenlmModel.normalize`."""
+    """Normalise a text as datatrove's `KenlmModel.normalize` does."""
     import regex
 
     text = regex.sub(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", "0", text.lower())
@@ -94,8 +94,8 @@ NORMALIZE: dict[str, Callable[[str], str]] = {"ccnet": ccnet, "datatrove": datat
 
 
 class TextModel:
-    """An n-gram model read from a file, ready to score texts. The file also holds the SentencePiece model that cuts a
-    text into the words of the n-gram model.
+    """An n-gram model with the SentencePiece model that cuts texts into its words, both read from one file. It computes
+    the perplexity of texts.
 
     Raises BadModel if the file has no SentencePiece model, or names a normalisation that this version does not know.
     """
@@ -117,7 +117,7 @@ class TextModel:
         self._plain = all(len(piece.split()) == 1 for piece in pieces)
 
     def ids(self, text: str) -> np.ndarray:
-        """The model's word ids of a text, int64."""
+        """Normalise a text, cut it into SentencePiece pieces, and return the model's word ids of the pieces, int64."""
         text = self.normalize(text)
         piece_ids = np.array(self._pieces.encode(text), np.int64)
         ids, unknown = self._ids[piece_ids], np.flatnonzero(piece_ids == self._unknown)
@@ -132,13 +132,15 @@ class TextModel:
         return self.lm.ids(" ".join(pieces).split())
 
     def perplexity(self, text: str) -> float:
-        """CCNet's perplexity of a text, rounded to one digit."""
+        """Return the perplexity of a text as CCNet computes it, rounded to one digit. It is lower, the closer the text
+        is to the texts on which the model was trained."""
         ids = self.ids(text)
         return round(10.0 ** min(-self.lm.score(ids) / (len(ids) + 1), 300.0), 1)      # a float holds no more
 
 
 def processor(model: bytes, name: str) -> Any:
-    """Load a SentencePiece model from its bytes. Raises BadModel, which mentions `name`, if they are no such model."""
+    """Load a SentencePiece model from its bytes. Raises BadModel, whose message begins with `name`, if the bytes are no
+    such model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -169,8 +171,8 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
 
 
 def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PIECES_LINE) -> Iterator[str]:
-    """Yield the normalised texts in lines of at most `most` bytes, cut at spaces where there are any. It ends after
-    `PIECES_CHARS` characters."""
+    """Yield normalised texts in lines of at most `most` bytes, cut at spaces where there are any. The generator ends
+    after `PIECES_CHARS` characters."""
     remaining = PIECES_CHARS
     for text in texts:
         line, at = re.sub(r"\s+", " ", normalize(text)[:remaining]).strip(), 0

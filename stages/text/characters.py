@@ -1,8 +1,8 @@
-"""Defines the character classes of the FineWeb rules as datatrove does (datatrove.utils.text, Apache-2.0).
+"""Defines classes of characters that decide which documents are kept, as datatrove does (datatrove.utils.text,
+Apache-2.0): the symbols of Gopher's rules, the terminal punctuation of FineWeb's, and what MinHash ignores.
 
-They affect which documents are kept (Gopher's symbol words, FineWeb's terminal punctuation, the normalisation of
-MinHash). They are written out here, so that workers need not import datatrove. A test compares them with datatrove's
-own.
+The classes are written out in this module, so that workers need not import datatrove. A test compares them with
+datatrove's own.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ SYMBOLS: frozenset[str] = frozenset(PUNCTUATION) | TERMINAL_PUNCTUATION
 
 
 def nonspacing_marks() -> list[tuple[int, int]]:
-    """Ranges (first, last) of the code points of category Mn in this Python's Unicode database.
+    """Return the ranges (first, last) of the code points that are nonspacing marks (category Mn) in this Python's
+    Unicode database.
 
-    Unicode's planes 2 to 13 hold only ideographs, and 15 and 16 are for private use, so they are skipped.
+    Planes 2 to 13 of Unicode hold only ideographs, and planes 15 and 16 are for private use, so these are skipped.
     """
     ranges: list[tuple[int, int]] = []
     for code in (*range(0x300, 0x20000), *range(0xE0000, 0xE1000)):

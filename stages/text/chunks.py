@@ -38,7 +38,8 @@ _CLASSES[[0xC2, 0xE1, 0xE2, 0xE3]] = 3
 
 
 class Chunks:
-    """A table of chunks, numbered from 0 in the order in which they are added.
+    """A table of chunks (runs of characters without white space) and the words they consist of. Chunks are numbered
+    from 0 in the order in which they are added.
 
     `rows` (CHUNK) and `steps` (STEP) have an entry for each chunk. `blob` (uint8) holds the bytes of all chunks, and
     `parts` (int32) the numbers of their words. `slots` (int32) is the hash table (open addressing, -1 is free).
@@ -58,9 +59,10 @@ class Chunks:
 
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
-        """Add chunks that the table does not hold. `words` has the word numbers of all chunks, one chunk after the
-        other, and `counts` the number of words of each chunk. `steps` has the fields of each chunk's STEP in the order
-        begun, open, begun_after, open_after."""
+        """Add chunks (runs of characters without white space) that the table does not hold. `words` has the word
+        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each. `steps` says how
+        each chunk changes the count of sentences: the fields of its STEP in the order begun, open, begun_after,
+        open_after. `unsure` says whether a neighbouring chunk may change how it is split into words."""
         added, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + added
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
@@ -84,34 +86,37 @@ class Chunks:
         insert(self.slots, self.rows, first, last)
 
     def forget(self, count: int, size: int, words: int) -> None:
-        """Remove the chunks that were added last, until `count` chunks remain, which have `size` bytes and `words`
-        words in all."""
+        """Remove the chunks that were added last, until `count` chunks remain. The remaining chunks have `size` bytes
+        and `words` words in all."""
         remove(self.slots, self.rows, count, self.count)
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """Return the number of a chunk's first word (`side` 0) or last word (`side` 1)."""
+        """Return the number of the first word (`side` 0) or the last word (`side` 1) of a chunk (a run without white
+        space)."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
     def scan(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Cut a text into chunks. Returns (numbers of the chunks, int32[n], -1 for chunks that the table lacks; start
-        and end of each chunk in `data`, int32[n, 2]; how many chunks the table lacks)."""
+        """Cut a text, given as UTF-8 bytes, into chunks (runs of characters without white space). Returns (number of
+        each chunk, int32[n], -1 if the table lacks it; start and end of each chunk in `data`, int32[n, 2]; how many
+        chunks the table lacks)."""
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Join the words of the chunks of a text. Returns (numbers of the words, int32; the lines that hold a chunk, as
-        int32[m, 4] with the columns LINE_…; number of chunks whose words a neighbouring chunk may change). A line's
-        first and last byte leave out the white space at its ends."""
+        """Join the words of a text's chunks (runs without white space), which `scan` has found. Returns (numbers of the
+        words, int32; lines, int32[m, 4]; number of chunks whose words a neighbouring chunk may change). Lines without a
+        chunk are left out. The columns of a line are LINE_START, LINE_END (both without white space at the line's
+        ends), LINE_CHUNKS and LINE_SENTENCES."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
-        """Number of sentences in `data`, taken as one line."""
+        """Count the sentences in a text that is taken as one line. `chunks` and `spans` are the results of `scan`."""
         return int(sentences(data, chunks, spans, self.steps, 0, len(chunks), len(data)))
 
 
 def utf8(text: str) -> np.ndarray:
-    """The UTF-8 bytes of a text, uint8; a lone surrogate takes three."""
+    """The UTF-8 bytes of a text, uint8. A lone surrogate is encoded, too, in three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
@@ -129,7 +134,8 @@ def room(column: np.ndarray, size: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
-    """Return up to eight bytes from `start` on as one number, in little-endian order."""
+    """Return the bytes from `start` up to, but not including, `stop`, eight at most, as one number in little-endian
+    order."""
     value = np.uint64(0)
     for i in range(min(stop - start, 8)):
         value |= np.uint64(data[start + i]) << np.uint64(8 * i)
@@ -138,7 +144,8 @@ def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: int) -> np.int64:
-    """Return a 64-bit hash of the bytes from `start` to `stop`; `head` must be packed(data, start, stop)."""
+    """Return a 64-bit hash of the bytes from `start` up to, but not including, `stop`. `head` must be packed(data,
+    start, stop), the first eight of these bytes as a number."""
     h = (np.uint64(seed) ^ np.uint64(head)) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     while stop - start > 8:
@@ -151,7 +158,8 @@ def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: i
 
 @njit(cache=True, nogil=True)
 def hash_rows(rows: np.ndarray, first: int, last: int, blob: np.ndarray, seed: int) -> None:
-    """Fill in the fields `hash` and `head` of the chunks from `first` up to, but not including, `last`."""
+    """Compute the fields `hash` and `head` (the first eight bytes) of the chunks from `first` up to, but not including,
+    `last`. `rows` are the records of the chunks, and `blob` holds their bytes."""
     for i in range(first, last):
         start = np.int64(rows[i].offset)
         stop = start + rows[i].size
@@ -172,8 +180,8 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
-    """Free the slots of the chunks from `first` up to, but not including, `last`, which must be the last ones in the
-    table. Searches for the remaining chunks still succeed, since none of them was placed behind a removed one."""
+    """Remove the chunks from `first` up to, but not including, `last` from the hash table. They must be the chunks that
+    were added last. The remaining chunks can still be found, since none of them was placed behind a removed one."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask
@@ -184,7 +192,8 @@ def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
-    """Number of bytes of the white-space character at i, negative if it ends a line; 0 if there is none."""
+    """Number of bytes of the white-space character at position i; 0 if no white space begins there. The number is
+    negative if the character ends a line."""
     kind = classes[data[i]]
     if kind == 0:
         return 0
@@ -221,7 +230,7 @@ def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
 @njit(cache=True, nogil=True)
 def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndarray, blob: np.ndarray,
          seed: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """See `Chunks.scan`."""
+    """Compiled code of `Chunks.scan`, which cuts a text into chunks (runs of characters without white space)."""
     size = data.shape[0]
     mask = slots.shape[0] - 1
     room = size // 2 + 1
@@ -268,8 +277,8 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 @njit(cache=True, nogil=True)
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
-    """Count the sentences in the chunks from `first` up to, but not including, `last`, with the white space between
-    them and up to the byte `stop`.
+    """Count the sentences in the chunks from `first` up to, but not including, `last` (chunks are runs without white
+    space). The white space between the chunks, and after the last one up to the byte `stop`, is taken into account.
 
     As in spaCy, white space is a token of its own, except a single space. After an end mark, such a token begins a
     sentence, because it is not punctuation.
@@ -295,7 +304,8 @@ def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np
 @njit(cache=True, nogil=True)
 def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.ndarray, rows: np.ndarray,
          steps: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """See `Chunks.fold`."""
+    """Compiled code of `Chunks.fold`, which joins the words of a text's chunks and counts the sentences of its
+    lines."""
     n = chunks.shape[0]
     words = 0
     breaks = 1

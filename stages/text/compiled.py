@@ -1,11 +1,11 @@
 """Compiles functions (kernels) with numba, but only when the first kernel of their module is called.
 
-numba is not imported before, because importing it takes longer than planning a recipe, and a plan imports every stage
-that the recipe names. A kernel is written and called as with `numba.njit`. Kernels of one module may call each other.
+numba is imported only then, because the import takes longer than planning a recipe, and a plan imports every stage that
+the recipe names. A kernel is written and called as with `numba.njit`. Kernels of one module may call each other.
 
 A container image may have compiled kernels in the folder that the environment variable TOKENMILL_KERNELS names. This
 folder is read and never written. Its kernels are compiled with NUMBA_CPU_NAME=generic, for any processor of the
-architecture. Kernels that are missing in it are compiled as usual.
+architecture. Kernels that the folder lacks are compiled on this machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _lock = threading.Lock()
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a kernel as `numba.njit(**options)` does, but compile it only when it is called."""
+    """Decorate a function as `numba.njit(**options)` does, but compile it only when it, or another such function of its
+    module, is first called."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))
@@ -46,8 +47,9 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled version of a kernel. All kernels of its module are given to numba and replaced in the module
-    by the results, so that all code of the module calls the compiled kernels."""
+    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of its module are given
+    to numba, and the compiled versions replace them in the module, so that calls between them use the compiled
+    versions."""
     import numba
 
     with _lock:
@@ -62,8 +64,8 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_in(folder: str) -> None:
-    """Use `folder` as numba's cache from now on, to load compiled kernels and to store them. This also holds for
-    kernels that numba knows already. Kernels that this process has already compiled stay in use."""
+    """Use `folder` as numba's cache from now on, to load compiled functions and to store them. The change also holds
+    for functions that numba knows already. Code that this process has already compiled or loaded stays in use."""
     os.environ["NUMBA_CACHE_DIR"] = folder
     if "numba" not in sys.modules:
         return                                        # numba reads the variable when it is imported
@@ -80,8 +82,9 @@ def keep_in(folder: str) -> None:
 
 
 def _with_shipped_variants(kernel: Any) -> Any:
-    """Make a kernel load its compiled variants (one for each combination of argument types) from the folder that the
-    environment variable SHIPPED names, if the folder has them. Returns the kernel."""
+    """Make a kernel (a function that numba compiles) load machine code that came with the container image. The
+    environment variable TOKENMILL_KERNELS names the folder. A kernel has one compiled variant for each combination of
+    argument types; variants that the folder lacks are compiled. Returns the kernel."""
     cache: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(cache, "_cache_file"):
@@ -104,12 +107,14 @@ def _with_shipped_variants(kernel: Any) -> Any:
 
 
 def _with_unique_files(kernel: Any) -> Any:
-    """Make numba's cache store each compiled variant of a kernel in a file with a unique name. Returns the kernel.
+    """Make numba's cache store each compiled variant of a kernel (a function that numba compiles) in a file with a
+    unique name. Returns the kernel.
 
     numba numbers the files of a kernel's variants (one for each combination of argument types) without a lock. Two
     processes that compile two variants at the same time may both write the first file. The index of one process may
     then point to the code of the other, which would run on arguments of the wrong types. With unique names, no file is
-    written twice. When a source changes, the files of its old kernels stay in __pycache__ until it is emptied.
+    written twice. When a source changes, the files of its old kernels stay in the cache folder until the folder is
+    emptied.
     """
     files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # None without `cache=True`
     if files is not None:

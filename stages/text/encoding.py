@@ -68,7 +68,7 @@ _SAMPLE = 128 << 10
 
 
 def canonical(label: str) -> str:
-    """Python's name of the encoding that a browser uses for `label`; "" for an unknown label."""
+    """Python's name of the encoding that a browser uses for the encoding label `label`; "" for an unknown label."""
     mapped = map_encoding_to_html5(label.strip().lower(), fallback_utf8=False) if label else None
     if mapped is None:
         return ""
@@ -117,16 +117,19 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
 
 
 def _mean_run(data: bytes) -> float:
-    """Mean length of the runs of bytes beyond ASCII; `_LATIN_RUN` if there are none."""
+    """Mean length of the runs of bytes beyond ASCII in `data`; `_LATIN_RUN` if all bytes are ASCII."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
 
 def without_double_encoding(text: str, data: bytes) -> str:
-    """Return the text of a page with double encoding undone; `data` is the same text in UTF-8. Doubly encoded text is
-    UTF-8 that was read as windows-1252 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some. If
-    most of a page is doubly encoded, all of it is undone, otherwise only the pieces that cannot be ordinary text. The
-    function is for prose only, since a program may contain such text on purpose."""
+    """Undo double encoding in the text of a page. Doubly encoded text is UTF-8 that was read as windows-1252 and
+    written as UTF-8 again: `â€™` for `’`. One real page in fifty has some.
+
+    `data` is the same text in UTF-8. If most of the page is doubly encoded, the encoding is undone everywhere,
+    otherwise only in pieces that cannot be ordinary text. The function is for prose only, since a program may contain
+    such text on purpose.
+    """
     if text.isascii() or _DOUBLE_BYTES.search(data) is None:
         return text
     matched = 0
@@ -148,8 +151,8 @@ def without_double_encoding(text: str, data: bytes) -> str:
 
 
 def _utf16(data: bytes) -> str:
-    """The codec of UTF-16 without a byte-order mark, or "" for other encodings. Every other byte of markup is NUL in
-    UTF-16, and in no other encoding."""
+    """The codec of UTF-16 for a page without a byte-order mark, or "" if the page is not in UTF-16. In UTF-16, and in
+    no other encoding, every other byte of markup is NUL."""
     even, odd = data[:128:2].count(0), data[1:128:2].count(0)
     return "utf-16-le" if odd >= 8 and not even else "utf-16-be" if even >= 8 and not odd else ""
 
@@ -161,8 +164,8 @@ def _declared_in_page(data: bytes) -> str:
 
 
 def _by_statistics(data: bytes) -> str:
-    """The encoding by byte statistics. The statistics take some Korean and Japanese pages for broken UTF-8 or Western
-    pages, so the letters of such pages are checked as well."""
+    """Guess the encoding of a page by byte statistics. The statistics take some Korean and Japanese pages for broken
+    UTF-8 or Western pages, so the letters of such pages are checked as well."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
     non_ascii = len(sample) - len(sample.translate(None, _FOREIGN))

@@ -1,8 +1,9 @@
-"""Stores big lists of strings (4.5 million blocked domains) as sorted 64-bit hashes on disk, memory-mapped.
+"""Stores big lists of strings (4.5 million blocked domains, for instance) on disk, as sorted 64-bit hashes in a
+memory-mapped file.
 
-A Python set of that size costs 2 s and 1 GB in every worker; the mapped file costs nothing and its 36 MB are shared.
-Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such a list
-gives a wrong answer.
+A Python set of that size costs 2 s and 1 GB in every worker. Opening the file takes no time, and all workers share its
+36 MB. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such
+a list gives a wrong answer.
 
 A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
 then share the other 56 bits with probability 2**-56.
@@ -23,7 +24,8 @@ _LABEL = np.uint64(255)
 
 
 class HashList:
-    """Tells whether a string is in a list that `write_hashes` wrote."""
+    """A list of strings, stored as hashes in a file that `write_hashes` wrote. `string in hash_list` tells whether it
+    has the string."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -38,7 +40,7 @@ class HashList:
 
 
 class LabelledList:
-    """Gives the label of a string in a list that `write_labelled` wrote."""
+    """A list of strings with labels (numbers from 1 to 255), stored as hashes in a file that `write_labelled` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -47,7 +49,7 @@ class LabelledList:
         return len(self._hashes)
 
     def label(self, item: str) -> int:
-        """The label of a string, 0 when it is not in the list."""
+        """The label (a number from 1 to 255) of a string; 0 if the list lacks the string."""
         value = _hash(item.encode("utf-8", "surrogatepass")) & ~_LABEL
         at = int(self._hashes.searchsorted(value))
         if at == len(self._hashes) or (self._hashes[at] ^ value) > _LABEL:
@@ -56,14 +58,15 @@ class LabelledList:
 
 
 def entry(line: bytes) -> bytes:
-    """The entry in a line of a list, without white space around it; empty for a comment (#)."""
+    """Return the entry in a line of a list, without white space around it. The result is empty if the line is a
+    comment, which begins with #."""
     line = line.strip()
     return b"" if line.startswith(b"#") else line
 
 
 def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], bytes] = entry) -> None:
-    """Write sorted hashes of the entries that `read` finds in the lines (UTF-8) to `path`, atomically. Empty entries
-    are skipped."""
+    """Write the sorted hashes of a list of strings to `path`, atomically, for `HashList`. `read` turns a line (UTF-8)
+    into its entry; empty entries are skipped."""
     values = _hashes(lines, read)
     values.sort()
     _save(path, values[_firsts(values)])
@@ -71,8 +74,9 @@ def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], byt
 
 def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
-    """Like `write_hashes`, for several lists given as (label, lines). A string that is in several lists gets the lowest
-    of their labels."""
+    """Write the sorted hashes of several lists of strings, with their labels, to `path`, atomically, for
+    `LabelledList`. `lists` yields (label, lines), and `read` turns a line (UTF-8) into its entry; empty entries are
+    skipped. A string that is in several lists gets the lowest of their labels."""
     parts = []
     for label, lines in lists:
         values = _hashes(lines, read)

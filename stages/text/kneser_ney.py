@@ -34,7 +34,8 @@ _WORD_BITS = 24
 
 @dataclass
 class NgramOrder:
-    """The n-grams of one order, sorted by (context, word)."""
+    """The n-grams of one order (the number of their words), sorted by context (all words but the last) and last
+    word."""
 
     context: np.ndarray       # row of its first n-1 words in the order below, int32; 0 for unigrams
     word: np.ndarray          # its last word, int32
@@ -45,7 +46,8 @@ class NgramOrder:
 
 @dataclass
 class Estimate:
-    """A trained model. `values` holds the log10 probability and back-off weight of each n-gram in `orders`, float32."""
+    """A trained n-gram model. `values` holds for each order the log10 probability and back-off weight of its
+    n-grams."""
 
     words: list[str]
     orders: list[NgramOrder]
@@ -56,7 +58,8 @@ class Estimate:
 
 
 class WordIds:
-    """Numbers words in the order they come; ids 0, 1, 2 are <unk>, <s>, </s>."""
+    """Numbers words from 3 on, in the order in which they first occur. The ids 0, 1 and 2 stand for <unk> (an unknown
+    word), <s> (beginning of a text) and </s> (its end)."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {UNK: 0, BOS: 1, EOS: 2}
@@ -68,8 +71,8 @@ class WordIds:
 
 
 def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_000) -> Estimate:
-    """Estimate a model of `order` from texts (or sentences), each a sequence of words. Training ends before the first
-    text that would exceed `most` tokens.
+    """Estimate an n-gram model of order `order` from texts (or sentences), each a sequence of words. Training ends
+    before the first text that would exceed `most` tokens.
 
     Raises ValueError when there is nothing to learn from, or when `order` is out of range.
     """
@@ -93,8 +96,12 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
 
 
 def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrder]:
-    """Yields the n-grams of each order from 1 to `order`. In the code, `rank[i]` is the row of the n-gram that begins
-    at position i of `stream`. It is -1 if the text ends before the n-gram does."""
+    """Yield the different n-grams of each order from 1 to `order`, with their counts. `stream` holds the word ids of
+    all texts, and `vocabulary` is the number of ids.
+
+    In the code, `rank[i]` is the row of the n-gram that begins at position i of `stream`. It is -1 if the text ends
+    before the n-gram does.
+    """
     counts = np.bincount(stream, minlength=vocabulary).astype(np.int32)
     no_context = np.zeros(vocabulary, np.int32)
     ids = np.arange(vocabulary, dtype=np.int32)
@@ -155,8 +162,9 @@ def _estimate(words: list[str], orders: list[NgramOrder], tokens: int) -> Estima
 
 
 def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
-    """Compute the discounts D₁, D₂, D₃₊ of an order; t[k] is its number of n-grams with count k. Returns None if they
-    cannot be computed, or if a D_k lies outside 0 … k."""
+    """Compute the three discounts D₁, D₂, D₃₊ of an order, by which counts of 1, 2, and 3 or more are lowered. t[k] is
+    the number of n-grams with count k. Returns None if the discounts cannot be computed, or if a D_k lies outside 0 …
+    k."""
     if not (t[1] and t[2] and t[3]):
         return None
     y = t[1] / (t[1] + 2 * t[2])
@@ -175,7 +183,8 @@ def columns(estimate: Estimate, n: int) -> list[np.ndarray]:
 
 
 def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "none", pieces: bytes = b"") -> None:
-    """Write a model file that `NgramLM` reads."""
+    """Write a trained model as a file that `stages.text.ngram_lm.NgramLM` reads. The file notes `normalize` (how texts
+    were normalised) and holds `pieces` (a SentencePiece model)."""
     counts = [len(grams.word) for grams in estimate.orders[1:]]
     grams = ((hashes(columns(estimate, n)), estimate.values[n - 1]) for n in range(2, len(counts) + 2))
     facts: dict[str, Any] = {"trained": {"tokens": estimate.tokens, "fallback": estimate.fallback,
@@ -185,8 +194,8 @@ def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "
 
 
 def save_arpa(estimate: Estimate, path: str | os.PathLike[str]) -> None:
-    """Write an ARPA file in the form that lmplz writes; KenLM, SRILM and others read it. Raises ValueError for a word
-    with white space."""
+    """Write a trained model as an ARPA file, in the form that KenLM's lmplz writes; KenLM, SRILM and others read it.
+    Raises ValueError for a word with white space."""
     if bad := next((w for w in estimate.words if len(w.split()) != 1), None):
         raise ValueError(f"ARPA parts words by white space, and {bad!r} holds some")
     words, last = estimate.words, len(estimate.orders)

@@ -65,7 +65,8 @@ _SHORT |= {member: _SHORT[macro] for macro, member in _MEMBERS.items() if macro 
 
 
 class Tag(NamedTuple):
-    """A language, as the ISO 639-3 code of its standard member, and a script, as its ISO 15924 code or ""."""
+    """A language with its script. `language` is an ISO 639-3 code; for a macrolanguage, that of its standard member
+    (`cmn`, Mandarin, for Chinese). `script` is an ISO 15924 code, or "" if unknown."""
 
     language: str
     script: str = ""
@@ -73,10 +74,10 @@ class Tag(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def tag(name: str) -> Tag | None:
-    """Return the Tag that the name of a language stands for. Returns None if the name is not a code of two or three
-    letters, with or without a script.
+    """Parse the name of a language: a code of two or three letters, with or without a script (`fr`, `fra`, `fra_Latn`).
+    Returns None for any other name, and for two letters that are no code of ISO 639-1.
 
-    Codes of three letters are accepted unchecked, since models know more of them than ISO has in use.
+    Codes of three letters are not checked against ISO 639-3, since models use some that ISO does not list.
     """
     form = _FORM.fullmatch(name)
     if form is None:
@@ -95,8 +96,8 @@ def tag(name: str) -> Tag | None:
 
 @lru_cache(maxsize=65536)
 def names(name: str, label: str, script: str = "") -> bool:
-    """Whether the language name `name` covers the label that a model gave a text. `script` is the main script of the
-    text, "" if unknown."""
+    """Whether the language name `name` (`fr`, for instance) covers the label that a model gave a text (`fra_Latn`).
+    `script` is the main script of the text, "" if unknown. Scripts are compared only if both sides have one."""
     if name == label:
         return True
     named, labelled = tag(name), tag(label)
@@ -106,7 +107,8 @@ def names(name: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether there can be a text to which both language names apply."""
+    """Whether the two language names can apply to one text: they name one language, in scripts that agree or are not
+    given."""
     if one == other:
         return True
     a, b = tag(one), tag(other)
@@ -116,16 +118,17 @@ def meet(one: str, other: str) -> bool:
 
 
 def short(label: str) -> str:
-    """The ISO 639-1 code of a language, or its code of three letters where it has none; other strings are returned
-    unchanged. `fra_Latn` is fr, `cmn_Hani` zh, `nob_Latn` no, `yue_Hani` yue."""
+    """The ISO 639-1 code of a language, or its ISO 639-3 code if it has no shorter one. `fra_Latn` is fr, `cmn_Hani`
+    zh, `nob_Latn` no, and `yue_Hani` yue. A string that is no code of a language is returned unchanged."""
     language_tag = tag(label)
     return label if language_tag is None else _SHORT.get(language_tag.language, language_tag.language)
 
 
 @lru_cache(maxsize=4096)
 def scripts_of(label: str) -> tuple[str, ...]:
-    """Return the scripts that texts in a language are written in: the script of the label if it has one, otherwise
-    those known for the language, () if none are known. They are known for the languages of the model lid.176."""
+    """Return the scripts that texts in a language are written in. If the label has a script, only this one is returned;
+    otherwise the usual scripts of the language, which are known for the languages of the model lid.176. () stands for
+    unknown scripts."""
     language_tag = tag(label)
     if language_tag is None:
         return ()

@@ -30,7 +30,7 @@ _PACKAGES = {"StanzaTokenizer": "stanza", "ThaiTokenizer": "pythainlp", "IndicNL
 
 
 class Splitter(NamedTuple):
-    """How a language is split into words."""
+    """How a language is split into words: by spaCy's rules or by another package."""
 
     #: its full name: ISO 639-3 and script, e.g. fra_Latn
     language: str
@@ -42,8 +42,8 @@ class Splitter(NamedTuple):
 
 @cache
 def _table() -> dict[str, Splitter]:
-    """Return {name of a language: its splitter}. If several rows of the table have a name, the first of them counts, as
-    in datatrove."""
+    """Return {name of a language: how it is split into words}, from datatrove's table. If several rows of the table
+    have one name, the first of them counts, as in datatrove."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the table of languages and their tokenizers comes with datatrove, which is not "
@@ -80,7 +80,8 @@ def installed(distribution: str) -> bool:
 
 
 def splitter(language: str) -> Splitter | None:
-    """Return the splitter of a language, given by any of its names; None if the name is not in the table."""
+    """Return how a language, given by any of its names, is split into words; None if datatrove's table lacks the
+    name."""
     return _table().get(language)
 
 

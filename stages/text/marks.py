@@ -1,6 +1,6 @@
-"""Finds the places in a text for which a rule dropped it, so that reports can mark them in examples.
+"""Finds the places in a text that made a rule drop the document, so that reports can mark them in examples.
 
-Verdicts never use these functions. Words are cut at white space, which is not always how the rules cut them.
+No filter decides by these functions. They cut words at white space, while some rules cut them differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORD = re.compile(r"\S+")
 
 
 def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
-    """Return the matches of a pattern, without empty ones."""
+    """Return the spans of the first MOST matches of a pattern in the text. Empty matches are left out."""
     out: list[Span] = []
     for match in pattern.finditer(text):
         if match.end() > match.start():
@@ -27,7 +27,8 @@ def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
 
 
 def copies(text: str, separator: str = "\n") -> list[Span]:
-    """The lines that are copies of an earlier line; or the paragraphs, with another separator."""
+    """Return the spans of the lines that are copies of an earlier line. With another `separator`, paragraphs are
+    compared instead of lines."""
     out: list[Span] = []
     earlier: set[str] = set()
     at = 0
@@ -43,8 +44,8 @@ def copies(text: str, separator: str = "\n") -> list[Span]:
 
 
 def repeated_words(text: str, n: int, *, top: bool) -> list[Span]:
-    """Return runs of `n` words: all occurrences of the most frequent run (`top`), or those that repeat an earlier
-    run."""
+    """Return the spans of repeated runs of `n` words. With `top`, these are all occurrences of the most frequent run;
+    without, all runs that repeat an earlier run. Spans that overlap are joined."""
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:
@@ -57,7 +58,7 @@ def repeated_words(text: str, n: int, *, top: bool) -> list[Span]:
 
 
 def merged_spans(spans: list[Span]) -> list[Span]:
-    """Spans in order, those that overlap or touch as one."""
+    """Return the spans in order. Spans that overlap, touch, or are one character apart are joined."""
     out: list[Span] = []
     for begin, end in sorted(spans):
         if out and begin <= out[-1][1] + 1:

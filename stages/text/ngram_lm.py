@@ -4,7 +4,7 @@ A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.knes
 are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest n-gram that ends
 in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so that each word scores as
 in KenLM to the bit. A text's score is the sum over its words in float64 (KenLM sums in float32, and so loses digits
-over long texts). Unseen words are scored as `<unk>`, or -100 where the model has no `<unk>`, as in KenLM.
+over long texts). Unseen words are scored as `<unk>`; in a model without `<unk>` they score -100, as in KenLM.
 
 File (little-endian, sections start at multiples of 64):
 
@@ -41,7 +41,7 @@ _ALIGN = 64
 
 
 class BadModel(ValueError):
-    """A file is no model, or it is damaged. The message names the file and the remedy."""
+    """A file is no n-gram model, or it is damaged. The message names the file and the remedy."""
 
     permanent = True
 
@@ -49,7 +49,8 @@ class BadModel(ValueError):
 # -- hashing and tables ------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def _combine(node: np.uint64, word: np.uint64) -> np.uint64:
-    """KenLM's CombineWordHash: the hash of an n-gram from the hash of its last words and the word before them."""
+    """KenLM's function CombineWordHash. `node` is the hash of some words in a row, and `word` the word before them; the
+    result is the hash of all of them."""
     return (node * np.uint64(8978948897894561157)) ^ ((word + np.uint64(1)) * np.uint64(17894857484156487943))
 
 
@@ -61,7 +62,8 @@ def _slot(key: np.uint64, slots: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
-    """Row of a key in the table of `slots` rows that begins at row `first`, -1 if it is not there."""
+    """Return the row of an n-gram's hash in a hash table, -1 if the table lacks it. The table consists of the `slots`
+    rows of `rows` from row `first` on."""
     if slots == 0:
         return np.int64(-1)
     at = np.int64(_slot(key, np.uint64(slots)))
@@ -79,9 +81,8 @@ def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
-    """Put the keys with their values into an empty table. Returns the index of a key that is 0 or occurs twice,
-    otherwise -1.
-    """
+    """Put n-grams' hashes (`keys`) with their values into an empty hash table. Returns -1, or the index of the first
+    key that is 0 or occurs a second time, which the table cannot store."""
     slots = np.uint64(table.shape[0])
     for i in range(keys.shape[0]):
         key = keys[i]
@@ -102,9 +103,13 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
 @njit(cache=True, nogil=True)
 def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.ndarray, values: np.ndarray,
            tables: np.ndarray, out: np.ndarray, matched: np.ndarray) -> float:
-    """Score the words `ids` after the context `start` (at most one id) and return the sum. Writes the scores (float32)
-    to `out` and the lengths of the n-grams found to `matched`. `rows` is the file as uint64 (n, 2) and `values` the
-    same as float32 (n, 4); `tables` has the first row and the number of slots of each order's table."""
+    """Score the words `ids`, which follow the context `start` (at most one word id). Returns the sum of their scores,
+    which are log10 probabilities. For each word, `out` receives the score (float32), and `matched` the length of the
+    longest n-gram of the model that ends with the word.
+
+    `rows` is the model file as uint64 (n, 2), and `values` the same bytes as float32 (n, 4). `tables` has the first row
+    and the number of slots of each order's hash table.
+    """
     longest = tables.shape[0]                     # words of the longest context
     context = np.zeros(longest + 1, np.uint64)    # the latest first
     context_length = 0
@@ -138,7 +143,8 @@ def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.nd
 
 
 def hashes(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Hashes of n-grams given as columns of word ids in text order; uint64 (n-grams,)."""
+    """Return the hashes of n-grams, uint64 (n-grams,). `columns` holds word ids: an array of all first words, one of
+    all second words, and so on."""
     with np.errstate(over="ignore"):
         node = columns[-1].astype(np.uint64)
         for words in reversed(columns[:-1]):
@@ -149,7 +155,7 @@ def hashes(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 # -- a model -----------------------------------------------------------------------------------------------------------
 class NgramLM:
-    """A model, mapped from its file, so that workers on one machine share its pages.
+    """An n-gram language model in a memory-mapped file, so that all workers on a machine share its pages.
 
     Raises BadModel for a file that is no model, FileNotFoundError for a missing one.
     """
@@ -194,33 +200,36 @@ class NgramLM:
 
     @property
     def normalize(self) -> str:
-        """How texts were normalised before they were cut into words: a key of `stages.text.ccnet.NORMALIZE`."""
+        """The name of the normalisation of texts for this model: a key of `stages.text.ccnet.NORMALIZE`."""
         return str(self.header.get("normalize", "none"))
 
     @property
     def pieces(self) -> bytes:
-        """The SentencePiece model whose pieces are the words; empty if there is none."""
+        """The bytes of the SentencePiece model whose pieces are the words of this model; empty if the words are no such
+        pieces."""
         return bytes(self._bytes("pieces")) if "pieces" in self._sections else b""
 
     @property
     def index(self) -> dict[str, int]:
-        """Word → id."""
+        """The id of each word of the model."""
         if self._index is None:
             self._index = {word: i for i, word in enumerate(self.words)}
         return self._index
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
-        """Ids of words, int64; 0 for words it does not know."""
+        """Return the ids of words, int64; 0 for words that the model does not know."""
         get = self.index.get
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays with an entry for every word and for the end of the text: the scores (float32, log10), and
-        the number of words in the longest n-gram of the model that ends there."""
+        """Return two arrays with an entry for every word of a text and, with `eos`, one for its end: the scores
+        (float32, log10 probabilities), and the number of words in the longest n-gram of the model that ends at this
+        place. With `bos`, the text begins after a beginning-of-text mark."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:
-        """log10 probability of a text of these word ids (int64, all in range), with its beginning and end."""
+        """Return the log10 probability of a text, given as word ids (int64, all in range). By default, its beginning
+        (`bos`) and its end (`eos`) are taken into account."""
         return self._scored(ids, bos, eos)[0]
 
     def _scored(self, ids: np.ndarray, bos: bool, eos: bool) -> tuple[float, np.ndarray, np.ndarray]:
@@ -238,10 +247,12 @@ class NgramLM:
 def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np.ndarray,
                 counts: Sequence[int], grams: Iterable[tuple[np.ndarray, np.ndarray]], *, normalize: str = "none",
                 pieces: bytes = b"", facts: Mapping[str, Any] | None = None) -> None:
-    """Write a model. `words` are in the order of their ids, <unk> first; `unigrams` float32 (words, 2). For the orders
-    2, 3, …, `counts` are the numbers of n-grams, and `grams` yields their hashes (uint64) and float32 (n-grams, 2) of
-    probability and back-off. `facts` go into the header, too. Equal arguments give equal bytes. Raises ValueError for
-    two n-grams with one hash, words with line breaks, and a first word other than <unk>."""
+    """Write an n-gram model as the file that `NgramLM` reads. `words` are in the order of their ids, <unk> first;
+    `unigrams` float32 (words, 2). For the orders 2, 3, …, `counts` are the numbers of n-grams, and `grams` yields
+    their hashes (uint64) and float32 (n-grams, 2) of probability and back-off. `facts` go into the header, too.
+    `normalize` (how texts were normalised) stands there as well, and `pieces` is a SentencePiece model. Equal
+    arguments give equal bytes. Raises ValueError for two n-grams with one hash, words with line breaks, and a first
+    word other than <unk>."""
     if any("\n" in w for w in words) or words[0] != UNK:
         raise ValueError("words are lines of their own, and the first is <unk>")
     small = {"words": "\n".join(words).encode(), "unigrams": np.ascontiguousarray(unigrams, np.float32).tobytes(),

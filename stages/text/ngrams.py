@@ -1,8 +1,9 @@
-"""Counts repeated word n-grams (for Gopher's rules) and hashes all word n-grams of a text (for MinHash), compiled.
+"""Counts repeated word n-grams (for Gopher's rules) and hashes all word n-grams of a text (for MinHash), compiled by
+numba.
 
-The functions take word numbers and return integers, so the results are equal on every machine, whatever the word cache
-holds. numba stores the compiled code in NUMBA_CACHE_DIR. The arguments `lengths`, `hashes` … are the columns of a
-`stages.text.words.Vocabulary`, indexed by word number.
+The functions take words as numbers and return integers, so the results are equal on every machine, whatever numbers the
+words have. numba stores the compiled code in NUMBA_CACHE_DIR. Arguments such as `lengths` and `hashes` are the columns
+of a `stages.text.words.Vocabulary`, indexed by word number.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 # -- Gopher: repeated n-grams ------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """For each n from `low` to `high`, return the length of the most frequent word n-gram times its count, int64. The
-    length is in characters, with words joined by one space. The value is -1 if there are fewer than n words.
+    """For each n from `low` to `high`, find the most frequent word n-gram and return its length times its count, int64.
+    The length is in characters, with words joined by one space. The value is -1 if the text has fewer than n words.
 
-    Of n-grams with equal counts the first one in the text is taken (as `Counter.most_common` does).
+    `ids` are the word numbers of the text, and `lengths` the characters of each word number. Of n-grams with equal
+    counts, the first one in the text is taken (as `Counter.most_common` does).
     """
     words = ids.shape[0]
     out = np.full(high - low + 1, -1, np.int64)
@@ -87,7 +89,8 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
 @njit(cache=True, nogil=True)
 def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarray, sizes: np.ndarray,
                      blob: np.ndarray) -> bool:
-    """Whether words i..i+n and j..j+n spell the same string when joined without spaces (UTF-8 bytes decide)."""
+    """Whether the n words from word i on and the n words from word j on spell the same string when joined without
+    spaces. The words' UTF-8 bytes are compared; `offsets` and `sizes` say where `blob` holds them."""
     equal = True
     for k in range(n):
         if ids[i + k] != ids[j + k]:
@@ -186,8 +189,8 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
 @njit(cache=True, nogil=True)
 def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray,
                first: int, last: int) -> None:
-    """Fill in `hashes` (the polynomial hash of a word's bytes) and `powers` (base**size) of the words from `first` up
-    to, but not including, `last`."""
+    """Compute the polynomial hash of each word's bytes (into `hashes`) and base**size (into `powers`), for the words
+    from `first` up to, but not including, `last`. The words' bytes are in `blob`, at `offsets` and of `sizes`."""
     for word in range(first, last):
         value = np.uint64(0)
         power = np.uint64(1)
@@ -200,7 +203,8 @@ def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, size
 
 @njit(cache=True, nogil=True)
 def distinct_words(ids: np.ndarray, targets: np.ndarray) -> int:
-    """Count the numbers in `targets` that occur in `ids`. The numbers in `targets` must be distinct."""
+    """Count those word numbers in `targets` that occur in a text, whose word numbers are `ids`. No number may occur
+    twice in `targets`."""
     count = 0
     for k in range(targets.shape[0]):
         for i in range(ids.shape[0]):
@@ -212,7 +216,8 @@ def distinct_words(ids: np.ndarray, targets: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int]:
-    """Return (number of words not made of symbols alone, their characters, number of words with a letter)."""
+    """Count the words of a text by kind. Returns (number of words not made of symbols alone, characters in these words,
+    number of words with a letter)."""
     plain = 0
     characters = 0
     letters = 0
@@ -229,7 +234,8 @@ def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tupl
 # -- MinHash: shingles -------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndarray) -> np.uint64:
-    """First 8 bytes of the SHA-1 digest, as a little-endian integer (FIPS 180-4)."""
+    """Return the first 8 bytes of the SHA-1 digest (FIPS 180-4) of the first `length` bytes of `message`, as a
+    little-endian integer. `block` and `w` are scratch arrays."""
     blocks = (length + 9 + 63) // 64
     for i in range(blocks * 64):
         block[i] = message[i] if i < length else 0

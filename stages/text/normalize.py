@@ -27,14 +27,15 @@ _HIGH = re.compile("[\u0300-\U0010ffff]+")
 
 @cache
 def _marks() -> dict[int, None]:
-    """Translation table that deletes nonspacing marks."""
+    """Return a table for `str.translate` that deletes nonspacing marks (accents, for instance)."""
     return {code: None for first, last in nonspacing_marks() for code in range(first, last + 1)}
 
 
 def simplify(text: str) -> str:
-    """`text` as MinHash sees it: lower-cased, numbers as 0, no punctuation, no accents, single spaces.
+    """Simplify a text before its MinHash signature is computed: lower case, numbers as 0, no punctuation, no accents,
+    single spaces.
 
-    >>> simplify("Café, 3.14  and\\nMORE…")
+    >>> simplify("Café, 3.14  and\nMORE…")
     'cafe 0 and more'
     """
     text = text.lower()

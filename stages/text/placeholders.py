@@ -1,4 +1,5 @@
-"""Replaces the formulas, code and tables of a text by placeholders while the rest is processed, and restores them.
+"""Protects the formulas, code and tables of a text while its other parts are processed: placeholders stand for them,
+and are replaced by the originals afterwards.
 
 A placeholder is a number between two private-use characters. The text must be cleared of these characters first
 (`without_stand_ins`), so that no text can contain a forged placeholder.
@@ -15,18 +16,20 @@ _STAND_INS = dict.fromkeys(range(0xE000, 0xE004))
 
 
 def without_stand_ins(text: str) -> str:
-    """Return the text without the characters that placeholders are made of."""
+    """Return the text without the private-use characters that placeholders are made of."""
     return text.translate(_STAND_INS)
 
 
 class Placeholders:
-    """The pieces of a text that placeholders stand for, in order."""
+    """Replaces pieces of a text (formulas, code) by placeholders, and puts them back later. `pieces` holds them in the
+    order of their placeholders' numbers."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
 
     def keep(self, piece: str) -> str:
-        """Store a piece and return its placeholder. `restored` puts the piece back."""
+        """Store a piece of a text (a formula, for instance) and return the placeholder that stands for it. `restored`
+        puts the piece back."""
         self.pieces.append(piece)
         return f"\ue000{len(self.pieces) - 1}\ue001"
 

@@ -1,8 +1,8 @@
 """Counts repeated word n-grams as DCLM and RedPajama-v2 do: every copy counts, the first one included.
 
-datatrove's count, which leaves out the first copy, is in `ngrams`. Words are compared, not only their hashes, so
-results are equal on every machine. The search is written out both here and in `ngrams`, because a shared function takes
-3 to 5 times as long, inlined or not (numba 0.68, web pages).
+The module `ngrams` counts as datatrove does, without the first copy. Words are compared, not only their hashes, so
+results are equal on every machine. The code of the search stands in both modules, because a shared function takes 3 to
+5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from stages.text.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids of the words in order, int32; length of each id's word in characters, int32). Ids count from 0 in
-    the order in which words first occur."""
+    """Number the different words of a text from 0, in the order in which they first occur. Returns (number of each word
+    of the text, int32; length in characters of the word with each number, int32)."""
     id_of = {word: i for i, word in enumerate(dict.fromkeys(words))}
     ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
     return ids, np.fromiter(map(len, id_of), np.int32, len(id_of))
@@ -24,9 +24,12 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return a row of four int64 for every n from `low` to `high`: the count of the most frequent word n-gram;
-    characters of the first n-gram with that count; characters of the longest n-gram with that count; and characters of
-    all words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters.
+    """Count repeated word n-grams. `ids` are the word numbers of a text, and `lengths` the characters of each word
+    number.
+
+    Returns a row of four int64 for every n from `low` to `high`: the count of the most frequent n-gram; the characters
+    of the first n-gram with that count; the characters of the longest n-gram with that count; and the characters of all
+    words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters.
     """
     words = ids.shape[0]
     out = np.zeros((high - low + 1, 4), np.int64)

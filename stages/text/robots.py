@@ -15,10 +15,12 @@ _LONGEST = 4000
 
 
 def directives(value: str) -> tuple[str, ...]:
-    """Return the directives of FORBIDDING that address all robots, in the order of FORBIDDING.
+    """Return the directives in a robots header or `<meta>` value that forbid all robots a use of the page (those in
+    FORBIDDING, in its order).
 
-    In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives address somebot alone. Several headers
-    are given as lines; each line addresses all robots until it names one. `none` means `noindex, nofollow`.
+    In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives are for the robot `somebot` alone, so
+    only `noindex` is returned. Several headers are given as lines; each line is for all robots until it names one.
+    `none` means `noindex, nofollow`.
     """
     result = set()
     for line in value[:_LONGEST].lower().split("\n"):

@@ -105,8 +105,8 @@ _PLACES = sorted(set(NUMBERS) - {"Jpan"})
 
 @lru_cache(maxsize=1)
 def _table() -> np.ndarray:
-    """Return an array indexed by code point, uint8 (0x110000,). For a letter it holds 1 + the index of its script in
-    `_PLACES`, for other characters 0."""
+    """Return an array that gives the script of each code point, uint8 (0x110000,). For a letter it holds 1 + the index
+    of its script in `_PLACES`, for other characters 0."""
     table = np.zeros(0x110000, np.uint8)
     places = {code: 1 + i for i, code in enumerate(_PLACES)}
     runs = [(entry[:-4], entry[-4:]) if entry[-1] != "." else (entry[:-1], ".") for entry in _RUNS.split()]
@@ -144,11 +144,12 @@ def main_script(text: str) -> tuple[str, float]:
 
 
 def same_script(a: str, b: str) -> bool:
-    """Whether two ISO 15924 codes name scripts that `main_script` cannot tell apart: Hans and Hani, Hang and Kore."""
+    """Whether two ISO 15924 codes name scripts that `main_script` does not tell apart, as Hans (simplified Han) and
+    Hani (Han)."""
     return _FOLDED.get(a, a) == _FOLDED.get(b, b)
 
 
 def fits(script: str, declared: str) -> bool:
-    """Whether a text whose main script is `script` agrees with a label that declares the script `declared`. Han agrees
-    with Japanese writing, since a Japanese text may consist of Han alone."""
+    """Whether the main script of a text agrees with the script that a language label declares. Equal scripts agree. A
+    text in Han also agrees with Japanese writing, since a Japanese text may consist of Han alone."""
     return same_script(script, declared) or (script == "Hani" and _FOLDED.get(declared, declared) == "Jpan")

@@ -5,8 +5,8 @@ uniseg 0.10.1 whose first character is a letter, a digit or another number. "can
 word each, and each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are
 of Unicode 16).
 
-White space is always a boundary, so a text is first cut into chunks there. Real text repeats its chunks, so a bounded
-cache holds the words of chunks. The content of the cache never changes a result.
+White space is always a boundary, so a text is first cut at white space into chunks. Real text repeats its chunks, so a
+bounded cache holds the words of chunks. The content of the cache never changes a result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _cache: dict[str, tuple[str, ...]] = {}
 
 @cache
 def _segment() -> Any:
-    """Build the pattern of one segment, by rules WB3 to WB13b. Its `findall` returns all segments."""
+    """Build the regular expression that matches one segment of a text by Unicode's word-boundary rules WB3 to WB13b.
+    Its `findall` returns all segments."""
     import regex
 
     joined = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
@@ -48,7 +49,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def segments(text: str) -> list[str]:
-    """The words of a text, in order."""
+    """Return the words of a text, in order: its segments by Unicode's word boundaries (UAX #29), without
+    punctuation."""
     if not text.isascii() and any(c in text for c in _JOINING):
         return list(_words(text))
     cache = _cache

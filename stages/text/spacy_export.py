@@ -1,10 +1,11 @@
 """Exports spaCy's tokenizer rules as data, so that no worker imports spaCy (1 s of CPU and up to 290 MB each).
 
-`cache.rules_path(language)` returns a JSON file. At its first use, `python -m stages.text.spacy_export LANGUAGE FILE
-[LANGUAGE FILE …]` writes that file in a separate process. The file stays in the cache folder, under the versions it
-depends on. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill). Before the export
-writes anything, it compares `stages.text.spacy_rules` with spaCy on some thousands of awkward strings. Rules of a
-future spaCy that need another algorithm are therefore refused here, instead of giving wrong words later.
+`cache.rules_path(language)` returns a JSON file with the rules. When the file is first needed, a separate process
+writes it: `python -m stages.text.spacy_export LANGUAGE FILE [LANGUAGE FILE …]`. The file stays in the cache folder,
+under the versions it depends on. The environment variable TOKENMILL_CACHE names the folder (default
+~/.cache/tokenmill). Before the export writes anything, it compares `stages.text.spacy_rules` with spaCy on some
+thousands of awkward strings. If a future spaCy has rules that need another algorithm, the export therefore fails,
+instead of giving wrong words later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CHECKED = 300
 
 
 def export(language: str, path: Path) -> None:
-    """Write the rules of `spacy.blank(language)` to `path`, atomically."""
+    """Write spaCy's tokenizer rules for a language (those of `spacy.blank(language)`) to `path` as JSON, atomically."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # thinc would import it: 1.5 s for nothing
     import spacy
     from spacy.attrs import ORTH
@@ -66,7 +67,8 @@ def export(language: str, path: Path) -> None:
 
 
 def _pattern(method: Any) -> str | None:
-    """Return the pattern of a compiled regular expression, given one of its bound methods; None for None."""
+    """Return the source of a compiled regular expression, given one of its bound methods (`re.compile(…).search`, say);
+    None for None."""
     if method is None:
         return None
     compiled = method.__self__
@@ -96,7 +98,7 @@ def suffix_window(pattern: str) -> int | None:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The top-level alternatives of a pattern."""
+    """The top-level alternatives of a regular expression: `a|(b|c)` has `a` and `(b|c)`."""
     depth = start = i = 0
     in_class = False
     while i < len(pattern):
@@ -117,8 +119,8 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def samples(rules: dict[str, Any]) -> Iterator[str]:
-    """Yield awkward strings: words and signs of many kinds, and at most `CHECKED` special cases inside brackets, quotes
-    and numbers and next to each other."""
+    """Yield awkward strings on which two tokenizers are compared: words and signs of many kinds, and at most `CHECKED`
+    of spaCy's special cases, inside brackets, quotes and numbers and next to each other."""
     specials = sorted(rules["specials"])
     specials = specials[::1 + len(specials) // CHECKED]
     for chunk in specials:

@@ -6,9 +6,9 @@ sides; special cases (strings with a fixed split into tokens), tokens that match
 follow; a last pass looks for special cases in the sequence of tokens. This module caches nothing; `stages.text.words`
 does.
 
-The one difference is that a chunk of more than LONGEST characters is one token. The time for peeling affixes and
-finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters. Without this rule, a time
-limit could therefore decide whether a text is kept.
+The one difference from spaCy is that a chunk of more than LONGEST characters is one token. The time for peeling
+prefixes and suffixes and finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters.
+Without this rule, a time limit could therefore decide whether a text is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ LONGEST = 2000
 
 
 class SpacyRules:
-    """Splits chunks without white space, and whole texts, of one language into tokens."""
+    """spaCy's tokenizer for one language, without spaCy. It splits whole texts, and chunks (runs without white space),
+    into tokens."""
 
     def __init__(self, rules: dict[str, Any]) -> None:
         self.specials: dict[str, tuple[str, ...]] = {chunk: tuple(parts) for chunk, parts in rules["specials"].items()}
@@ -57,13 +58,20 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no affix rule applies to `letter` among other letters. A word of such letters is a single token."""
+        """Whether no rule for prefixes, suffixes or infixes applies to `letter` when it stands among letters. A word of
+        such letters is a single token."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 
     # -- one chunk -----------------------------------------------------------------------------------------------
     def affixes(self, chunk: str, special: bool = True) -> list[str]:
-        """Return a chunk's tokens before the last pass (spaCy's `_tokenize`). A chunk over LONGEST is one token."""
+        """Split a chunk (a run without white space) into tokens by spaCy's rules for prefixes, suffixes and infixes, as
+        spaCy's `_tokenize` does. A chunk of more than LONGEST characters is one token.
+
+        A special case is a string with a fixed split into tokens. Without `special`, none is applied. With it, those
+        are applied that equal the chunk without some prefixes and suffixes; those that match a sequence of tokens are
+        left to `merge`.
+        """
         if len(chunk) > LONGEST:
             return [chunk]
         specials: dict[str, tuple[str, ...]] = self.specials if special else {}
@@ -124,11 +132,11 @@ class SpacyRules:
         return tokens
 
     def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
-        """Return the tokens after the last pass (spaCy's `_apply_special_cases`), which applies the special cases that
-        match a sequence of tokens.
+        """Apply the special cases that match a sequence of tokens, and return the new tokens. A special case is a
+        string with a fixed split into tokens. This is spaCy's last pass, `_apply_special_cases`.
 
-        `breaks[i]` is true if a space stands before token i. A special case may match tokens on both sides of a space.
-        It is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not
+        `breaks[i]` is true if a space stands before token i. A special case may match tokens on both sides of a space,
+        but is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not
         applied still prevents shorter matches that overlap it.
         """
         matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
@@ -160,7 +168,8 @@ class SpacyRules:
         return self.merge(*self._split(text))
 
     def _split(self, text: str, special: bool = True) -> tuple[list[str], list[bool]]:
-        """Tokens of a text before the last pass, and whether a space stands before each of them."""
+        """Split a text into tokens, chunk by chunk (a chunk is a run without white space). Returns (tokens, whether a
+        space stands before each of them). The special cases that match a sequence of tokens are left to `merge`."""
         tokens: list[str] = []
         breaks: list[bool] = []
         space = False
@@ -182,18 +191,18 @@ class SpacyRules:
         return tokens, breaks
 
     def words(self, text: str) -> list[str]:
-        """Return the tokens that are not white space, as datatrove's `split_into_words` does."""
+        """Return the tokens of a text that are not white space, as datatrove's `split_into_words` does."""
         return [word for token in self.tokens(text) if (word := token.strip())]
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether every character is of a category P* (spaCy's `is_punct`)."""
+    """Whether every character of a token is in one of Unicode's punctuation categories P* (spaCy's `is_punct`)."""
     return all(unicodedata.category(c).startswith("P") for c in token)
 
 
 @cache
 def spacy_rules(language: str = "en") -> SpacyRules:
-    """Return the tokenizer of a language, given as spaCy's code. It is made once per process."""
+    """Return spaCy's tokenizer for a language, given as spaCy's code. It is made once per process."""
     from stages.text.cache import rules_path
 
     return SpacyRules(json.loads(rules_path(language).read_bytes()))

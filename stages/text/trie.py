@@ -1,5 +1,5 @@
-"""Builds a regular expression that matches any of many strings. It has the form of a trie, because `re` would try the
-branches of a plain alternation one by one."""
+"""Builds a fast regular expression that matches any of many strings. The expression has the form of a trie (prefix
+tree), because `re` would try the alternatives of `a|b|c` one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trie_pattern(strings: Iterable[str]) -> str:
-    """Return a pattern that matches what an alternation of the strings, longest first, would match.
+    """Return a pattern that matches any of the strings, and the longest of them where several match.
 
     Raises:
         ValueError: there is no string, or a string is empty.
@@ -28,8 +28,8 @@ def trie_pattern(strings: Iterable[str]) -> str:
 
 
 def _pattern(root: dict[str, Any]) -> str:
-    """Return the regular expression of a trie. A loop builds it from the leaves up, because recursion would fail on a
-    string with more characters than Python allows nested calls."""
+    """Return the regular expression of a trie (prefix tree) of strings. A loop builds it from the leaves up. Recursion
+    would fail on a long string, because Python limits the number of nested calls."""
     order, stack = [], [root]
     while stack:
         node = stack.pop()

@@ -1,5 +1,5 @@
-"""Reads the word lists of several languages from one file. The key of a stage (a hash of all that affects its result)
-then needs only the sha256 of that file.
+"""Reads the word lists of several languages from one file. With one file, a single sha256 shows whether any list has
+changed.
 
 An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after the language: `de.json` is an array of
 strings, `de` and `de.txt` have one entry per line. The npm package naughty-words (`tokenmill fetch badwords`) and the
@@ -31,7 +31,8 @@ _MEMBERS, _BYTES = 10_000, 256 << 20
 
 def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
                max_bytes: int = _BYTES) -> dict[str, tuple[str, ...]]:
-    """Return {language as the file calls it: its entries, in the order of the file, each once}.
+    """Read word lists from a file or an archive. Returns {language: entries}. Languages are named as in the file;
+    entries are in the order of the file, each once.
 
     Raises:
         ValueError: the file, or a member of the archive, holds no list. The message names file and member.
@@ -92,7 +93,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _suffix_of_content(data: bytes) -> str | None:
-    """Guess from its content which suffix a file should have: tar.gz, zip or json; None if it is lines of text."""
+    """Guess from a file's content which suffix it should have: tar.gz, zip or json. Returns None for lines of text."""
     if data.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if data.startswith(b"PK\3\4"):

@@ -1,10 +1,10 @@
-"""Splits a text into words, once for all stages of a pass.
+"""Splits a text into words, once for all stages that process it.
 
 Words are datatrove's: spaCy's tokens without white space, by the English rules unless a language is named. Tokenisation
 works chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table
-(`stages.text.chunks`) holds the word numbers of known chunks. Only chunks that it lacks are split by rules. The content
-of the table never changes a result, since a word's number is only a name for it. A chunk of more than 2,000 characters
-is one word (`stages.text.spacy_rules`).
+(`stages.text.chunks`) holds the word numbers of known chunks. Only chunks that the table lacks are split by rules. The
+content of the table never changes a result, since a word's number is only a name for it. A chunk of more than 2,000
+characters is one word (`stages.text.spacy_rules`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _END_MARKS = frozenset(",;:!?)")
 
 
 class Vocabulary:
-    """Numbered words, with the properties that stages need as columns, indexed by word number.
+    """Numbers the words of one language, and keeps properties of each word in arrays that are indexed by its number.
 
-    `lengths` (int32) is in characters. `kinds` (uint8) has flag 1 if the word holds more than symbols, and flag 2 if it
-    holds a letter. `hashes` and `powers` (uint64) are the polynomial hash of the word's bytes and base**size. `offsets`
-    (int64) and `sizes` (int32) locate the word's UTF-8 bytes in `blob`.
+    `lengths` (int32) is in characters. `kinds` (uint8) has flag 1 if the word is not made of symbols alone, and flag 2
+    if it holds a letter. `hashes` and `powers` (uint64) are the polynomial hash of the word's bytes and base**size.
+    `offsets` (int64) and `sizes` (int32) locate the word's UTF-8 bytes in `blob`.
     """
 
     def __init__(self, language: SpacyRules | None = None) -> None:
@@ -56,12 +56,13 @@ class Vocabulary:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of all words and chunks, plus eight for each chunk and for each word of a chunk."""
+        """Estimate of the memory used: the bytes of all words and chunks (runs without white space), plus eight for
+        each chunk and for each word of a chunk."""
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
-        """Returns the number of a word, assigned now if it is new. Call `describe` afterwards to fill the columns of
-        new words."""
+        """Return the number of a word; a new word gets the next number. Call `describe` afterwards to compute the
+        properties (length, hash …) of new words."""
         number = self.numbers.get(word)
         if number is None:
             number = self.numbers[word] = len(self.words)
@@ -69,7 +70,7 @@ class Vocabulary:
         return number
 
     def describe(self) -> None:
-        """Fill in the columns (`lengths`, `kinds` …) of the words that `number` has added since the last call."""
+        """Compute the properties (`lengths`, `kinds` …) of the words that `number` has added since the last call."""
         first, last = self._described, len(self.words)
         if first == last:
             return
@@ -90,7 +91,7 @@ class Vocabulary:
         self._described, self._filled = last, self._filled + len(joined)
 
     def learn(self, chunks: Iterable[str]) -> None:
-        """Tokenise chunks that the table does not hold, and add them."""
+        """Split new chunks (runs of characters without white space) into words, and add them to the table of chunks."""
         specials, ends = self.language.specials, self.language.sentence_ends
         plain = self.language.plain_letters
         data: list[bytes] = []
@@ -129,8 +130,9 @@ class Vocabulary:
         self.chunks.extend(data, words, counts, steps, unsure)
 
     def _sentence_step(self, tokens: list[str], ended: int) -> tuple[int, int]:
-        """Run spaCy's sentencizer over `tokens`. `ended` is 1 if an end mark precedes them after which no sentence has
-        begun yet. Returns (number of sentences begun, `ended` for the tokens that follow)."""
+        """Count the sentences that begin in `tokens`, as spaCy's sentencizer does. After an end mark, a sentence begins
+        at the first token that is not punctuation. `ended` is 1 if an end mark precedes the tokens and no sentence has
+        begun since. Returns (number of sentences begun, `ended` for the tokens that follow)."""
         begun = 0
         for token in tokens:
             mark = token in self.language.sentence_ends
@@ -142,12 +144,14 @@ class Vocabulary:
         return begun, ended
 
     def _contested(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Find the runs of chunks that must be split into words together, as (first, one past the last).
+        """Find the runs of chunks (a chunk has no white space) that must be split into words together. Returns (first,
+        one past the last) of each run.
 
-        A special case is a sequence of tokens with a rule of its own (spaCy's term). Chunks are normally split on their
-        own. But a special case that spans two chunks may block a shorter one inside one of them. To span two chunks, it
-        must contain the tokens on both sides of the single space between them, one after the other. Where no special
-        case has these two in a row, the chunks do not affect each other.
+        Chunks are normally split on their own. The exception is a special case, spaCy's term for a sequence of tokens
+        with a rule of its own: one that spans two chunks may block a shorter one inside one of them. To span two
+        chunks, a special case must contain the last token of the first chunk and the first token of the second one
+        after the other, and a single space must separate the chunks. Where no special case has these two tokens in a
+        row, the chunks do not affect each other.
         """
         runs, last = [], len(chunks) - 1
         stop = 0
@@ -163,13 +167,15 @@ class Vocabulary:
         return runs
 
     def _may_span(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
-        """Whether a special case may extend from chunk i - 1 of the text into chunk i."""
+        """Whether one of spaCy's special cases (a sequence of tokens with a rule of its own) may extend from chunk i -
+        1 of the text into chunk i. A chunk is a run without white space."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
     def _words_together(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
-        """Return the words of chunks that are separated by single spaces only."""
+        """Split chunks (runs without white space) that are separated by single spaces into words, all together, so that
+        spaCy's special cases may span them."""
         tokens: list[str] = []
         breaks: list[bool] = []
         for start, stop in spans.tolist():
@@ -179,16 +185,20 @@ class Vocabulary:
         return self.language.merge(tokens, breaks)
 
     def _edge(self, chunk: int, side: int) -> str:
-        """The first (0) or last (1) token of a chunk before special cases are applied."""
+        """The first token (`side` 0) or last token (`side` 1) of a chunk (a run without white space), before spaCy's
+        special cases are applied."""
         chunk = int(chunk)
         if chunk in self.unsure:
             return self.unsure[chunk][side]
         return self.words[self.chunks.edge(chunk, side)]
 
     def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """Find the chunks of a text, and add those that the table lacks. Returns (chunk numbers, start and end of each
-        chunk in `data`, argument for `_forget`). The last is None if no long chunks were added. Long chunks do not stay
-        in the table: the caller removes them by `_forget`."""
+        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns (chunk
+        numbers, start and end of each chunk in `data`, argument for `_forget`).
+
+        Long chunks do not stay in the table: the caller removes them by `_forget`. Its argument is None if no long
+        chunks were added.
+        """
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
             return chunks, spans, None
@@ -204,14 +214,16 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table. `before` is the last result of `_find_chunks`."""
+        """Remove the long chunks of a text from the table of chunks. `before` is the last result of `_find_chunks`;
+        None: there is nothing to remove."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the word numbers of a text, int32, and its lines, int32[n, 4] as in `Chunks.fold`."""
+        """Split a text into words. Returns (word numbers, int32; lines, int32[n, 4]). A line has its first byte, the
+        byte after its last, the number of its chunks (runs without white space), and of its sentences (-1: unknown)."""
         data = utf8(text)
         chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -233,8 +245,8 @@ class Vocabulary:
         return ids, lines
 
     def count_sentences(self, line: str) -> int:
-        """Count the sentences of a line, as spaCy's sentencizer splits it. An empty line is one sentence. After an end
-        mark, white space other than a single space also begins a sentence."""
+        """Count the sentences of a line, as spaCy's sentencizer does. An empty line is one sentence. After an end mark,
+        white space other than a single space also begins a sentence."""
         data = utf8(line)
         chunks, spans, before = self._find_chunks(data)
         if (any(special in line for special in self.language.spaced)
@@ -251,7 +263,7 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 
 
 class Words:
-    """The words of one text, as numbers of a vocabulary in order, and facts about its lines.
+    """The words of one text, in order, as numbers of a vocabulary (`ids`), and facts about its lines.
 
     `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the line's
     first byte and the byte after its last, both without white space at the ends, the number of chunks (`str.split`),
@@ -266,7 +278,7 @@ class Words:
 
     @classmethod
     def of(cls, words: Iterable[str]) -> Words:
-        """Make a `Words` of words that are already split."""
+        """Make a `Words` from the words of a text that is already split. Nothing is known about its lines."""
         vocabulary = VOCABULARIES.of()
         ids = np.array([vocabulary.number(word) for word in words], np.int32)
         vocabulary.describe()
@@ -296,19 +308,19 @@ class Words:
 
     @property
     def with_letter(self) -> int:
-        """Number of words that hold a letter."""
+        """Number of words of the text that hold a letter."""
         return self._count()[2]
 
     def distinct(self, words: Iterable[str]) -> int:
-        """Count the given words that occur in the text. They must be distinct."""
+        """Count those of `words` that occur in the text. No word may occur twice in `words`."""
         numbers = [number for word in words if (number := self.vocabulary.numbers.get(word)) is not None]
         return int(distinct_words(self.ids, np.array(numbers, np.int32))) if numbers else 0
 
 
 class Vocabularies:
-    """The vocabularies of all languages. When they hold more than `capacity` chunks and words in all, or more than
-    `capacity_bytes`, all are dropped, and new ones are filled. Existing `Words` keep the vocabulary they were made
-    with."""
+    """Keeps one vocabulary (numbered words and chunks) for each language, within a limit of memory. When all
+    vocabularies together hold more than `capacity` chunks and words, or more than `capacity_bytes`, all are dropped,
+    and new ones are begun. An existing `Words` keeps the vocabulary it was made with."""
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
@@ -330,8 +342,8 @@ VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
-    """Load the tokenizer rules and the compiled kernels, so that the time for this is not counted as a document's.
-    Stages call this in `setup`."""
+    """Load the tokenizer rules and the compiled functions, so that the time for this does not count as processing time
+    of the first document. Stages call this in `setup`."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])
@@ -339,20 +351,21 @@ def warm() -> None:
 
 
 def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCABULARIES) -> Words:
-    """Return the words of a text, in time proportional to its chunks. They equal those of datatrove's
-    `split_into_words` for the languages that it splits by spaCy's rules for `language` (`stages.text.languages`)."""
+    """Return the words of a text, split by spaCy's rules for `language`. They equal those of datatrove's
+    `split_into_words` for the languages that datatrove splits by these rules (`stages.text.languages`). The time is
+    proportional to the number of chunks (runs without white space)."""
     vocabulary = vocabularies.of(language)
     ids, lines = vocabulary.encode(text)
     return Words(ids, vocabulary, lines)
 
 
 def count_sentences(line: str) -> int:
-    """Number of sentences of a line, as datatrove's C4 filter counts them: `len(split_into_sentences(line))`."""
+    """Count the sentences of a line as datatrove's C4 filter does: `len(split_into_sentences(line))`."""
     return VOCABULARIES.of().count_sentences(line)
 
 
 def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """Return the hashes of the word n-grams, as datatrove computes them with `hash_fc="sha1"` and 64 bits: the first 8
+    """Return the hash of every run of n words, as datatrove computes it with `hash_fc="sha1"` and 64 bits: the first 8
     bytes of SHA-1 over the words joined by spaces."""
     words = _as_words(words)
     vocabulary = words.vocabulary
@@ -360,7 +373,7 @@ def shingle_sha1(words: list[str] | Words, n: int = 5) -> np.ndarray:
 
 
 def shingle_xxhash(words: list[str] | Words, n: int = 5) -> np.ndarray:
-    """Return the hashes of the word n-grams, as datatrove computes them by default (`hash_fc="xxhash"`, 64 bits): xxh64
+    """Return the hash of every run of n words, as datatrove computes it by default (`hash_fc="xxhash"`, 64 bits): xxh64
     over the words joined by spaces."""
     import xxhash
 
