@@ -33,10 +33,6 @@ def _before(node: Node) -> float:
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
-def _is_barrier(label: str) -> bool:
-    return label.startswith("barrier:")
-
-
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
     """Return one row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second,
     and the stage's share of the CPU time of all rows. The removals of a barrier (such as deduplication) are carried out
@@ -45,14 +41,17 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
     rows = []
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
-        stages = sorted(node.counters.get("stages", {}).items(), key=lambda stage: not _is_barrier(stage[0]))
-        for label, stats in stages:
+        stages = node.counters.get("stages", {})
+        # a barrier has judged all that the pass read; its counters, if it has any, hold what it removed
+        rows += [{"pass": node.name, "stage": name, "in": docs, "cpu_s": 0.0,
+                  "dropped": _dropped(stages.get(f"barrier:{name}", {"dropped": {}}))}
+                 for step in node.steps if (name := step.removeprefix("apply ")) != step]
+        for label, stats in stages.items():
+            if label.startswith("barrier:"):
+                continue
             inside += stats["cpu_s"]
-            # the counters of a barrier hold the documents that it removed; it has judged all that the pass read
-            rows.append({"pass": node.name, "stage": label.partition(":")[2],
-                         "in": docs if _is_barrier(label) else stats["in"],
-                         "dropped": sum(n for by in stats["dropped"].values() for n in by.values()),
-                         "cpu_s": stats["cpu_s"]})
+            rows.append({"pass": node.name, "stage": label.partition(":")[2], "in": stats["in"],
+                         "dropped": _dropped(stats), "cpu_s": stats["cpu_s"]})
         rows.append({"pass": node.name, "stage": "read and write", "in": docs, "dropped": 0,
                      "cpu_s": max(0.0, node.cpu_s + _before(node) - inside)})
     total = sum(r["cpu_s"] for r in rows) or 1.0
@@ -60,6 +59,11 @@ def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
         row["share"] = row["cpu_s"] / total
         row["docs_per_cpu_s"] = row["in"] / row["cpu_s"] if row["cpu_s"] > 1e-6 else None
     return rows
+
+
+def _dropped(stats: dict[str, Any]) -> int:
+    """Return how many documents a stage dropped, for all reasons and sources, by its counters."""
+    return sum(n for by_source in stats["dropped"].values() for n in by_source.values())
 
 
 def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
