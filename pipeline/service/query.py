@@ -84,7 +84,8 @@ class Documents(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A document that a query matched: its part and row, and the cursor from which the page after it continues."""
+    """A document that a query matched: its part and row, and the position (the values in a cursor) from which the page
+    after it continues."""
 
     part: int
     row: int

@@ -32,7 +32,8 @@ class OwnThreshold:
 
 @dataclass(frozen=True)
 class Asked:
-    """Judges a document under changed steps. In the run, it ended at the place `end` for `reason`."""
+    """Judges a document under changed steps. In the run, the document ended at the step with index `end`, for
+    `reason`."""
 
     moved: Moved
     end: int

@@ -162,8 +162,8 @@ class DocumentTable:
     @cached_property
     def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
         """The group number of each document, and the (source, language) of each group, the biggest first. All groups
-        beyond MOST_GROUPS are merged into one, ("…", "…"). Languages are shortened as in a report, because the input
-        may hold strings of any length in this column."""
+        beyond MOST_GROUPS are merged into one, ("…", "…"). A string that does not look like a language is replaced, as
+        in a report, because the input may hold any string in this column."""
         labels = _Names()
         label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
         count = max(len(labels.names), 1)
