@@ -64,7 +64,7 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
 
 
 def check_name(name: str | None) -> None:
-    """Refuse a name of a run that cannot be one."""
+    """Raise BadUsage when `name` is not a valid name of a run."""
     if name is not None and (reason := bad_name(name)) is not None:
         raise BadUsage(f"--name {name[:80]!r}: {reason}")
 

@@ -1,5 +1,5 @@
-"""`tokenmill resume --queued`: runs an entry of a store's queue, as its driver (the process that leads a run).
-`pipeline.cluster.dispatch` starts this command."""
+"""`tokenmill resume --queued`: runs an entry (a submitted recipe) of a store's queue, as its driver (the process that
+leads a run). `pipeline.cluster.dispatch` starts this command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmill serve`: the service over one or more stores."""
+"""`tokenmill serve`: runs the web service for one or more stores."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def train(files: FilesArg,
           model: Annotated[Model, typer.Option(
               help="Algorithm of SentencePiece, for --kind sentencepiece.")] = Model.unigram,
           json_lines: JsonOpt = False) -> None:
-    """Train a tokenizer.
+    """Train a tokenizer on texts.
 
-    It is trained as byte-level BPE or with SentencePiece. Equal texts give equal files.
+    The tokenizer is a byte-level BPE or a SentencePiece model. Equal texts give equal files.
 
     \b
     Examples:

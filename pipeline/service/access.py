@@ -280,7 +280,7 @@ async def known_parameters(request: Request) -> None:
 
 
 def _parameters(dependant: Dependant) -> set[str]:
-    """The query parameters of a route and of what it depends on."""
+    """The names of the query parameters of a route and of its dependencies."""
     return {field.alias for field in dependant.query_params}.union(*map(_parameters, dependant.dependencies))
 
 

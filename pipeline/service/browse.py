@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 from pipeline.service.filters import STORED
 from pipeline.service.html import query_text
 
-#: columns of which several values may be chosen, and those with one
+#: columns for which a filter may have several values, and columns for which it has one
 MANY, ONE = ("source", "reason", "stage", "language"), ("domain", "text", "id")
 #: the field with which a form sends the conditions that were chosen before, as URL-encoded pairs: an input cannot hold
 #: every character of a value, and an empty value must differ from that of an input left empty
@@ -66,7 +66,7 @@ class View:
         return replace(self, descending=value == "descending") if name == "order" else self
 
     def of(self, column: str) -> list[str]:
-        """The values chosen of a column."""
+        """The values of a column in the view's filter."""
         return [value for name, value in self.values if name == column]
 
     def one(self, column: str) -> str:

@@ -31,9 +31,9 @@ from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
-#: checks that may wait, and plans: others are refused
+#: how many checks, and how many plans, may wait; further ones are refused
 WAITING = 6
-#: seconds and bytes that one may take
+#: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
@@ -42,7 +42,7 @@ _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTA
 
 
 class CheckRoom:
-    """Runs checks, a few at a time."""
+    """Checks and plans recipes, each in a process of its own and only a few at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder

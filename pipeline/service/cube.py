@@ -26,7 +26,7 @@ from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
 
-#: bins of a threshold; documents on which it is checked that they change sides once
+#: bins of a threshold; about how many documents are checked to change sides at most once
 BINS, CHECKED = 64, 500
 #: what a cube counts, and on which sides; all documents on neither of these sides are dropped
 WEIGHTS = ("documents", "bytes", "tokens")
@@ -36,8 +36,8 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 @dataclass
 class Cube:
     """Counts of documents as a function of one threshold. `start` (group, side, weight) has the counts at the lowest
-    edge, and `deltas` (group, bin, side, weight) has what each bin adds. A group is a source and a language, the sides
-    are those of COUNTED, and the weights are those of WEIGHTS: documents, bytes and, if the run made shards, tokens."""
+    edge, and `deltas` (group, bin, side, weight) has what each bin adds. A group is a source and a language. The sides
+    (COUNTED) are kept and unknown. The weights are documents, bytes and, if the run made shards, tokens."""
 
     step: int
     key: str
@@ -132,7 +132,8 @@ class _Builder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The edges, and what `_switches` returns for them."""
+        """The edges of the bins, and what `_switches` returns for them: each document's sides at both ends, and where
+        it changes."""
         edges = self._edges(value)
         for some in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(some) < 2:

@@ -108,5 +108,5 @@ def _place(game: Playground, row: int, id: str) -> Drawn:
 
 
 def read_drawn(game: Playground, document: Drawn) -> dict[str, Any]:
-    """The row of a document, from the part that the run wrote."""
+    """The row of a drawn document, from the file that the run wrote."""
     return take(game.store, document.info, [document.row], COLUMNS)[document.row]

@@ -80,7 +80,7 @@ class Stop:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the query's time is up."""
         return max(0.0, self._until - self._clock.now())
 
     def check(self) -> None:

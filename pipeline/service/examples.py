@@ -17,7 +17,7 @@ from pipeline.service.replayed import OwnThreshold, Replayed
 from pipeline.service.signal_table import PURPOSE, SEED
 from pipeline.store.fs import Store
 
-#: examples of a move; documents among which they are chosen
+#: examples of each move; documents among which the examples are chosen
 EXAMPLES, CONSIDERED = 5, 2000
 #: steps between the old and the new threshold by which nearness is measured
 STEPS = 64

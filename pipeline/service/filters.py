@@ -14,11 +14,11 @@ from typing import Any
 from pipeline.base.visible import visible
 from pipeline.service.duck import QueryError
 
-#: characters of a value, and values of a filter
+#: most characters of a value in a filter, and most values of a column
 LONGEST, MOST = 1000, 100
 #: the host of a URL in small letters; '' when the URL has none
 HOST = r"""lower(regexp_extract(url, '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\[[^\]]*\]|[^/?#:]*)', 1))"""
-#: the order of the parts and of the rows in them
+#: the order of documents by parts, and by rows in a part
 STORED = "stored"
 #: columns, beside signals, by which documents can be sorted
 SORTED_BY = ("id", "source", "language", "date", "reason", "stage")

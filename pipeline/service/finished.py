@@ -1,5 +1,5 @@
-"""Reads what the playground needs to judge the documents of a finished run under other thresholds: the steps of a
-dataset as stages, and the files that its passes (groups of consecutive steps) wrote."""
+"""Reads from a finished run what is needed to judge its documents under other thresholds: the steps of a dataset as
+stages, and the files that its passes (groups of consecutive steps) wrote."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from stages.stage import Stage, role_of
 
 
 class PlaygroundError(TokenmillError):
-    """A question that the playground cannot answer. `key` names the part of the question that is wrong."""
+    """A question about other thresholds that cannot be answered from a finished run. `key` names the part of the
+    question that is wrong."""
 
     exit_code = 2
 
@@ -31,7 +32,7 @@ class PlaygroundError(TokenmillError):
 
 
 def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """plan.json and recipe.yaml of a run."""
+    """Reads plan.json and recipe.yaml of a run. Raises PlaygroundError when one is missing or damaged."""
     try:
         plan = json.loads(store.read(f"runs/{run}/plan.json"))
         recipe, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), f"runs/{run}/recipe.yaml")

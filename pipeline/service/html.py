@@ -44,7 +44,7 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
 
 @cache
 def environment() -> Environment:
-    """The templates, and what they may call."""
+    """The environment of the templates, with the filters and functions that they may call."""
     # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
     templates = Environment(
         loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined, autoescape=True,

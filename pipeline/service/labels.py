@@ -31,7 +31,7 @@ _FILE = re.compile(r"(\d{8})\.json")
 
 
 class DamagedLabel(StoreError):
-    """A file of the labels is not as it was written."""
+    """A file with a label is damaged, or was written by another version of Tokenmill."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class LogPlace:
 
     @classmethod
     def parse(cls, text: str, key: str) -> LogPlace | None:
-        """The place that `text` denotes; None for "". Raises Problem for any other text, and names the parameter `key`
-        in it."""
+        """The place that `text` denotes; None for "". Raises Problem for any other text; the problem names the
+        parameter `key`."""
         if not text:
             return None
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
@@ -40,8 +40,8 @@ class LogPlace:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of a log. `next` is the place where it ends and the next one begins. `complete` says that the run has
-    ended and nothing follows."""
+    """A passage of a log. `next` is the place where it ends and the following passage begins. `complete` says that the
+    run has ended and nothing follows."""
 
     text: str
     next: LogPlace

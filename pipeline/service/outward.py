@@ -17,7 +17,7 @@ from stages.scrub.pii import scrub_text, scrub_value
 
 #: fields that only the server's own machine needs
 INWARD = ("address", "job", "traceback")
-#: fields with words of tasks and libraries, which may quote a document
+#: fields with messages of tasks and libraries, which may quote a document
 WORDS = ("error", "failures", "running")
 
 

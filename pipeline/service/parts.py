@@ -33,16 +33,16 @@ from pipeline.store.parts import signal_names
 FOLDERS = {"kept": "datasets", "dropped": "dropped", "quarantined": "quarantine"}
 _DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
-#: hashes that are remembered, and bytes that are hashed between two looks at the clock
+#: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22
 
 
-#: path, device, inode, size, times of the last change of the bytes and of anything
+#: path, device, inode, size, time of the last change of the bytes (mtime), time of the last change of all (ctime)
 Identity: TypeAlias = tuple[str, int, int, int, int, int]
 
 
 class Part(NamedTuple):
-    """A row of a manifest."""
+    """A part (data file) of a dataset, as a row of the dataset's manifest describes it."""
 
     path: str                     # below the store
     key: str                      # of the task that made it

@@ -35,7 +35,7 @@ from stages.stage import StageConfig, role_of
 #: about how many documents the sample has, and how many a table in memory may have. Questions about a bigger dataset
 #: are answered from the sample alone
 SAMPLE, MOST = 20_000, 2_000_000
-#: largest number that a threshold may be: a larger one has no place among the float64 of the signals
+#: largest number that a threshold may be: signals are float64, which ends at about 1.8e308
 LARGEST = 1e300
 
 
@@ -82,12 +82,12 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """Documents that a table holds."""
+        """The number of documents that the table holds in memory."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property
     def table(self) -> DocumentTable:
-        """All documents, or only the sample where they are too many."""
+        """The table of all documents or, if they are too many for memory, of the sample."""
         tokens = token_counts(self.store, self.run, self._plan, Log.read(self.store).get)
         return DocumentTable(self.store, self.files, self._place, len(self.links), self.share,
                              self.documents > self._most, tokens)
@@ -183,7 +183,7 @@ class Playground:
             return Replayed(table, every, list(labels), before, after)
 
     def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
-        """The answer to a page, from the sample or from all documents."""
+        """The answer to a client who asks for these changes, from the sample or, if `exact`, from all documents."""
         if exact and self.documents > self._most:
             raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
                                   f"counted exactly; take the sample, or run the recipe", "exact")
@@ -198,7 +198,7 @@ class Playground:
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """A key that may move, as `Playground.steps` lists it."""
+    """A key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists it."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

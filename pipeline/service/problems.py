@@ -23,7 +23,7 @@ from pipeline.store.errors import EnvironmentFailure, StoreError
 
 logger = logging.getLogger("tokenmill.service")
 LONGEST = 2000           # characters of a detail: an error may quote a document
-#: the page with the form to sign in, and where it sends the token
+#: the path of the sign-in page, and the path to which its form sends the token
 LOGIN, SIGN_IN = "/login", "/api/v1/session"
 
 
@@ -70,7 +70,7 @@ class SafeJSON(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """JSON in which numbers that are not finite are None."""
+    """A JSON value with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -131,7 +131,7 @@ def respond(request: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer with problems."""
+    """Make `app` answer errors with problems (JSON or an HTML page)."""
     async def answer(request: Request, error: Exception) -> Response:
         return respond(request, error)
 

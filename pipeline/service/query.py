@@ -48,7 +48,7 @@ PAGE_ROWS, GROUPS, BINS = 200, 1000, 400
 #: columns that a page can show; of the text only its beginning
 SHOWN = ("id", "url", "source", "language", "date", "reason", "stage", "signals", "meta", "locator", "text", "file",
          "record", "detail", "bytes")
-#: by what documents can be counted
+#: columns by which documents can be counted
 COUNTED_BY = ("source", "reason", "stage", "language", "domain")
 #: characters of a URL or another short field, and of metadata; longer metadata is left out
 FIELD, META = 2000, 20_000
@@ -56,9 +56,9 @@ FIELD, META = 2000, 20_000
 AROUND = 600
 #: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
 AT_A_TIME = 64
-#: queries that may run or wait, for each that may run: a waiting one holds a thread of the server
+#: queries that may run or wait, for each query that may run; a waiting query holds a thread of the server
 WAITING = 4
-#: how often a query is asked again when parts are replaced under it
+#: how often a query is tried when parts are replaced while it runs
 TRIES = 3
 
 
@@ -70,7 +70,7 @@ class PlaceGone(QueryError):
 
 
 class Replaced(Busy):
-    """A dataset is published again and again."""
+    """A dataset is published anew so often that a query cannot read it."""
 
     title = "The dataset is being published"
 
@@ -113,7 +113,7 @@ class Queries:
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
-        """What ends a query that begins now."""
+        """A Stop for a query that begins now, which ends it when its time is up."""
         return Stop(self.limits.seconds, self._clock)
 
     # -- pages ---------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Queries:
 
     def _fetch(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], hits: list[Hit],
                show: Sequence[str], text: str, chars: int, stop: Stop) -> list[dict[str, Any]]:
-        """The documents at these places, in this order."""
+        """The documents at the places in `hits`, in this order, with the columns `show`."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
@@ -301,7 +301,7 @@ class Queries:
                     raise QueryError("the range is too wide for bins of equal width", "most",
                                      "give both ends, nearer to each other")
                 width = (high - low) / bins
-                # a bin's number is the same expression in the tests: equal floats in, equal floats out
+                # the tests compute a bin's number with this expression, because another one could round differently
                 place = "0" if not width else f"least(floor((v - ?) / ?), {bins - 1})::INTEGER"
                 rows = database.rows(
                     f"SELECT CASE WHEN v < ? THEN -1 WHEN v > ? THEN {bins} ELSE {place} END AS bin, count(*) AS n "
@@ -349,7 +349,7 @@ class Queries:
                 yield database, files
             except duckdb.BinderException as e:                   # a column is missing that a part of its node has
                 raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
-            # of a file that is gone DuckDB tries whether it is a folder, which it may not
+            # if a file is gone, DuckDB looks whether it is a folder, for which it has no permission
             except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
                     duckdb.SerializationException) as e:
                 named = [part.path for part, file in zip(parts, files) if file in str(e)] or [parts[0].path]

@@ -38,7 +38,7 @@ async def begin(request: Request) -> Response:
 
 @router.delete("", status_code=204, summary="End the session")
 async def end(request: Request) -> Response:
-    """Remove the cookie."""
+    """End the session: the answer removes the cookie."""
     await check_intended(request)
     return Response(status_code=204, headers={"Set-Cookie": request.app.state.sessions.ending_cookie()})
 

@@ -33,7 +33,7 @@ from pipeline.store.records import FileInfo
 SIGNAL_BYTES = 256 << 20
 #: groups (source, language) that an answer lists; all others are summed up as one group
 MOST_GROUPS = 200
-#: seed of the choice of the sample. It is part of no recipe: every playground shows the same documents
+#: seed by which the sample is chosen. It is a constant, so that every playground shows the same documents
 SEED = 0
 PURPOSE = "playground"
 
@@ -188,7 +188,7 @@ class DocumentTable:
 
 
 class _Names:
-    """Numbers the different strings of several columns."""
+    """Gives a number to each distinct string of several columns."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

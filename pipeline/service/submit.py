@@ -79,7 +79,7 @@ async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = Fa
 
 @router.get("/queue/{number}", summary="Show an entry of the queue")
 async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
-    """One entry, and what has happened to it."""
+    """Show an entry of the queue, and the events in its life so far."""
     queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     waiting = places(await run_in_threadpool(queue.recent))
@@ -109,7 +109,7 @@ async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number
 # -- runs ------------------------------------------------------------------------------------------------------------
 @router.post("/runs/{run}/cancel", summary="Cancel a run", status_code=202)
 async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: Operator) -> dict[str, Any]:
-    """Stop a run, whether it came by the queue or by a command."""
+    """Stop a run, whether it was started through the queue or by a command."""
     queue = queue_of(request, store)
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
     if not entries:                                               # one that waits has no folder yet
@@ -183,7 +183,7 @@ def submission_of(request: Request, given: Given, key: str | None = None, by: st
 
 
 def request_id(sent: str | None) -> str:
-    """The id of a request that a form sends again, or a new one."""
+    """The id that a client has sent to mark repeated requests, or else a new id."""
     return sent if sent and len(sent) <= 200 else secrets.token_hex(16)
 
 

@@ -18,7 +18,8 @@ class TokenCounts:
     in several streams (separate sets of shards); its number is the same in each, because a run has one tokenizer."""
 
     def __init__(self, ids: np.ndarray, tokens: np.ndarray) -> None:
-        """`ids`: (documents, 2) u64, the halves of the ids."""
+        """`ids` (documents, 2) uint64 holds the two halves of each id, and `tokens` (documents,) the numbers of
+        tokens."""
         order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._high, self._low, self._tokens = ids[order, 0], ids[order, 1], tokens[order]
 
@@ -54,5 +55,5 @@ def token_counts(store: Store, run: str, plan: Mapping[str, Any],
 
 
 def _halves(ids: list[str]) -> np.ndarray:
-    """(documents, 2) u64: an id is 32 hex digits."""
+    """The two halves of each id as uint64, of shape (documents, 2). An id has 32 hex digits."""
     return np.frombuffer(bytes.fromhex("".join(ids)), ">u8").astype(np.uint64).reshape(-1, 2)

@@ -33,7 +33,7 @@ from pipeline.store.fs import Store
 AT_ONCE, WAITING, WAIT_S = 2, 8, 10.0
 #: cubes that stay in memory
 MOST_CUBES = 32
-#: documents of a list of changed ones; bytes of a recipe, and of a plan
+#: most documents in a list of changed ones; most bytes of a recipe, and of each file of a run that is read
 MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 
