@@ -61,7 +61,7 @@ def settings(ctx: typer.Context,
 
 
 def train(ctx: typer.Context) -> None:
-    """Train on the shards of a run. The same as `python -m trainer`.
+    """Train on the token shards of a run. This command does what `python -m trainer` does.
 
     \b
     Examples:
@@ -72,8 +72,9 @@ def train(ctx: typer.Context) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line, given without the program's name. Returns the exit code. An error is printed on stderr as
-    one line; with --debug its traceback is printed first. Secrets are masked in both, and in log messages."""
+    """Run one command line, given without the program's name, and return its exit code. An error is printed on stderr
+    as one line; with --debug, its traceback is printed first. Secrets are masked in errors, tracebacks and log
+    messages."""
     arguments, debug = take_debug(arguments)
     logging.getLogger("tokenmill").addFilter(mask_record)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot print are escaped
@@ -102,9 +103,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns the command line, with --debug moved to the front, where the command group expects it, and whether
-    --debug was given. It may stand anywhere except after `--`. The command line of `train` is not changed, because the
-    trainer parses it."""
+    """Returns the command line with --debug moved to the front, where the command group expects it, and whether --debug
+    was given. Users may write --debug anywhere except after `--`. The command line of `train` is not changed, because
+    the trainer parses it."""
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
     if list(arguments[:1]) == ["train"]:
         end = 0

@@ -1,4 +1,4 @@
-"""`tokenmill buckets fit`: finds the edges by which the step `buckets` divides scores."""
+"""`tokenmill buckets fit`: finds the scores (edges) at which the step `buckets` divides documents into buckets."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def fit(data: Annotated[list[Path], typer.Argument(
             "--weight", metavar="NAME", help="What a document weighs: 'documents' (one each), 'bytes' (of its text), "
                                              "or a signal that holds whole numbers.")] = "documents",
         json_lines: JsonOpt = False) -> None:
-    """Find the edges that divide a dataset's scores into buckets, exactly.
+    """Find the edges (scores) that divide the documents of a dataset into buckets.
 
-    All documents are counted. The result does not depend on how they are divided into files.
+    The edges are exact, because all documents are counted. They do not depend on how documents are divided into files.
 
     \b
     Examples:
@@ -101,9 +101,9 @@ def _shares(text: str) -> list[Fraction]:
 
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Read the scores from Parquet files of documents. Yields, for each batch of rows, (group of each row, {signal:
-    scores as float64}, weight of each row as int64). Groups are None when `by` is None. Raises BadUsage for a file
-    without one of the signals, and for weights that are not whole numbers."""
+    """Read the scores of documents from Parquet files. Yields, for each batch of rows, (group of each row, {signal:
+    scores as float64}, weight of each row as int64). A row's group is its value of `by`; if `by` is None, groups are
+    None. Raises BadUsage for a file without one of the signals, and for weights that are not whole numbers."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

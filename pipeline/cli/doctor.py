@@ -24,7 +24,7 @@ def doctor(address: AddressOpt = None,
 
     Checks open files, shared memory, disk space and inodes, memory, clocks, models and GPUs, and whether results can be
     committed to a store. On a cluster it also checks that all nodes run the same code and versions, and that the
-    cluster demands a token. The exit code is 1 when a check is red.
+    cluster demands a token. The exit code is 1 when a check fails (is red).
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def doctor(address: AddressOpt = None,
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print one line per check. Below a check that is not green, a remedy is printed."""
+    """Print one line for each check and, below a check that has one, a remedy."""
     places = list(dict.fromkeys(c["where"] for c in document["checks"]))
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:

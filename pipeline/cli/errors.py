@@ -14,11 +14,11 @@ from pipeline.base.errors import TokenmillError
 
 
 class UserError(TokenmillError):
-    """A command cannot do what the user asked for. The message says why, and what to do."""
+    """A command cannot do what the user asked for. The error's message says why, and what to do."""
 
 
 class BadUsage(UserError):
-    """The command line is wrong. The message says why, and the exit code is 2."""
+    """The command line is wrong. The error's message says why, and the exit code is 2."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """Describe an error in one line, for a user. If it is not one of the expected errors, the line says so."""
+    """Describe an error in one line, for a user. The line of an unexpected error says that the error is unexpected."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):
@@ -49,8 +49,8 @@ def in_words(e: BaseException) -> str:
 
 @contextlib.contextmanager
 def stoppable(address: str | None = None) -> Iterator[None]:
-    """A context manager around a run. It turns Ctrl-C into a UserError that says what is kept, and a failed connection
-    to the cluster at `address` into a UserError that says what to do."""
+    """A context manager around a run. It turns Ctrl-C into a UserError that says which results are kept, and a failed
+    connection to the cluster at `address` into a UserError that says what to do."""
     from pipeline.engine.driver.endings import Interrupted
 
     try:
@@ -69,7 +69,7 @@ def stoppable(address: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A context manager that turns an OSError, from reading a user's file, into BadUsage."""
+    """A context manager for reading a user's file. It turns an OSError into BadUsage."""
     try:
         yield
     except OSError as e:

@@ -161,8 +161,8 @@ def listed(arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def on_disk(file: str) -> Iterator[str]:
-    """A context manager that yields the path of the file to read. Input from stdin or a pipe is copied to a temporary
-    file, because it is read twice."""
+    """A context manager that yields a path from which `file` can be read twice. Input from stdin or a pipe is copied to
+    a temporary file."""
     with reading(Path(file)):
         piped = file == "-" or stat.S_ISFIFO(os.stat(file).st_mode)
     if not piped:
@@ -190,8 +190,9 @@ def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Ex
 # -- what is shown -----------------------------------------------------------------------------------------------------
 def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
           limit: int, as_json: bool) -> bool:
-    """Print the documents of a file, or compare them if there are two engines. `collection` says that the file may hold
-    many documents, `many` that several documents are printed in all. Returns whether a step failed on one of them."""
+    """Print the documents of a file, or compare their texts if there are two engines. `collection` says that the file
+    may hold many documents. `many` says that the command prints several documents in all. Returns whether a step failed
+    on one of the documents."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 
@@ -235,8 +236,8 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """The place of a document, for messages: its file, and in a file with many documents also its record number or
-    member, and its URL if it has one."""
+    """The place of a document, for messages: the name of its file. If the file holds many documents, the document's
+    record number, archive member and URL are added."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")
@@ -261,8 +262,8 @@ def row(file: str, version: Extracted) -> dict[str, Any]:
 
 
 def text_of(version: Extracted) -> str:
-    """The text to print. On a terminal, the parts of a fine-tuning record that do not count in the training loss are
-    dim."""
+    """The text of a document to print. On a terminal, the parts of a fine-tuning record that do not count in the
+    training loss are dim."""
     spans = getattr(version.record, "loss_spans", None)
     if not spans or not sys.stdout.isatty():
         return visible(version.text)
@@ -288,7 +289,8 @@ def no_text(version: Extracted, ocr: bool) -> str:
 
 
 def note(place: str, version: Extracted, ocr: bool) -> None:
-    """Print on stderr which pages of a PDF have no text, and what to do about it. Prints nothing when all have."""
+    """Print on stderr which pages of a PDF have no text, and what to do about it. Prints nothing when all pages have
+    text."""
     pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")

@@ -29,9 +29,9 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Extracted(NamedTuple):
-    """A record of a file, with the text that an engine extracted. `file_type` is the type of the file, or of the record
-    if the file holds records of several types. `engine` is None if there is no choice of engines for this type.
-    `reason` says why the record has no text; None if it has text."""
+    """A record of a file, with the text that an extraction engine took from it. `file_type` is the type of the file, or
+    of the record if the file holds records of several types. `engine` is None if there is no choice of engines for this
+    type. `reason` says why the record has no text; it is None if the record has text."""
 
     file_type: str
     engine: str | None
@@ -285,7 +285,8 @@ def file_type_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """The type of a text file whose name does not show it, from the beginning of its text."""
+    """The type of a text file, judged by the beginning of its text. It is used for files whose names do not show their
+    type."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):

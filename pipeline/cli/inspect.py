@@ -87,8 +87,9 @@ def _check_published(store: Store, kind: str, dataset: str) -> None:
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
          ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a published folder, KIND/DATASET, in the order of its parts. `equal` maps names of columns to
-    the values that rows must have, and `id` is the beginning of their id. Only rows that match are decoded."""
+    """Yield the rows of a published folder, KIND/DATASET, in the order of its files. `equal` maps names of columns to
+    the values that rows must have, and `id` is the beginning that their ids must have. Rows that do not match are not
+    decoded."""
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches

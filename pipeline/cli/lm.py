@@ -49,7 +49,7 @@ def train(data: Annotated[list[Path], typer.Argument(
           text_column: Annotated[str, typer.Option("--text-column", metavar="NAME",
                                                    help="Column, or key, of the text.")] = "text",
           json_lines: JsonOpt = False) -> None:
-    """Train a 5-gram model of pieces (interpolated modified Kneser-Ney), as CCNet does on Wikipedia.
+    """Train an n-gram model of SentencePiece pieces (modified Kneser-Ney), as CCNet does on Wikipedia.
 
     Equal texts and settings give equal files. Every fiftieth document is held out from training; the perplexity of
     these documents is printed.
@@ -157,7 +157,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _write(out: Path, write: Any) -> None:
-    """Write the file `out` whole or not at all: `write` writes it under another name, and it is then renamed."""
+    """Write the file `out` atomically: `write` writes a temporary file, which is then renamed to `out`."""
     with writing(out), replacing(out) as part:
         write(part)
 

@@ -49,8 +49,9 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of t
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
                   ship_code: bool = False) -> None:
-    """Raise an error for combinations of options that make no sense, for a cluster that cannot be reached, and for a
-    cluster that demands no token, on which anybody could run code (allowed on loopback with `insecure_local`)."""
+    """Raise an error for combinations of options that make no sense, and for a cluster that cannot be reached. Also
+    raise an error for a cluster that demands no token, since anybody could run code on it; with `insecure_local`, such
+    a cluster is allowed on loopback addresses."""
     if address is None:
         if insecure_local or ship_code:
             raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")
@@ -63,14 +64,14 @@ def check_backend(backend: BackendName, address: str | None, insecure_local: boo
 
 
 def check_name(name: str | None) -> None:
-    """Refuse a name of a run that cannot be one."""
+    """Raise BadUsage when `name` is not a valid name of a run."""
     if name is not None and (reason := bad_name(name)) is not None:
         raise BadUsage(f"--name {name[:80]!r}: {reason}")
 
 
 def check_root(root: str, option: str = "--store") -> None:
-    """Raise BadUsage for a URL of a store, or of the option `option`, that holds a secret. Such URLs are printed, and
-    written to logs and manifests."""
+    """Raise BadUsage when `root`, the value of the command-line option `option`, is a URL that holds a secret. Such
+    URLs would be printed, and written to logs and manifests."""
     from pipeline.base.redact import redact, secret_in
 
     what = secret_in(root)

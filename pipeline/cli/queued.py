@@ -1,4 +1,5 @@
-"""`tokenmill resume --queued`: the driver of an entry of a store's queue, as `pipeline.cluster.dispatch` starts it."""
+"""`tokenmill resume --queued`: runs an entry (a submitted recipe) of a store's queue, as its driver (the process that
+leads a run). `pipeline.cluster.dispatch` starts this command."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None, address: str | None,
          insecure_local: bool, allow_code: bool) -> int:
-    """Run the entry that was claimed ('NUMBER/EVENT'), and note in the queue how it has ended. Returns the exit code.
-    The entry waits again when another driver holds the store, or when this one is told to end and nobody cancelled the
-    run."""
+    """Run the entry of the queue that `claim` ('NUMBER/EVENT') names, and write its result to the queue. Returns the
+    exit code. The entry returns to waiting when another driver holds the store's lease, or when this process is told to
+    stop although nobody has cancelled the run."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")
@@ -81,7 +82,8 @@ def _drive(store: Store, entry: Entry, submission: Submission, backend: opt.Back
 
 
 def _recipe(submission: Submission, allow_code: bool) -> Recipe:
-    """The recipe of a submission, confined again: a link may lead elsewhere than when it was submitted."""
+    """Load the recipe of a submission. Its paths are checked again to lie in the allowed folders, because a link may
+    have changed since the submission."""
     from pipeline.recipe.confine import refusals
     from pipeline.recipe.load import load_text
 

@@ -19,7 +19,7 @@ FOREIGN = ("tokenmill train",)
 
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
-    """Returns {full name: command} for every command that is not only a group of other commands."""
+    """Returns {full name: command} for every command, without those that are only groups of other commands."""
     from pipeline.cli.app import command_group
 
     inside: dict[str, Any] = getattr(group or command_group(), "commands", {})
@@ -31,7 +31,7 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:
-    """Returns (how it is written on the command line, help text) for each visible parameter of a command."""
+    """Returns, for each visible parameter of a command, (its form on the command line, its help text)."""
     out = []
     for parameter in command.params:
         if getattr(parameter, "hidden", False) or parameter.name == "help":

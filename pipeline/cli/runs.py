@@ -41,7 +41,7 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
         allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False,
         insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False) -> None:
-    """Run a recipe. Running it again does only what is not done yet.
+    """Run a recipe. Work that an earlier run of it has done is not repeated.
 
     \b
     Examples:
@@ -62,8 +62,8 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
 def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
           address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
-    """Drive a run of the recipe in this process, and print its result. `workers` is the number of child processes; None
-    means one per core of this machine or, with `address`, of the cluster."""
+    """Run a recipe with this process as the driver (the process that leads the run), and print the result. `workers` is
+    the number of child processes; None means one per core of this machine or, with `address`, of the cluster."""
     from pipeline.run import default_workers, make_backend, run_recipe
 
     if address is None:
@@ -85,8 +85,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """The way in which progress is shown: json, quiet or rich. With `quiet`, warnings are silenced, too, for example
-    the one that the run waits for another driver."""
+    """The way in which progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too, for
+    example the warning that the run waits for another driver."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -209,8 +209,8 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """The state of a run for `tokenmill list`: {run, state, attempt, parts (number of tasks), done, report}. A value
-    that is not known is None."""
+    """The state of a run as a row of `tokenmill list`: {run, state, attempt, parts (number of tasks), done, report}. A
+    value that is not known is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)
@@ -232,8 +232,8 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
     """Write the report of a run again, or compare two runs.
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
-    nothing is written to a store: it tells how the recipes differ, puts the figures of both reports side by side, and
-    lists documents that changed sides, the nearest to a threshold first.
+    nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
+    side, and lists documents that only one of the runs kept, those nearest to a threshold first.
 
     \b
     Examples:
@@ -280,10 +280,10 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
                 address: opt.AddressOpt = None, takeover: opt.TakeoverOpt = False,
                 insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False,
                 json_lines: opt.JsonOpt = False) -> None:
-    """Write the samples of a run in training order.
+    """Write the training samples of a run in the order in which a training reads them.
 
-    A training can then read its samples from front to back, for example from object storage. The samples are written to
-    the store, in runs/RUN/rows-FORMAT. After an interruption, the same command continues where it stopped.
+    A training can then read them from front to back, for example from object storage. The samples are written to the
+    store, in runs/RUN/rows-FORMAT. After an interruption, the same command continues where it stopped.
 
     \b
     Examples:

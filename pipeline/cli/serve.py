@@ -1,4 +1,4 @@
-"""`tokenmill serve`: the service over one or more stores."""
+"""`tokenmill serve`: runs the web service for one or more stores."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def serve(store: StoresOpt = None,
           BackendName.process,
           workers: WorkersOpt = None, address: AddressOpt = None, allow_custom_stages: CodeOpt = False,
           insecure_local: InsecureOpt = False) -> None:
-    """Serve stores to browsers and programs.
+    """Serve stores to browsers and programs, over HTTP.
 
-    Listens on this machine alone, unless --host says otherwise: then it needs a token, and TLS or a proxy that speaks
-    it. Keeps nothing itself: all it knows lies in the stores. See docs/service.md.
+    By default, only programs on this machine can connect. With another --host the server needs a token, and TLS or a
+    proxy that speaks TLS. It keeps no data of its own: everything is in the stores. See docs/service.md.
 
     \b
     Examples:
@@ -73,7 +73,8 @@ def serve(store: StoresOpt = None,
 
 
 def named_stores(options: list[str]) -> dict[str, str]:
-    """Returns name → root. Raises BadUsage for a store that is not there, and for two of one name."""
+    """Parse the values of --store (STORE, or NAME=STORE) into {name: folder or URL}. Raises BadUsage for a store that
+    does not exist, and for two stores with one name."""
     stores: dict[str, str] = {}
     for each in options:
         name, equals, root = each.partition("=")

@@ -64,8 +64,8 @@ def readers(name: NameArg = None, json_lines: JsonOpt = False) -> None:
 
 
 def _check(name: str | None, path: Path, json_lines: bool) -> None:
-    """Run a step on a file of test vectors (documents with expected results), and print the differences. Raises
-    UserError when there are any."""
+    """Run a step on a file of test vectors (documents with expected results), and print each result that differs from
+    the expected one. Raises UserError if any result differs."""
     from stages.catalog import stage_class
     from stages.stage import Stage
     from stages.vectors import failures, read_vectors
@@ -91,7 +91,7 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
-    """What a step's class declares about the step, as JSON: its kind, version, signals, costs and others."""
+    """The facts that a step's class declares, as JSON: the step's kind, version, signals, costs and others."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
@@ -102,7 +102,7 @@ def step_facts(cls: Any) -> dict[str, Any]:
 
 
 def reader_facts(cls: Any) -> dict[str, Any]:
-    """What a reader's class declares about the reader, as JSON: its suffixes, version, memory and others."""
+    """The facts that a reader's class declares, as JSON: the reader's file suffixes, version, memory and others."""
     return {"suffixes": list(cls.suffixes), "version": cls.version, "extractor": cls.extractor, "crawl": cls.crawl,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
 

@@ -1,5 +1,5 @@
-"""`tokenmill store verify` and `tokenmill store gc`: compare the files of a store with their recorded hashes, and
-remove results that no run names."""
+"""`tokenmill store verify` compares the files of a store with their recorded hashes. `tokenmill store gc` removes
+results that no run names."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def verify(store: StoreOpt,
            repair: Annotated[bool, typer.Option("--repair", help="Retire records of damaged files and remove damaged "
                                                                  "copies; the next run recreates them.")] = False,
            takeover: TakeoverOpt = False, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Read what a store holds and compare it with the store's records.
+    """Read the files of a store, and compare them with the hashes in the store's records.
 
-    It reads the files that tasks wrote, lists of task arguments, published folders, shard sets, and the log with its
-    snapshots. It does not read runs/, which each run writes anew, nor checkpoints, which
+    The command reads the files that tasks wrote, lists of task arguments, published folders, shard sets, and the log
+    with its snapshots. It reads neither runs/, which each run writes anew, nor checkpoints, which
     `tokenmill train verify --checkpoint` reads. It continues where an interrupted verification stopped. The exit code
-    is 1 when something is damaged and was not repaired.
+    is 1 when a file is damaged and was not repaired.
 
     \b
     Examples:
@@ -89,11 +89,11 @@ def verify(store: StoreOpt,
 def gc(store: StoreOpt,
        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
        takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
-    """Remove what no run names, and what a snapshot of the log holds.
+    """Remove results that no run names, and files of the store's log that a snapshot replaces.
 
     A result that no run names comes from a recipe that was changed, or from a run whose folder was deleted. Published
-    datasets and shards are kept. A run that needs a removed result computes it again. From the log, segments (its
-    files) are removed if a snapshot holds them; the snapshot is verified first.
+    datasets and shards are kept. A run that needs a removed result computes it again. A segment (file) of the
+    log is removed if a snapshot holds its records; the snapshot is verified first.
 
     \b
     Examples:

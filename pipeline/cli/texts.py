@@ -23,10 +23,11 @@ def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
 
 
 def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Iterator[Document]:
-    """Yield the documents of one file, with the values of the columns `keep` in their `meta`. Rows without a text are
-    skipped.
+    """Yield the documents of one file, with the values of the columns `keep` in each document's `meta`. Rows without a
+    text are skipped.
 
-    Raises BadUsage when there is no such column, when no row has a text, or when the file cannot be read to its end.
+    Raises BadUsage when the file has no column `column`, when no row has a text, or when the file cannot be read to its
+    end.
     """
     lower = file.name.lower()
     name = next((name for name in FOLDER_READERS[:-1] if lower.endswith(reader_class(name).suffixes)), "text")
@@ -50,8 +51,9 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that the paths stand for. A file stands for itself. A folder stands for its Parquet files, if it
-    has any, else for its JSON Lines files, else for its text files, sorted. Raises BadUsage when there are none."""
+    """Yield the files that the paths stand for. A file stands for itself. A folder stands for its Parquet files or, if
+    it has none, for its JSON Lines files or, if it has none of these either, for its text files, sorted by name. Raises
+    BadUsage when a path stands for no file."""
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

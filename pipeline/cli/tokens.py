@@ -56,9 +56,9 @@ def train(files: FilesArg,
           model: Annotated[Model, typer.Option(
               help="Algorithm of SentencePiece, for --kind sentencepiece.")] = Model.unigram,
           json_lines: JsonOpt = False) -> None:
-    """Train a tokenizer.
+    """Train a tokenizer on texts.
 
-    Byte-level BPE, or SentencePiece. Equal texts give an equal file.
+    The tokenizer is a byte-level BPE or a SentencePiece model. Equal texts give equal files.
 
     \b
     Examples:
@@ -92,7 +92,7 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
     """Judge a tokenizer on texts.
 
     Prints, for each of FILES, bytes per token, tokens per word, the share of words split into several tokens, and the
-    number of texts that are not the same after encoding and decoding.
+    number of texts that encoding and decoding changes.
 
     \b
     Example:
@@ -116,8 +116,8 @@ def evaluate(tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER",
 
 
 def opened(shards: Path) -> ShardSet:
-    """Open the shard set in a folder. When the folder is no shard set but has some below it, raises BadUsage that lists
-    them."""
+    """Open the shard set in a folder. Raises BadUsage when the folder is no shard set itself but has shard sets below
+    it; the message lists them."""
     from tokenizer.shards.layout import MANIFEST
     from tokenizer.shards.reader import ShardSet
 
@@ -154,7 +154,7 @@ def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
 
 
 def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
-    """Count what is in a shard set.
+    """Count the documents and tokens in a shard set.
 
     Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
     count.
@@ -210,7 +210,7 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """The path of the tokenizer with this hash, which a run has published in the folder `shards` of its store. Raises
+    """The path of the tokenizer with this hash, which a run has published next to the shard sets of its store. Raises
     BadUsage when there is none."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
@@ -225,7 +225,8 @@ def find(shards: ShardsArg,
          json_lines: JsonOpt = False) -> None:
     """Find where a document stands in a shard set.
 
-    Prints the range of its tokens in the stream. The exit code is 1 when it is not in the set.
+    Prints the range of the document's tokens in the set's stream of tokens. The exit code is 1 when the set does not
+    hold the document.
 
     \b
     Example:

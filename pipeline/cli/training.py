@@ -26,8 +26,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Add the training to the report of its run, if possible. Nothing is done when the pipeline is not installed (as on
-    some GPU nodes), when --out puts the training outside the folder of its run, and on ranks other than 0."""
+    """Add the training to the report of its run, if possible. Does nothing when the pipeline is not installed (as on
+    some GPU nodes), when --out puts the training outside the folder of its run, or on ranks other than 0."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -45,8 +45,8 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _add_training(run: str, store: str) -> str | None:
-    """Add the training to the report of its run, and return the report's path. Returns None when there is no report, or
-    when adding fails; an error is only printed, because the training itself has succeeded."""
+    """Add the training to the report of its run, and return the report's path. Returns None when the run has no report
+    or when an error occurs. The error is only printed, because the training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training

@@ -1,8 +1,8 @@
-"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run and its driver's log, and ask it
-to stop.
+"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of its driver (the
+process that leads the run), and stop the run.
 
-They need only the store, so they work on any machine that can read it. Ray is asked only about a job whose driver has
-not begun.
+These commands need only the store, so they work on any machine that can read it. They ask Ray only about a job whose
+driver has not begun.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """The state of a run. If its driver has not begun, Ray is asked whether its job still exists and will run."""
+    """The state of a run. If the run was submitted and its driver (the process that leads it) has not begun, Ray is
+    asked whether the job still exists and will run."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -77,8 +78,8 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
     """Show the state of a run.
 
     Prints its passes with partitions done, running and failed, documents per second, the time left, and the failures
-    with their reasons. It needs only the store, so it works on any machine that can read it, during the run and after.
-    With --watch the exit code is 0 when the run is done and 1 when it ends otherwise.
+    with their reasons. The command needs only the store, so it works on any machine that can read the store, during the
+    run and after. With --watch the exit code is 0 when the run is done and 1 when it ends otherwise.
 
     \b
     Examples:
@@ -107,7 +108,7 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
 
 def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
-    """Print the log of a submitted run's driver.
+    """Print the log of a submitted run's driver (the process that leads the run).
 
     Reads the log of the latest attempt from the store, where new lines appear after a few seconds. Secrets are masked.
 
@@ -142,8 +143,9 @@ def logs(run: RunArg, store: StoreOpt = "store",
 def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """Stop a run.
 
-    Tasks that are running get a minute to finish. Everything committed is kept, and `tokenmill resume` continues from
-    there. The request to stop is written to the store, where the driver finds it, so the cluster need not be reachable.
+    Tasks that are running get a minute to finish. Everything committed is kept, and `tokenmill resume` continues the
+    run. The request to stop is written to the store, where the driver (the process that leads the run) finds it, so the
+    cluster need not be reachable.
 
     \b
     Example:
@@ -168,8 +170,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
 
 
 def _stop_job(current: Standing) -> str | None:
-    """Ask Ray to stop the job of a run whose driver has not begun. Returns None, or a message that says why this is not
-    possible from this machine."""
+    """Ask Ray to stop the job of a run whose driver (the process that leads the run) has not begun. Returns None, or a
+    message that says why this machine cannot stop the job."""
     from pipeline.base import auth
 
     try:
@@ -183,7 +185,7 @@ def _stop_job(current: Standing) -> str | None:
 
 
 def _pause() -> None:
-    """Wait until the next update. Ctrl-C ends this command, and not the run."""
+    """Wait until the next update of the display. Ctrl-C ends this command, but not the run that it shows."""
     try:
         time.sleep(WATCH_S)
     except KeyboardInterrupt:

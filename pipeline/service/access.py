@@ -1,8 +1,9 @@
-"""Who may do what: `Guard` checks every request before it reaches a route, and `viewer` and `operator` say which role a
-route wants.
+"""Access control. `Guard` checks every request before it reaches a route, and the dependencies `viewer` and `operator`
+declare which role a route demands. A viewer may read; an operator may also write.
 
-Every request is refused unless something allows it. The guard demands a role for every path but those that a page to
-sign in needs, and an operator for every request that is not a GET or HEAD, so a route that forgets to ask is not open.
+Every request is refused unless a rule allows it. The guard demands a role for every path except those that signing in
+needs, and an operator for every request that is not a GET or HEAD. So a route that declares no role is not open to
+everybody.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from pipeline.service.settings import Settings
 from pipeline.service.stores import available
 
 access_log = logging.getLogger("tokenmill.access")
-#: paths that need no role: the page to sign in, what it looks like, and the session that it begins
+#: paths that need no role: the sign-in page, the request that begins a session, and static files
 OPEN = (LOGIN, SIGN_IN)
 STATIC = "/static/"
 READS = ("GET", "HEAD")
-#: a page of another site cannot send this header without asking first, and the answer would be no
+#: a page of another site can send this header only after a CORS preflight, which this server refuses
 HEADER = "x-tokenmill"
-#: the hidden field of a form, which stands for the header where no script runs
+#: the hidden field of a form, which replaces the header where no script runs
 FIELD = "csrf"
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
@@ -63,10 +64,12 @@ def page_policy(nonce: str) -> str:
 
 
 class Guard:
-    """The outermost layer of the service. It sets headers, checks Host and Origin, counts and limits, finds the role,
-    and turns what goes wrong into problems.
+    """The outermost layer of the service (an ASGI middleware). It limits the rate and size of requests, checks the
+    headers Host and Origin, determines the sender's role, sets security headers, logs requests, and turns exceptions
+    into error answers.
 
-    `request.state` gets `role` (None on open paths), `nonce` for a page's scripts, and `csrf` for its forms.
+    It sets `request.state.role` (None if nobody is signed in), `nonce` for the scripts of a page, and `csrf` for its
+    forms.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, sessions: Sessions, clock: Clock = SYSTEM) -> None:
@@ -146,15 +149,16 @@ class Guard:
             require_operator(request)
 
     def _check_guesses(self, request: Request, address: str) -> None:
-        """Refuse a token, right or wrong, from an address that has just sent too many wrong ones. Sessions go on."""
+        """Refuse every token, even a right one, from an address that has just sent too many wrong tokens. Requests with
+        a session's cookie are not affected."""
         guess = "authorization" in request.headers or request.url.path == SIGN_IN
         if guess and self._guesses.empty(address):
             raise Problem(429, "Too many wrong tokens", f"{self._settings.wrong_tokens} in a minute", "Authorization",
                           "wait a minute", {"Retry-After": "60"})
 
     def _check_host(self, request: Request) -> None:
-        """Refuse a Host that is not ours: in DNS rebinding, a page of another site has its own name lead to us, and
-        could read what we answer."""
+        """Refuse a request whose Host header does not name this server. In a DNS rebinding attack, the name of another
+        site resolves to this server, and a page of that site could read the answers."""
         hosts = request.headers.getlist("host")
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not (name in self._names or (loopback(name) and self._settings.local)):
@@ -162,7 +166,7 @@ class Guard:
                           "Host", "open the server under its own address; tokenmill serve --name NAME adds a name")
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse a request that a page of another site makes, unless it only opens a page here."""
+        """Refuse a request that a page of another site has caused, except a navigation to a page of this server."""
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
         if origin is not None:
             place = origin.lower().partition("://")[2]
@@ -176,7 +180,8 @@ class Guard:
 
     # -- around the route ----------------------------------------------------------------------------------------
     async def _within_time(self, work: Awaitable[None], answering: asyncio.Event) -> None:
-        """Run the route. Raises Problem when its answer has not begun in time; a stream that has begun goes on."""
+        """Run the route. Raises Problem when its answer has not begun within the time limit. An answer that has begun,
+        such as a stream of events, may take any time."""
         task, begun = asyncio.ensure_future(work), asyncio.ensure_future(answering.wait())
         try:
             await asyncio.wait((task, begun), timeout=self._settings.request_s, return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +197,8 @@ class Guard:
                 await asyncio.wait((task,))
 
     def _counted(self, receive: Receive) -> Receive:
-        """`receive`, that raises Problem once a body is larger than allowed: its Content-Length may be missing."""
+        """Wraps `receive` so that it raises HTTPException (413) once a request's body is larger than allowed. This
+        covers requests without a Content-Length."""
         taken = 0
 
         async def limited() -> Message:
@@ -223,7 +229,7 @@ class Guard:
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header without its port, in small letters; None when it is not one."""
+    """The host name in a Host header, in lower case and without the port. None when the header is not valid."""
     try:
         parts = urlsplit(f"//{host}")
         port_is_sound = parts.port is None or parts.port > 0
@@ -241,7 +247,7 @@ def require_operator(request: Request) -> None:
 
 
 async def viewer(request: Request) -> Role:
-    """The role of whoever asks; at least a viewer."""
+    """A dependency that demands at least a viewer, and returns the sender's role."""
     role: Role | None = request.state.role
     if role is None:
         raise Problem(401, "Sign in first", "this server wants a token", "Authorization", "open /login in a browser")
@@ -249,8 +255,8 @@ async def viewer(request: Request) -> Role:
 
 
 async def operator(request: Request) -> Role:
-    """Demand an operator. For a write, also demand that the user meant it, and note it in the store's audit log before
-    anything is done."""
+    """A dependency that demands an operator. For a write, it also demands a proof that the user intended it
+    (`check_intended`), and notes the request in the store's audit log before the route runs."""
     await viewer(request)
     require_operator(request)
     if request.method not in READS:
@@ -262,8 +268,8 @@ async def operator(request: Request) -> Role:
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse query parameters that a route of the API does not have: a misspelt filter would answer another question.
-    Pages read their addresses themselves."""
+    """A dependency that refuses query parameters which a route of the API does not have: with a misspelt filter
+    ignored, the answer would belong to another question. HTML pages parse their addresses themselves."""
     route = request.scope.get("route")
     if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
         known = _parameters(route.dependant)
@@ -274,13 +280,14 @@ async def known_parameters(request: Request) -> None:
 
 
 def _parameters(dependant: Dependant) -> set[str]:
-    """The query parameters of a route and of what it depends on."""
+    """The names of the query parameters of a route and of its dependencies."""
     return {field.alias for field in dependant.query_params}.union(*map(_parameters, dependant.dependencies))
 
 
 async def check_intended(request: Request) -> None:
-    """Refuse a write that a page of another site could have made with the user's cookie, or on loopback without any
-    (CSRF). Its proof is a header that such a page cannot send, or the hidden field of a form that it cannot read."""
+    """Refuse a write that a page of another site could have caused (CSRF), with the user's cookie or, on loopback,
+    without one. The accepted proofs are a header that such a page cannot send, and a hidden form field that it cannot
+    read."""
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")
@@ -290,7 +297,8 @@ async def check_intended(request: Request) -> None:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of an urlencoded form; {} for another body. The last of several values counts."""
+    """The fields of a URL-encoded form, {} for a body of another type. If a field occurs more than once, its last value
+    counts. Raises Problem for a body that is no valid form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}

@@ -1,7 +1,9 @@
-"""The audit log: who asked for which write, one file for each in the store's folder `audit/`, never in the commit log.
+"""The audit log: who has requested which write. Each entry is a file in the store's folder `audit/`; entries are not
+part of the store's commit log.
 
-An entry is put if absent under a name that begins with the time, so no two servers overwrite each other's, and the
-folder's order is that of time. A write whose entry cannot be written is refused.
+An entry is created under a name that begins with the time, and never overwritten. So servers cannot overwrite each
+other's entries, and the files sorted by name are in the order of time. A write whose entry cannot be written is
+refused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LARGEST = 64 << 10       # bytes of an entry; a larger file in its place is not 
 
 
 def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:
-    """Write an entry durably; returns its path in the store. Secrets are masked."""
+    """Write an entry to the audit log of a store, with secrets masked. Returns the path of the entry in the store."""
     at = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     path = f"{FOLDER}/{at.replace(':', '')}-{clock.new_id()}.json"
     store.put_absent(path, json.dumps(redact_json({"at": at, **entry}), sort_keys=True).encode())
@@ -33,7 +35,8 @@ def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> st
 
 
 async def request_entry(request: Request) -> dict[str, Any]:
-    """Who sent a request, and what it asks for: the body's hash, as the body itself may hold anything."""
+    """The audit entry of a request: who sent it, and what it requests. It has a hash of the body instead of the body,
+    which may hold any data."""
     body = await request.body()
     return {"role": str(request.state.role), "from": request.client.host if request.client else None,
             "method": request.method, "path": visible(request.url.path), "bytes": len(body),
@@ -41,7 +44,8 @@ async def request_entry(request: Request) -> dict[str, Any]:
 
 
 def entries(store: Store, after: str, limit: int) -> list[dict[str, Any]]:
-    """Up to `limit` entries that come after the entry called `after`, in the order of time."""
+    """Up to `limit` entries of the audit log that come after the entry with the id `after`, in the order of time. An
+    entry that cannot be read is marked as damaged."""
     result: list[dict[str, Any]] = []
     for path in store.list(FOLDER, f"{FOLDER}/{after}" if after else ""):
         if len(result) == limit:

@@ -1,4 +1,5 @@
-"""What a page of documents shows, as it stands in the page's address: the kind, the filter, the order and the place."""
+"""The state of a page that lists documents, as the page's address holds it: kind of documents, filter, order and
+position."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from starlette.datastructures import QueryParams
 from pipeline.service.filters import STORED
 from pipeline.service.html import query_text
 
-#: columns of which several values may be chosen, and those with one
+#: columns for which a filter may have several values, and columns for which it has one
 MANY, ONE = ("source", "reason", "stage", "language"), ("domain", "text", "id")
-#: the field with which a form sends what was chosen before. It is ASCII: an input could not hold every character of a
-#: value, and an empty value would be that of an input left empty.
+#: the field with which a form sends the conditions that were chosen before, as URL-encoded pairs: an input cannot hold
+#: every character of a value, and an empty value must differ from that of an input left empty
 CHOSEN = "chosen"
 
 
 @dataclass(frozen=True)
 class View:
-    """The address of a page of documents. `values` are (column, value) of the filter in the order of their choice;
-    `signals` are ranges as the API takes them, NAME:LEAST:MOST."""
+    """What a page that lists documents shows. `values` are the (column, value) pairs of its filter, in the order in
+    which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
+    which the page begins."""
 
     kind: str = "kept"
     values: tuple[tuple[str, str], ...] = ()
@@ -33,7 +35,8 @@ class View:
 
     @classmethod
     def read(cls, query: QueryParams) -> View:
-        """The view that a link or the form asks for. Fields of the form that were left empty say nothing."""
+        """The view that the query of an address describes, whether it comes from a link or from the page's form. Empty
+        fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
         view = cls()
         for name, value in before:
@@ -63,7 +66,7 @@ class View:
         return replace(self, descending=value == "descending") if name == "order" else self
 
     def of(self, column: str) -> list[str]:
-        """The values chosen of a column."""
+        """The values of a column in the view's filter."""
         return [value for name, value in self.values if name == column]
 
     def one(self, column: str) -> str:
@@ -71,7 +74,8 @@ class View:
 
     # -- links -------------------------------------------------------------------------------------------------------
     def query(self, **change: Any) -> str:
-        """The query of the address, with changes; a change leads to the first page."""
+        """The query of the address of this view, with the members in `change` replaced. It leads to the first page of
+        the documents, unless `change` has `after`."""
         view = replace(self, **{"after": "", **change})
         pairs = [("kind", view.kind), *view.values, *(("signal", range) for range in view.signals)]
         if view.sort != STORED or view.descending:
@@ -79,11 +83,11 @@ class View:
         return query_text([*pairs, ("after", view.after)] if view.after else pairs)
 
     def only(self, column: str, value: str) -> str:
-        """The query with this value of a column, and no other of it."""
+        """The query of the address of this view, with `value` as the only value of a column."""
         return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
 
     def chips(self) -> list[tuple[str, str, str]]:
-        """(name, value, query without it) of all that narrows the view."""
+        """(name, value, query of the address without it) of every condition in the view's filter."""
         chips = [(name, value, self.query(values=tuple(pair for pair in self.values if pair != (name, value))))
                  for name, value in self.values]
         return chips + [("signal", _in_words(text), self.query(signals=tuple(s for s in self.signals if s != text)))

@@ -1,7 +1,7 @@
 """Checks and plans submitted recipes, each in a process of its own.
 
-A recipe that somebody else has written may take long to check (a glob over millions of files, a large model), may need
-much memory, and may name code. The process has limits for all of these, and is killed when the client has gone.
+A recipe from somebody else may take long to check (a glob over millions of files, a large model), may need much memory,
+and may name code to load. The process has limits for time, memory and code, and is killed when the client disconnects.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
-#: checks that may wait, and plans: others are refused
+#: how many checks, and how many plans, may wait; further ones are refused
 WAITING = 6
-#: seconds and bytes that one may take
+#: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
@@ -42,18 +42,19 @@ _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTA
 
 
 class CheckRoom:
-    """Runs checks, a few at a time."""
+    """Checks and plans recipes, each in a process of its own and only a few at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
-        self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: what is submitted goes past them
+        self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: submissions need not wait for them
         self._inside = {False: 0, True: 0}
         self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of `check` for this request. Raises Problem when it takes too long, cannot be planned, or too many
-        wait; ends when the client goes."""
+        """Runs `check` on this request in a new process and returns its result. Raises Problem when it takes too long,
+        when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
+        process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":
                 pass
@@ -102,7 +103,7 @@ class CheckRoom:
 
 # -- in the process of its own ---------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a recipe within its roots, and with `store` plan it as well.
+    """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
 
     Returns {"problems", "run", "digest", "plan"}. Each problem has severity (error, warning), file, line, column, key,
     message and remedy. `run` is None when the recipe cannot be run.
@@ -138,7 +139,8 @@ def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]
 
 
 def _warning(text: str) -> dict[str, Any]:
-    """A warning as `lint` and the planner write it: with its place, with its key, or with neither."""
+    """Parses a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with
+    a key, or with neither."""
     if (placed := _PLACED.fullmatch(text)) is not None:
         return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
                       placed["message"])
@@ -147,7 +149,8 @@ def _warning(text: str) -> dict[str, Any]:
 
 
 def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
-    """A problem as JSON. Our messages are written `what is wrong; what to do`."""
+    """A problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part becomes the
+    remedy."""
     what, _, remedy = message.partition("; ")
     return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
             "remedy": remedy}

@@ -1,11 +1,13 @@
-"""Makes a small table of a threshold, so that each of its moves is a sum over cells.
+"""Makes a table of counts for one threshold (a data cube), from which the counts at any value of the threshold are sums
+of cells.
 
-For every document, the bin is found in which its side changes while the threshold goes from the lowest edge to the
-highest and everything else stands. The steps themselves say so: each document is judged under an edge of its own, and
-the bin is halved until it is found. So nothing is assumed of the rule but that a document changes sides once; that is
-checked on a sample, and a threshold for which it does not hold has no cube.
+The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
+needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
+edge to the highest and everything else stays. A binary search finds this bin: in each round, the steps judge every
+document under an edge of its own. So the rule of a step need not be known; it is only assumed that a document changes
+sides at most once. This is checked on a sample of documents. A threshold for which it is false has no cube.
 
-At an edge the figures are exact. Between two edges the true value lies between theirs; that is the error of the bins.
+At an edge the counts are exact. Between two edges the true counts lie between those at the edges.
 """
 
 from __future__ import annotations
@@ -24,17 +26,18 @@ from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
 
-#: bins of a threshold; documents on which it is checked that they change sides once
+#: bins of a threshold; about how many documents are checked to change sides at most once
 BINS, CHECKED = 64, 500
-#: the sides that a cube counts; the rest of the documents are dropped
+#: what a cube counts, and on which sides; all documents on neither of these sides are dropped
 WEIGHTS = ("documents", "bytes", "tokens")
 COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 
 @dataclass
 class Cube:
-    """`start` and `deltas` hold (group, side of COUNTED, one of WEIGHTS) and (group, bin, side, …): what there is at
-    the lowest edge, and what is added in each bin. Tokens are there if the run made shards."""
+    """Counts of documents as a function of one threshold. `start` (group, side, weight) has the counts at the lowest
+    edge, and `deltas` (group, bin, side, weight) has what each bin adds. A group is a source and a language. The sides
+    (COUNTED) are kept and unknown. The weights are documents, bytes and, if the run made shards, tokens."""
 
     step: int
     key: str
@@ -50,8 +53,8 @@ class Cube:
         return WEIGHTS[:self.start.shape[2]]
 
     def at(self, value: float) -> dict[str, Any]:
-        """Kept and unknown documents, bytes and tokens at a threshold, each as {estimate, low, high}: a sum over the
-        bins below it. Outside the edges, PlaygroundError."""
+        """The kept and unknown documents, bytes and tokens when the threshold is `value`, each as {estimate, low,
+        high}. Each is a sum over the bins below `value`. Raises PlaygroundError for a value outside the edges."""
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)
@@ -63,8 +66,8 @@ class Cube:
                               for j, what in enumerate(self.weights)} for i, side in enumerate(COUNTED)}
 
     def to_json(self) -> dict[str, Any]:
-        """The cube for a page. `cells` lists, for each group, the counts at the lowest edge and the bins in which
-        something changes: [bin, the numbers of `columns`]."""
+        """The cube as JSON for a page. `cells` lists for each group its counts at the lowest edge and, for each bin in
+        which a count changes, [number of the bin, changes of the counts that `columns` names]."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))
@@ -76,15 +79,17 @@ class Cube:
 
 
 def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
-    """Returns the cube of a threshold while the other changes stand. Raises PlaygroundError where there can be none."""
+    """Returns the cube (table of counts by value) of the threshold `key` of a step, while the other changes stay in
+    force. Raises PlaygroundError when this threshold can have no cube."""
     builder, value = _builder(playground, changes, step, key)
     with _by_columns(key):
         return builder.cube(step, value)
 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
-    """How far each document of the table is from the threshold of the run, in bins of its cube: 0.5 where it would
-    change sides at the next edge, infinity where it never would. Raises PlaygroundError where there is no cube."""
+    """How far each document is from changing sides when the run's threshold moves, in bins of the threshold's cube: 0.5
+    for a document that changes sides at the next edge, infinity for one that never does. Raises PlaygroundError when
+    this threshold can have no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -103,7 +108,7 @@ def _by_columns(key: str) -> Iterator[None]:
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_Builder, float | None]:
-    """What makes the cube of a threshold, and its value now."""
+    """The builder of a threshold's cube, and the present value of the threshold."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -127,9 +132,10 @@ class _Builder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The edges, and what `_switches` returns for them."""
+        """The edges of the bins, and what `_switches` returns for them: each document's sides at both ends, and where
+        it changes."""
         edges = self._edges(value)
-        for some in (edges, edges[edges > 0]):                # to many rules, 0 means that there is no such rule
+        for some in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(some) < 2:
                 break
             first, last, switch = self._switches(some)
@@ -143,7 +149,8 @@ class _Builder:
         return self.playground.outcomes(self.moved, rows, own).sides[1]
 
     def _edges(self, value: float | None) -> np.ndarray:
-        """Quantiles of the numbers that the threshold is compared with, one edge below them, and its value now."""
+        """The edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below and one
+        above them, and the threshold's present value."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -158,8 +165,8 @@ class _Builder:
         return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The side of each document at the lowest and the highest edge, and the number of the first edge at which it is
-        on the second side."""
+        """Returns, for each document, its side at the lowest edge, its side at the highest edge, and the number of the
+        first edge at which it is on the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
@@ -174,8 +181,8 @@ class _Builder:
         return first, last, high
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
-        """Whether some documents, judged at every edge, are on the sides that the switches say. Half of them are of
-        those that switch."""
+        """Whether documents change sides at most once. Checks some documents at every edge: their sides must be those
+        that `first`, `last` and `switch` predict. About half of these documents are ones that change sides."""
         switching = np.flatnonzero(first != last)
         some = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

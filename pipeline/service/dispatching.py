@@ -1,4 +1,4 @@
-"""Starts what waits in the queues of the stores, for as long as the service runs."""
+"""Starts the runs that wait in the queues of the stores, for as long as the service runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ logger = logging.getLogger("tokenmill.service")
 
 
 def driver_options(settings: Settings) -> DriverOptions:
-    """How the drivers of submitted runs are started. They do not see the service's tokens. The nodes of a cluster read
-    web addresses by themselves and would follow redirects, so those roots do not hold there."""
+    """How the drivers (processes that lead a run) of submitted recipes are started. They do not get the service's
+    tokens. With a cluster, allowed roots that are web addresses are dropped: the cluster's nodes fetch web addresses
+    themselves and would follow a redirect out of a root."""
     roots = tuple(root if "://" in root else os.path.abspath(root) for root in settings.allowed_roots)
     if settings.address is not None:
         roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))
@@ -35,8 +36,8 @@ def driver_options(settings: Settings) -> DriverOptions:
 
 @contextlib.asynccontextmanager
 async def dispatching(app: FastAPI) -> AsyncIterator[None]:
-    """Look after the queue of every store in a thread of its own. The drivers that were started go on when the service
-    ends; the next one sees them in the store."""
+    """A context manager that starts the waiting runs of every store's queue, in one thread for each store. The drivers
+    (processes that lead a run) continue when the service ends; the next service finds them through the store."""
     stopping = threading.Event()
     options = driver_options(app.state.settings)
     for name, queue in app.state.queues.items():

@@ -1,5 +1,6 @@
-"""Draws documents of a finished run for people to label: at random, at the edge of a threshold, or where another run
-decided otherwise. A draw is the same for everybody, in the same order, so that two people label the same documents."""
+"""Draws documents of a finished run for people to label: at random, nearest to a threshold, or those that another run
+decided differently. A draw gives everybody the same documents in the same order, so that two people label the same
+ones."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Draw = Literal["random", "edge", "runs"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A document and its place in the parts of the run; what the run made of it."""
+    """A document of a draw: its id, its file and row in the run, and whether the run kept or dropped it, at which step
+    and why."""
 
     id: str
     info: FileInfo
@@ -40,8 +42,8 @@ class Drawn:
 
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
-    """The documents of a draw in order. `threshold` (STEP.KEY) is that of an edge, `other` the run that is compared.
-    Raises PlaygroundError."""
+    """The documents of a draw, in order. A draw 'edge' selects those nearest to `threshold` (STEP.KEY); a draw 'runs'
+    compares the run with the run `other`. Raises PlaygroundError when the draw is not possible."""
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:
@@ -77,7 +79,8 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
-    """The documents that one of the runs kept and the other dropped."""
+    """The rows (in `game`) and the ids of documents that one of two runs kept and the other dropped, at most
+    MOST_DRAWN."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
     chosen = heapq.nsmallest(MOST_DRAWN, differ, key=lambda pair: _number(pair[0]))
@@ -85,7 +88,8 @@ def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str
 
 
 def _compared(game: Playground) -> Iterator[tuple[str, int, bool]]:
-    """(id, row, whether it was kept) of the documents of a run that are compared."""
+    """Yield (id, row, whether the run kept it) of the documents of a run that are compared with another run's: all, or
+    the sample if there are more than COMPARED."""
     table = game.table
     rows = np.arange(len(table)) if len(table) <= COMPARED else table.sample
     return zip(table.ids(rows), rows.tolist(), (table.end[rows] == len(game.links)).tolist())
@@ -104,5 +108,5 @@ def _place(game: Playground, row: int, id: str) -> Drawn:
 
 
 def read_drawn(game: Playground, document: Drawn) -> dict[str, Any]:
-    """The row of a document, from the part that the run wrote."""
+    """The row of a drawn document, from the file that the run wrote."""
     return take(game.store, document.info, [document.row], COLUMNS)[document.row]

@@ -1,8 +1,8 @@
-"""Runs DuckDB on a few files and lets it touch nothing else.
+"""Runs DuckDB on a few files and denies it access to everything else.
 
-A database lives in memory for one query. It may open the files that it was given and no others: no other path, no
-network, no extension, no Python variable, no file of its own for what does not fit into memory. Its settings are locked
-before a query runs. The text of a query is fixed by our code; every value of a user is bound as a parameter.
+A database lives in memory for one query. It may open only the files that it was given. It may not use any other path,
+the network, extensions, Python variables, or temporary files for data that exceeds its memory. These settings are
+locked before a query runs. The SQL text comes from this program; every value from a user is bound as a parameter.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 
-#: seconds between two tries to interrupt a query: an interrupt that comes before it runs has no effect
+#: seconds between two tries to interrupt a query: an interrupt before the query runs has no effect
 AGAIN_S = 0.05
 
 
 class QueryError(TokenmillError):
-    """A query that cannot be answered. `status` is that of HTTP, `key` the parameter that is wrong, `remedy` what to do
-    about it."""
+    """A query that cannot be answered. `status` is the HTTP status, `key` is the parameter that is wrong, and `remedy`
+    says what to do."""
 
     status = 400
     title = "The query is wrong"
@@ -33,21 +33,21 @@ class QueryError(TokenmillError):
 
 
 class TooDear(QueryError):
-    """The query needs more time, memory or transfer than a query may take."""
+    """A query needs more time, memory or transfer than one query may use."""
 
     status = 422
     title = "The query is too dear"
 
 
 class Busy(QueryError):
-    """Other queries run."""
+    """Too many other queries run."""
 
     status = 503
     title = "Other queries run"
 
 
 class Cancelled(QueryError):
-    """Whoever asked has gone."""
+    """The client that sent the query has disconnected."""
 
     status = 499
     title = "Cancelled"
@@ -55,8 +55,8 @@ class Cancelled(QueryError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What queries may take. The memory is that of DuckDB for one query; at most `at_once` run at a time, and others
-    wait for `wait_s` seconds. A query over object storage may fetch `fetched_bytes` that this machine does not have."""
+    """Limits for queries. `memory_mb` is DuckDB's memory for one query. At most `at_once` queries run at a time, and
+    another one waits up to `wait_s` seconds. A query on object storage may read at most `fetched_bytes`."""
 
     seconds: float = 20.0
     memory_mb: int = 256
@@ -80,7 +80,7 @@ class Stop:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the query's time is up."""
         return max(0.0, self._until - self._clock.now())
 
     def check(self) -> None:
@@ -93,7 +93,8 @@ class Stop:
 
     @contextlib.contextmanager
     def interrupting(self, connection: Any) -> Iterator[None]:
-        """Have DuckDB's query end too while the context is open. Raises what `check` raises when it was interrupted."""
+        """A context manager that interrupts DuckDB's query on `connection` when its time is up or it is cancelled.
+        Raises TooDear or Cancelled if that is so before the query begins."""
         self.check()
         done = threading.Event()
 
@@ -115,8 +116,8 @@ class Stop:
 
 
 class Database:
-    """DuckDB over `files` (paths on this machine), as a context manager. Raises TooDear when a query needs more memory
-    than it may have."""
+    """A context manager: an in-memory DuckDB database that can read only `files` (paths on this machine). Its queries
+    raise TooDear when they need more memory than the limit."""
 
     def __init__(self, files: Sequence[str], limits: Limits, stop: Stop) -> None:
         import duckdb
@@ -133,7 +134,7 @@ class Database:
         self._connection.execute("SET lock_configuration = true")
 
     def rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        """The rows of one SELECT, with `values` bound in its place-holders."""
+        """Run one SELECT, with `values` bound to its placeholders, and return its rows."""
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != self._duckdb.StatementType.SELECT:
             raise ValueError("a query is one SELECT")

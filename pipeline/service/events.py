@@ -1,4 +1,5 @@
-"""Streams of server-sent events. Every event has an id from which the stream can be continued, on any server."""
+"""Streams of server-sent events about a run. Every event has an id, from which the stream can be continued on any
+server of the store."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ QUIET_S = 15.0           # seconds without an event after which a comment shows 
 
 
 class Events(StreamingResponse):
-    """A stream of events; it counts among the streams of `app` while it lasts."""
+    """A response that streams server-sent events. While it is open, it counts in `app.state.streams`, whose number is
+    limited."""
 
     media_type = "text/event-stream"
 
@@ -39,7 +41,7 @@ class Events(StreamingResponse):
 
 
 def room_for_stream(app: FastAPI) -> None:
-    """Raise Problem when as many streams are open as there may be."""
+    """Raise Problem when as many streams are open as the settings allow."""
     if app.state.streams >= app.state.settings.streams:
         raise Problem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
                       headers={"Retry-After": "10"})
@@ -52,7 +54,8 @@ def event(kind: str, data: bytes, id: str = "") -> bytes:
 
 
 async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str | None) -> AsyncIterator[bytes]:
-    """Events about a run until it has ended. `last` is the id of the event that the client has."""
+    """Yield events with the state of a run, until the run ends or the stream's time is up. `last` is the id of the last
+    event that the client has, whose state is not sent again."""
     settings, begun = app.state.settings, SYSTEM.now()
     spoken = begun
     yield b"retry: 3000\n\n"
@@ -74,7 +77,7 @@ async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str 
 
 
 async def follow_log(app: FastAPI, store: Store, run: str, place: LogPlace | None) -> AsyncIterator[bytes]:
-    """Events with what the log of a run says from `place` on, until the run has ended."""
+    """Yield events with the text of a run's log from `place` on, until the run ends or the stream's time is up."""
     settings, begun = app.state.settings, SYSTEM.now()
     spoken = begun
     yield b"retry: 3000\n\n"

@@ -1,4 +1,5 @@
-"""Shows a few documents that change sides, those nearest to the new threshold first."""
+"""Selects example documents that change sides (for example, from dropped to kept) under new thresholds, those nearest
+to the new threshold first."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from pipeline.service.replayed import OwnThreshold, Replayed
 from pipeline.service.signal_table import PURPOSE, SEED
 from pipeline.store.fs import Store
 
-#: examples of a move; documents among which they are chosen
+#: examples of each move; documents among which the examples are chosen
 EXAMPLES, CONSIDERED = 5, 2000
-#: steps between the old and the new threshold by which nearness is told
+#: steps between the old and the new threshold by which nearness is measured
 STEPS = 64
 
-#: `Playground.outcomes`
+#: the type of `Playground.outcomes`
 Judge = Callable[[Moved, np.ndarray | None, OwnThreshold | None], Replayed]
 
 
 def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
-    """A few documents for each pair of sides, with scrubbed excerpts, the outcomes, and the signals of the changed
-    steps. `edge`: how far from the new threshold towards the old one the document changes sides, 0 to 1; None where
-    more than one number is changed."""
+    """A few documents for each pair of sides (kept, dropped, unknown) before and after the change, with masked
+    excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new threshold (0) and
+    the old one (1) the document changes sides; it is None unless exactly one number was changed."""
     places = replayed.changed()
     places = places[::max(1, -(-len(places) // CONSIDERED))]
     if not len(places):
@@ -52,8 +53,8 @@ def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> li
 
 
 def _edges(judge: Judge, moved: Moved, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """The share of the way from the new threshold back to the old one at which each document is on its old side again.
-    None unless a single number is changed."""
+    """Where, between the new threshold (0) and the old one (1), each document is on its old side again. None unless
+    exactly one number was changed, or if the step cannot judge documents by columns."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

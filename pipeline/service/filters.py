@@ -1,5 +1,5 @@
-"""Filters and orders of a query, as SQL. A user's value becomes a bound parameter, never text of the SQL; a column is
-named only if the files have it."""
+"""Translates filters and orders of a query into SQL. A user's value becomes a bound parameter, never part of the SQL
+text. A column is named in the SQL only if the files have it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from pipeline.base.visible import visible
 from pipeline.service.duck import QueryError
 
-#: characters of a value, and values of a filter
+#: most characters of a value in a filter, and most values of a column
 LONGEST, MOST = 1000, 100
 #: the host of a URL in small letters; '' when the URL has none
 HOST = r"""lower(regexp_extract(url, '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\[[^\]]*\]|[^/?#:]*)', 1))"""
-#: the order of the parts and of the rows in them
+#: the order of documents by parts, and by rows in a part
 STORED = "stored"
 #: columns, beside signals, by which documents can be sorted
 SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
@@ -26,7 +26,8 @@ SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
 
 @dataclass(frozen=True)
 class Range:
-    """Documents whose signal was computed and is not below `least` and not above `most` (None: no bound)."""
+    """A filter for documents that have a value of a signal (a number computed for each document), from `least` to
+    `most` inclusive. None means no bound."""
 
     signal: str
     least: float | None = None
@@ -35,8 +36,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Filter:
-    """Documents that fulfil all of it. Of several values of one column, one must be equal. `domain` takes its
-    subdomains, too; `text` must occur in the text, letter by letter; the id must begin with `id`."""
+    """The conditions that a document must fulfil, all of them. If several values of a column are given, the document
+    must have one of them. `domain` includes its subdomains. `text` must occur in the document's text exactly as
+    written. `id` is the beginning of the document's id."""
 
     source: tuple[str, ...] = ()
     reason: tuple[str, ...] = ()
@@ -50,8 +52,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Order:
-    """`by` is 'stored', a column of SORTED_BY, or 'signals.NAME'. Documents without a value come last, and equal ones
-    are in the order of their ids."""
+    """The order of a query's documents. `by` is 'stored' (the order in the files), a column of SORTED_BY, or
+    'signals.NAME'. Documents without a value come last, and documents with equal values are sorted by id."""
 
     by: str = STORED
     descending: bool = False
@@ -62,7 +64,8 @@ def quoted(name: str) -> str:
 
 
 def column(name: str, columns: Collection[str]) -> str:
-    """SQL of a column, 'signals.NAME' for a signal. It is NULL where the files have no such column."""
+    """The SQL of a column; 'signals.NAME' names a signal. It is NULL if the files, whose columns are `columns`, do not
+    have it."""
     if name not in columns:
         return "NULL"
     first, dot, signal = name.partition(".")
@@ -70,7 +73,8 @@ def column(name: str, columns: Collection[str]) -> str:
 
 
 def checked(value: str, key: str) -> str:
-    """A value that can be bound: not too long, and without a lone surrogate."""
+    """Returns a value if it can be bound to a query. Raises QueryError, which names the parameter `key`, if it is too
+    long or has a lone surrogate."""
     if len(value) > LONGEST:
         raise QueryError(f"the value has {len(value):,} characters, and the limit is {LONGEST:,}", key, "shorten it")
     try:
@@ -81,7 +85,8 @@ def checked(value: str, key: str) -> str:
 
 
 def check_columns(wanted: dict[str, str], columns: Collection[str], kind: str) -> None:
-    """Raise QueryError for a wanted column (column → parameter) that no part has."""
+    """Raise QueryError for a column that a query needs and no file has. `wanted` maps each needed column to the
+    parameter of the query that names it."""
     for name, key in wanted.items():
         if name not in columns:
             known = sorted(c for c in columns if c.startswith("signals.") == name.startswith("signals."))
@@ -90,7 +95,7 @@ def check_columns(wanted: dict[str, str], columns: Collection[str], kind: str) -
 
 
 def wanted_columns(filter: Filter) -> dict[str, str]:
-    """The columns that a filter reads, with the parameter that asks for each."""
+    """The columns that a filter reads, as {column: parameter of the query that names it}."""
     wanted = {name: name for name in ("source", "reason", "stage", "language", "text", "id") if getattr(filter, name)}
     if filter.domain:
         wanted["url"] = "domain"
@@ -98,7 +103,7 @@ def wanted_columns(filter: Filter) -> dict[str, str]:
 
 
 def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any]]:
-    """The conditions of a filter over files with these columns, and the values to bind in them."""
+    """The SQL conditions of a filter over files with these columns, and the values to bind in the conditions."""
     conditions: list[str] = []
     values: list[Any] = []
 
@@ -132,24 +137,27 @@ def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any
 
 # -- places between two pages ----------------------------------------------------------------------------------------
 def fingerprint(*of: Any) -> str:
-    """A hash of a query: a place in its results means nothing in those of another."""
+    """A hash of a query. It is part of a cursor, because a position in the results of one query means nothing in those
+    of another."""
     doc = json.dumps([asdict(o) if isinstance(o, (Filter, Order)) else o for o in of], sort_keys=True)
     return hashlib.blake2b(doc.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def cursor(query: str, *place: str | int | float | None) -> str:
-    """The place after a document, as text for a URL."""
+    """A position in the results of a query, after a document, as text for a URL."""
     packed = [v if not isinstance(v, float) else {"f": v.hex()} for v in place]
     return base64.urlsafe_b64encode(json.dumps([query, *packed], separators=(",", ":")).encode()).decode().rstrip("=")
 
 
 def place_value(text: str) -> Any:
-    """The first value of a place that `cursor` made: it is readable to whoever gets the place."""
+    """The first value of a position that `cursor` has encoded. The text is not encrypted, so every client that gets it
+    can read this value."""
     return json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))[1]
 
 
 def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]]) -> list[Any]:
-    """The values of a place. Raises QueryError when it is not one of this query."""
+    """Decodes a position that `cursor` has encoded, into its values. Raises QueryError if the text is not a position in
+    the results of this query."""
     place: list[Any] = []
     try:
         if len(text) > 8 * LONGEST:
@@ -171,7 +179,8 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
 
 
 def keyset(order: Order, value: Any, id: str) -> tuple[str, list[Any]]:
-    """The condition for documents after (value, id), where `v` is the column of the order."""
+    """The SQL condition for documents that come after the one with this value and id, and the values to bind in it. In
+    the SQL, `v` is the column by which the query sorts."""
     if order.by == "id":
         return f"v {'<' if order.descending else '>'} ?", [id]
     if value is None:

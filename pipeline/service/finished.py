@@ -1,5 +1,5 @@
-"""Reads what the playground needs of a finished run: the steps of a dataset as stages that can judge stored signals,
-and the parts that its passes wrote."""
+"""Reads from a finished run what is needed to judge its documents under other thresholds: the steps of a dataset as
+stages, and the files that its passes (groups of consecutive steps) wrote."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from stages.stage import Stage, role_of
 
 
 class PlaygroundError(TokenmillError):
-    """A question that cannot be answered. `key` names what is wrong in it."""
+    """A question about other thresholds that cannot be answered from a finished run. `key` names the part of the
+    question that is wrong."""
 
     exit_code = 2
 
@@ -31,7 +32,7 @@ class PlaygroundError(TokenmillError):
 
 
 def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """plan.json and recipe.yaml of a run."""
+    """Reads plan.json and recipe.yaml of a run. Raises PlaygroundError when one is missing or damaged."""
     try:
         plan = json.loads(store.read(f"runs/{run}/plan.json"))
         recipe, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), f"runs/{run}/recipe.yaml")
@@ -47,8 +48,9 @@ def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
-    """The steps of a dataset in order. Which pass runs a step is read from the plan: its labels are the names of the
-    steps, `apply NAME` of a barrier, and stages that prepare a barrier."""
+    """The steps of a dataset in order, each with the number of the pass that runs it. This number comes from the plan,
+    which lists for each pass (group of consecutive steps) the names of its steps, `apply NAME` for a barrier (a step
+    over all documents), and stages that prepare a barrier."""
     named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
     labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
     links = []
@@ -64,8 +66,9 @@ def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
 
 
 def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
-    """A step as a stage that can judge stored signals, and whether it is not one of Tokenmill's. A step from the user's
-    own file is not loaded, because the service runs no such code. Nor is one whose files are not on this machine."""
+    """Returns the stage of a step, and whether it is foreign (not one of Tokenmill's). A step from the user's own file
+    becomes an empty Stage, because the service does not run users' code. So does a step whose model or library is not
+    on this machine."""
     try:
         target = "" if ":" in full else step_target(full)
         cls = stage_class(full) if target else Stage
@@ -81,7 +84,8 @@ def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
 
 
 def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
-    """The parts that the passes wrote: of the last what it kept, of all what they dropped."""
+    """The files of documents that the passes of a run wrote: the dropped documents of every pass, and the kept
+    documents of the pass that publishes the dataset."""
     log, tasks = Log.read(store), RunTasks(store, run)
     files: list[DocumentFile] = []
     for part, node in enumerate(passes):
@@ -98,8 +102,8 @@ def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> lis
 
 def check_thresholds(store: Store, run: str, links: Sequence[Link], passes: Sequence[Mapping[str, Any]],
                      files: Sequence[DocumentFile]) -> None:
-    """Check that the parts were written under the thresholds of the run's recipe. An edited recipe.yaml would otherwise
-    be taken for what the run did."""
+    """Raise PlaygroundError when files of documents were written under other thresholds than those in the run's
+    recipe.yaml. Somebody may have edited it after the run."""
     first = next((file for file in files if not file.dropped), None)
     if first is None:
         return

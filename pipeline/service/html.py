@@ -1,5 +1,5 @@
-"""Makes pages of HTML from the templates in this folder. Text of documents, names and errors is hostile: whatever a
-template prints is escaped, and its control and bidirectional characters are shown as escapes."""
+"""Makes HTML pages from the templates in this folder. Documents' texts, names and errors may be hostile, so everything
+that a template prints is escaped, and control and bidirectional characters are shown as escape sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse
 from pipeline.base import humanize
 from pipeline.base.visible import json_text, visible
 
-#: files that pages load, and what they are
+#: files that pages load, with their media types
 STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml",
           **{f"{name}.js": "text/javascript" for name in ("label", "queue", "run", "tune")}}
 #: what is shown for a figure that is not known
@@ -44,7 +44,7 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
 
 @cache
 def environment() -> Environment:
-    """The templates, and what they may call."""
+    """The environment of the templates, with the filters and functions that they may call."""
     # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
     templates = Environment(
         loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined, autoescape=True,
@@ -64,7 +64,8 @@ def _printed(value: Any) -> Any:
 
 
 def _figure(write: Any) -> Any:
-    """A filter that writes a figure. A file of a run may be damaged, so anything else is shown as it is."""
+    """A template filter that formats a number with the function `write`. The value may come from a damaged file; if it
+    is not a finite number, it is shown unformatted."""
     def shown(value: Any) -> Any:
         if value is None:
             return UNKNOWN
@@ -75,7 +76,8 @@ def _figure(write: Any) -> Any:
 
 
 def instant(value: Any) -> str:
-    """Seconds since 1970, or a time as ISO 8601, as `2026-01-31 12:00 UTC`."""
+    """Format a time, in seconds since 1970 or as ISO 8601, like `2026-01-31 12:00 UTC`. Any other value is shown
+    unchanged."""
     try:
         when = datetime.fromtimestamp(value, UTC) if isinstance(value, (int, float)) else datetime.fromisoformat(value)
         return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -85,7 +87,8 @@ def instant(value: Any) -> str:
 
 # -- places ----------------------------------------------------------------------------------------------------------
 def path(*parts: str, **query: str) -> str:
-    """The path of a page, from its parts and its query. Nothing in a part can end it or begin another."""
+    """The URL of a page, from the segments of its path and the parameters of its query. All are quoted, so that a
+    segment cannot add another one or begin the query."""
     way = "/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
     return f"{way}?{query_text(query.items())}" if query else way
 
@@ -102,7 +105,8 @@ def place_of(request: Request) -> str:
 
 
 def own_path(text: str) -> str:
-    """`text` if it is a path on this server, else '/': a link to the page to sign in must not lead to another host."""
+    """Returns `text` if it is a path on this server, else '/'. The sign-in page leads to this path; a link to that page
+    must not be able to lead on to another host."""
     return text if _OWN_PATH.fullmatch(text) else "/"
 
 
@@ -115,14 +119,14 @@ def static_file(name: str) -> bytes:
 
 @cache
 def static_path(name: str) -> str:
-    """The path of a file of STATIC. It changes with the file, so that browsers may keep it."""
+    """The URL of a file of STATIC. It contains a hash of the file, so that browsers may cache it."""
     return path("static", name, v=hashlib.blake2b(static_file(name), digest_size=6).hexdigest())
 
 
 # -- what differs ----------------------------------------------------------------------------------------------------
 def sides(row: Mapping[str, Any]) -> list[list[tuple[str, bool]]]:
-    """Both sides of a row of a word diff (`pipeline.service.documents.difference`), each as runs of text with whether
-    the other side lacks it."""
+    """The two sides of a row of a word diff (as `pipeline.service.documents.difference` returns it). Each side is a
+    list of (text, whether the other side lacks this text)."""
     result = []
     for text, at in ((row["removed"], 1), (row["kept"], 3)):
         runs, place = [], 0

@@ -9,10 +9,11 @@ Z = 1.959963984540054
 
 
 def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, float]:
-    """(estimate, low, high) of how many of `total` documents have a property that `hits` of `sampled` have.
+    """Estimate how many of `total` documents have a property that `hits` of `sampled` documents have. Returns
+    (estimate, low, high).
 
     The interval is Wilson's, with the correction for a sample that is a large part of the whole. It is sound for rare
-    properties, where the usual one is too narrow, and never empty when nothing is found.
+    properties, for which the normal interval is too narrow. It has a width even if `hits` is 0.
     """
     if not sampled or sampled >= total:
         return (float(hits), float(hits), float(hits)) if sampled else (0.0, 0.0, float(total))
@@ -27,11 +28,11 @@ def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, f
 
 
 def sum_interval(found: float, squares: float, sampled: int, total: int) -> tuple[float, float, float]:
-    """(estimate, low, high) of a sum over `total` documents. `found` is the sum over the `sampled` ones, and `squares`
-    that of their squares.
+    """Estimate a sum over `total` documents from a sample. `found` is the sum of the values of the `sampled` documents,
+    and `squares` is the sum of the squares of these values. Returns (estimate, low, high).
 
-    The interval is normal, from the variance of the sample: with few documents, or few very large ones, it holds less
-    often than 95 times in 100.
+    The interval is a normal one, from the variance of the sample. With few documents, or with a few very large ones, it
+    contains the true sum less often than in 95 of 100 samples.
     """
     if not sampled or sampled >= total:
         return (found, found, found)

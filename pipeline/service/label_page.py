@@ -1,5 +1,6 @@
-"""Router: the pages for labels: an overview with agreement, and one document after the other with three buttons. The
-buttons work without a script; with one, the keys g, b and u press them."""
+"""Router: the HTML pages for labelling documents. One page gives an overview of the labels and of people's agreement;
+another shows one document after the other with the buttons good, bad and unsure. The buttons work without JavaScript;
+with it, the keys g, b and u press them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from pipeline.service.stores import StoreOf
 
 router = APIRouter(prefix="/stores/{store}/datasets/{dataset}", include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: what a draw is asked by, beside the name of who labels
+#: the parameters of a draw, without the name of the person who labels
 DRAWN_BY = ("draw", "run", "threshold", "other")
 Short = Annotated[str, Query(max_length=200)]
 
@@ -33,7 +34,8 @@ Short = Annotated[str, Query(max_length=200)]
 @router.get("/labels", dependencies=[Depends(tune.turn)])
 def labels_page(request: Request, store: str, dataset: str, at: StoreOf, labels: LabelsOf, role: Viewer,
                 by: Short = "") -> Response:
-    """Labels given, people and their agreement, where they disagree, the files to train with, and where to begin."""
+    """The overview page: counts of labels, people and their agreement, documents on which they disagree, links to files
+    for training, and a form that begins labelling."""
     runs = list(runs_with(at, dataset))
     problem, thresholds = None, []
     try:
@@ -52,7 +54,8 @@ async def label_page(request: Request, store: str, dataset: str, at: StoreOf, la
                      role: Operator, by: Annotated[str, Query(max_length=40)] = "", draw: Draw = "random",
                      run: Short = "", threshold: Short = "", other: Short = "", document: Short = "",
                      last: Short = "") -> Response:
-    """The next document of a draw, or the one that `document` names; `last` is the one that was just labelled."""
+    """The page on which a person labels a document: the one that `document` names, or else the next one of a draw (a
+    selection of a run's documents). `last` is the document that this person labelled just before."""
     if not by.strip():
         return RedirectResponse(path("stores", store, "datasets", dataset, "labels"), 303)
     asked = {"by": by, "draw": draw, "run": run, "threshold": threshold, "other": other}

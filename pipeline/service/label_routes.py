@@ -1,4 +1,5 @@
-"""Router: labels of documents: what to label next, labels given, agreement, and the file for `classifier train`."""
+"""Router: the labels (good, bad or unsure) that people give to documents. It hands out documents to label, stores
+labels, tells how far people agree, and exports a file for `tokenmill classifier train`."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ By = Annotated[str, Query(min_length=1, max_length=40, description="who labels: 
 
 
 class Given(BaseModel):
-    """A label. `text` is the `text_hash` that came with the document: it says which text was read."""
+    """A label that a person gives to a document. `text` is the `text_hash` that the server sent with the document; it
+    identifies the text that the person read."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +69,8 @@ class Books:
         self._lock = threading.Lock()
 
     def get(self, store: Store, dataset: str) -> Labels:
-        """The labels of a published dataset. Raises Problem when there is none of that name."""
+        """The labels given to documents of a dataset. Raises Problem when the store has published no dataset of this
+        name."""
         try:
             published(store, "kept", dataset)
         except NoDataset as e:
@@ -87,8 +90,9 @@ LabelsOf = Annotated[Labels, Depends(labels_of)]
 
 @router.get("", summary="Show labels and agreement")
 def show_labels(labels: LabelsOf) -> dict[str, Any]:
-    """Documents by label, what each person has labelled, how far each two agree, and where they disagree. A document
-    counts once; where one says good and another bad, it is `disagreed`."""
+    """Count the documents by label, count what each person has labelled, tell how far each pair of people agrees, and
+    list documents on which people disagree. Each document counts once; if one person calls it good and another bad, it
+    counts as `disagreed`."""
     return summary(labels.all(), LISTED)
 
 
@@ -98,9 +102,9 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
                   threshold: Annotated[str, Query(max_length=120, description="of an edge: STEP.KEY")] = "",
                   other: Annotated[str, Query(max_length=200, description="the run to compare with")] = "",
                   ) -> dict[str, Any]:
-    """The first document of the draw that `by` has not labelled. `draw`: random; edge: nearest to a threshold of the
-    run; runs: kept by one of two runs and dropped by the other. `document` is null when none is left. The order is the
-    same for everybody."""
+    """Get the first document of a draw that the person `by` has not labelled. `draw` says which documents: `random`;
+    `edge`, those nearest to a threshold of the run; or `runs`, those that one of two runs kept and the other dropped.
+    The order is the same for all people. `document` is null when `by` has labelled all documents of the draw."""
     run = run or latest_with(at, dataset)
     game = _game(request, at, run, dataset)
     compared = _game(request, at, other, dataset) if draw == "runs" and other else None
@@ -121,21 +125,23 @@ def _game(request: Request, at: Store, run: str, dataset: str) -> Any:
 
 
 def to_read(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as a person reads it: masked, and cut to READ characters."""
+    """A document's row as a person reads it: personal data is masked, and the text is cut to READ characters.
+    `text_hash` is the hash of this text."""
     row = {**row, "text": row.get("text") or ""}
     result = shown({**row, "chars": len(row["text"])}, True, READ) or {}
     return {**result, "text_hash": text_hash(row["text"])}
 
 
 def text_hash(text: str) -> str:
-    """A hash of what is read of a text."""
+    """A hash of the part of a text that a person reads: its beginning, with personal data masked."""
     cut = scrub_text(text[:READ])
     return hashlib.blake2b(cut.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @router.post("", summary="Label a document", status_code=201)
 async def put_label(labels: LabelsOf, role: Operator, given: Given) -> dict[str, Any]:
-    """Say good, bad or unsure of a document. A later label of the same person takes the place of the earlier one."""
+    """Store the label good, bad or unsure for a document. It replaces the label that this person gave to the document
+    before."""
     by = " ".join(given.by.split())
     if not by.isprintable() or not by:
         raise Problem(422, "Not valid", "a name is printable characters on one line", "by", "choose another")
@@ -146,9 +152,9 @@ async def put_label(labels: LabelsOf, role: Operator, given: Given) -> dict[str,
 @router.get("/export", summary="Export labelled documents", response_class=Response)
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
-    """The labelled documents with `text` and `label` (good or bad), for `tokenmill classifier train --labelled FILE`.
-    Left out are documents that people disagree on or are unsure of, those that are not published any more, and those
-    whose text is not the one that was read; the header `X-Left-Out` counts them."""
+    """Export the labelled documents with `text` and `label` (good or bad), for `tokenmill classifier train --labelled
+    FILE`. Documents are left out if people disagree on them or are unsure, if they are no longer published, or if their
+    text is not the one that people read. The header `X-Left-Out` counts these documents."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")
@@ -181,7 +187,8 @@ async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, 
 
 def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, dict[str, Label]], masked: bool,
                   counts: dict[str, int], stop: Stop) -> Iterator[dict[str, Any]]:
-    """The rows of the export. What is left out is counted in `counts`."""
+    """Yield the rows of the export. `of` maps documents to {person: label}. Documents that are left out are counted in
+    `counts`, by the reason."""
     wanted = []
     for document, by_person in of.items():
         if (label := decided(by_person)) in counts:
@@ -207,7 +214,8 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
 
 def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str], chars: int,
                    stop: Stop) -> Iterator[dict[str, Any]]:
-    """The kept and the dropped documents with these ids; of each, `side` and the first `chars` characters."""
+    """Yield the kept and dropped documents with these ids. Each row has `side` ('kept' or 'dropped') and the first
+    `chars` characters of the text."""
     for kind in ("kept", "dropped"):
         try:
             rows = queries.by_ids(Documents(store, kind, dataset), ids, stop,
@@ -220,7 +228,8 @@ def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str],
 
 
 def one_document(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
-    """A published document to label again. Raises QueryError when there is none."""
+    """A published document that a person wants to label again, with the run's verdict (kept or dropped, and why).
+    Raises QueryError when no kept or dropped document has this id."""
     row = next(published_rows(queries, store, dataset, [id], READ + 1000, stop), None)
     if row is None:
         raise QueryError("no kept or dropped document has this id", "document", "take the next one")

@@ -2,9 +2,10 @@
 
     labels/DATASET/00000001.json    one label: of which document, by whom, and which text was read
 
-A label is put if absent at the first free number and never changed; whoever labels a document again adds one, and the
-last of a person counts. So all servers tell the same, and no label is lost when two people press a key at once. The
-text itself is not kept, only a hash of what was read: a document that is taken out of a store leaves no copy here.
+Each label is a file of its own, created under the first free number and never changed. A person who labels a document
+again adds a file, and of this person's labels for the document the last one counts. So all servers of a store give the
+same answers, and no label is lost when two people label at the same time. A file holds only a hash of the text that was
+read. If a document is removed from a store, its labels hold no copy of its text.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ _FILE = re.compile(r"(\d{8})\.json")
 
 
 class DamagedLabel(StoreError):
-    """A file of the labels is not as it was written."""
+    """A file with a label is damaged, or was written by another version of Tokenmill."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """`text` is `pipeline.service.reading.text_hash` of what was read, `run` the run that it was drawn from."""
+    """The label that the person `by` gave to a document. `text` is a hash of what the person read
+    (`pipeline.service.label_routes.text_hash`), `run` is the run from which the document was drawn, and `at` is the
+    time."""
 
     document: str
     label: Name
@@ -46,7 +49,8 @@ class Label:
 
 
 class Labels:
-    """The labels of a dataset, as seen by one process. Thread-safe. It keeps what it has read, as no file changes."""
+    """Reads and writes the labels of a dataset. Thread-safe. Labels stay in memory once they are read, because their
+    files never change."""
 
     def __init__(self, store: Store, dataset: str, clock: Clock = SYSTEM) -> None:
         self._store, self._folder, self._clock = store, f"labels/{dataset}", clock
@@ -55,13 +59,15 @@ class Labels:
         self._lock = threading.Lock()
 
     def all(self) -> list[Label]:
-        """All labels in the order in which they were given, as they are now."""
+        """All labels of the dataset, in the order in which they were given, including those that other servers have
+        just added."""
         with self._lock:
             self._read_on()
             return list(self._labels)
 
     def put(self, label: Label) -> Label:
-        """Add a label. The same label of the same person for the same text is there once."""
+        """Add a label, and return it with its time. If the person's last label of the document has this name and text,
+        nothing is written, and that label is returned."""
         with self._lock:
             while True:
                 self._read_on()
@@ -75,7 +81,7 @@ class Labels:
                     return new
 
     def _read_on(self) -> None:
-        """Read what was added since the last look."""
+        """Read the labels that were added since the last call."""
         if not self._next:
             numbers = [int(m[1]) for path in self._store.list(self._folder)
                        if (m := _FILE.fullmatch(path.rpartition("/")[2]))]
@@ -106,7 +112,7 @@ class Labels:
 
 # -- what labels say -------------------------------------------------------------------------------------------------
 def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
-    """The label that counts, by document and person."""
+    """The labels that count, as {document: {person: label}}: the last one of each person for each document."""
     result: dict[str, dict[str, Label]] = {}
     for label in labels:
         result.setdefault(label.document, {})[label.by] = label
@@ -114,17 +120,18 @@ def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
 
 
 def decided(by_person: Mapping[str, Label]) -> str:
-    """good or bad where nobody says the other, else disagreed; unsure where everybody is."""
+    """The joint label of a document, from the label of each person: `good` or `bad` if nobody says the opposite,
+    `disagreed` if people say both, `unsure` if everybody is unsure."""
     names = {label.label for label in by_person.values()} - {"unsure"}
     return "unsure" if not names else "disagreed" if len(names) > 1 else names.pop()
 
 
 def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
-    """How many documents have which label, what each person has labelled, how far each two people agree, and the first
-    `most` documents on which people disagree.
+    """How many documents have which label, what each person has labelled, how far each pair of people agrees, and the
+    first `most` documents on which people disagree.
 
-    `kappa` is Cohen's (1960): agreement beyond that of chance, 1 at most; None where chance alone would agree. Only
-    documents count that both call good or bad.
+    `kappa` is Cohen's kappa (1960) of two people: 1 for full agreement, 0 for as much as chance gives. It is None if
+    chance alone would make them agree on everything. Only documents that both have called good or bad count.
     """
     of = latest(labels)
     outcomes = Counter(decided(by) for by in of.values())

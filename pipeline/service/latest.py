@@ -10,12 +10,12 @@ from pipeline.plan.changes import latest_run, run_recipe_of
 from pipeline.service.problems import Problem
 from pipeline.store.fs import Store
 
-#: runs, the newest first, among which those that made a dataset are looked for
+#: how many of the newest runs are searched for one that made a dataset
 NEWEST = 100
 
 
 def made_datasets(at: Store, run: str) -> list[str]:
-    """The datasets that the recipe of a run names; [] of a damaged one."""
+    """The names of the datasets in the recipe of a run; [] if the recipe is damaged."""
     named = run_recipe_of(at, run).get("datasets")
     return [name for name in named if isinstance(name, str)] if isinstance(named, Mapping) else []
 
@@ -31,7 +31,7 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
 
 
 def latest_with(at: Store, dataset: str) -> str:
-    """The finished run that made a dataset last. Raises Problem when there is none."""
+    """The name of the latest finished run that made a dataset. Raises Problem when no finished run made it."""
     for name in runs_with(at, dataset):
         return name
     raise Problem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}", "dataset",

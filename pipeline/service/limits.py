@@ -1,4 +1,5 @@
-"""Limits on the requests of one address. They are kept in memory: a restarted server forgets them."""
+"""Limits the rate of requests from each network address. The state is kept in memory; a restarted server begins
+anew."""
 
 from __future__ import annotations
 
@@ -6,22 +7,22 @@ from collections import OrderedDict
 
 from pipeline.base.clock import SYSTEM, Clock
 
-ADDRESSES = 10_000       # whose buckets are remembered; the one that was quiet longest is forgotten first
+ADDRESSES = 10_000       # most buckets in memory; the one that was used least recently is forgotten first
 
 
 class Buckets:
-    """A token bucket for each address: `burst` requests at once, and `rate` per second on average."""
+    """A token bucket for each network address: it allows `burst` requests at once, and `rate` per second on average."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = SYSTEM) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def empty(self, address: str) -> bool:
-        """Whether nothing is left for this address."""
+        """Whether the bucket of an address is empty."""
         return self._now(address) < 1.0
 
     def take(self, address: str) -> bool:
-        """Take one from the bucket of an address. False when it is empty."""
+        """Take one token from the bucket of an address. Returns False if the bucket is empty."""
         left = self._now(address)
         if left < 1.0:
             return False

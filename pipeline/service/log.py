@@ -1,4 +1,5 @@
-"""The log of a run's driver, a stretch at a time, from a place that a client can keep."""
+"""Reads the log of a run's driver (the process that leads the run) in pieces. A client keeps a place in the log, from
+which it reads on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pipeline.store.fs import Store
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A place in the logs of a run: a byte of a piece of an attempt's log. Written `attempt-piece-offset`."""
+    """A place in the logs of a run: the attempt, the number of a piece (file) of this attempt's log, and a byte offset
+    in the piece. As text, it is `attempt-piece-offset`."""
 
     attempt: int
     piece: int = 1
@@ -26,7 +28,8 @@ class LogPlace:
 
     @classmethod
     def parse(cls, text: str, key: str) -> LogPlace | None:
-        """The place written in `text`, None for "". Raises Problem, which names the parameter `key`."""
+        """The place that `text` denotes; None for "". Raises Problem for any other text; the problem names the
+        parameter `key`."""
         if not text:
             return None
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
@@ -37,8 +40,8 @@ class LogPlace:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A piece of a log that begins at one place and ends at `next`. `complete`: the run has ended, and this is its
-    last."""
+    """A passage of a log. `next` is the place where it ends and the following passage begins. `complete` says that the
+    run has ended and nothing follows."""
 
     text: str
     next: LogPlace
@@ -46,8 +49,9 @@ class Stretch:
 
 
 def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
-    """What the log of the latest attempt says from `place` on, at most one piece of it. A place in the log of an
-    earlier attempt is read to its end; then the next attempt's follows. Raises Problem for a run without a log."""
+    """Read the log of a run from `place` on (None: from the beginning of the latest attempt's log), at most one piece
+    (file) of it. When the log of an earlier attempt is at its end, `next` is the beginning of the following attempt's
+    log. Raises Problem for a run without a log."""
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":

@@ -1,5 +1,5 @@
-"""What may leave the server of what a store says about a run: no address of a cluster, no secret, no personal data, no
-traceback."""
+"""Removes what must not leave the server from what a store says about a run: addresses of clusters, secrets, personal
+data and tracebacks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from stages.scrub.pii import scrub_text, scrub_value
 
 #: fields that only the server's own machine needs
 INWARD = ("address", "job", "traceback")
-#: fields with words of tasks and libraries, which may quote a document
+#: fields with messages of tasks and libraries, which may quote a document
 WORDS = ("error", "failures", "running")
 
 
 def run_document(store: Store, current: Standing) -> dict[str, Any]:
-    """The state of a run as JSON, fit for a browser: `status --json` without what only the server needs."""
+    """The state of a run as JSON for clients. It has the fields of `tokenmill status --json`, except those that only
+    the server needs; messages are masked."""
     document = status_document(store, current)
     addresses = cluster_addresses(current.facts)
     result = {k: v for k, v in document.items() if k not in (*INWARD, "report")}
@@ -33,14 +34,15 @@ def run_document(store: Store, current: Standing) -> dict[str, Any]:
 
 
 def cluster_addresses(facts: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The addresses of clusters that this server knows, longest first, as they may stand in a message."""
+    """The addresses of clusters that this server knows from a run's facts and from its environment, in the form in
+    which messages contain them. The longest come first."""
     known = {facts.get("address"), environment.get(ADDRESS), environment.get("RAY_ADDRESS")} - {None, "", "auto"}
     places = {str(address).partition("://")[2] or str(address) for address in known}
     return sorted({place.rstrip("/") for place in places} - {""}, key=lambda place: (-len(place), place))
 
 
 def outward_text(text: str, addresses: list[str]) -> str:
-    """`text` with addresses of clusters, secrets and personal data masked."""
+    """Returns `text` with the given addresses of clusters, secrets and personal data masked."""
     if addresses:
         text = re.sub("|".join(map(re.escape, addresses)), MASK, text)
     return scrub_text(redact(text))

@@ -1,10 +1,11 @@
-"""Finds the published parts of a dataset anew for every query, and checks each before DuckDB reads it.
+"""Lists the published parts (Parquet files) of a dataset anew for every query, and verifies each part before DuckDB
+reads it.
 
-DuckDB 2.0 ignores the checksums of Parquet pages: of a file with one flipped bit it returns other rows without an
-error. So a part's bytes are compared with the sha256 in the manifest before DuckDB opens it, as everywhere else
-(`Store.checked`). The result is kept for as long as the file's size and times stay the same, so a part is hashed once
-in the life of a server (2 GB/s on one core). A query in stored order reads, and hence hashes, only the parts that it
-needs.
+DuckDB 2.0 ignores the checksums of Parquet pages: from a file with one flipped bit it returns wrong rows without an
+error. So the bytes of a part are compared with the sha256 in the dataset's manifest before DuckDB opens it, as
+`Store.checked` does for other readers. A hash is remembered for as long as the file's size and times stay the same, so
+a server hashes each part once (2 GB/s on one core). A query in stored order reads, and hence hashes, only the parts
+that it needs.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from pipeline.store.parts import signal_names
 FOLDERS = {"kept": "datasets", "dropped": "dropped", "quarantined": "quarantine"}
 _DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
-#: hashes that are remembered, and bytes that are hashed between two looks at the clock
+#: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22
 
 
-#: path, device, inode, size, times of the last change of the bytes and of anything
+#: path, device, inode, size, time of the last change of the bytes (mtime), time of the last change of all (ctime)
 Identity: TypeAlias = tuple[str, int, int, int, int, int]
 
 
 class Part(NamedTuple):
-    """A row of a manifest."""
+    """A part (data file) of a dataset, as a row of the dataset's manifest describes it."""
 
     path: str                     # below the store
     key: str                      # of the task that made it
@@ -52,17 +53,18 @@ class Part(NamedTuple):
 
 
 class StillChecking(Busy):
-    """The parts of a big dataset could not all be compared with their hashes in the time of one query."""
+    """The time limit of a query was too short to compare all parts of a big dataset with their hashes."""
 
     title = "The parts are still being checked"
 
 
 class Changed(StoreError):
-    """Parts were replaced while a query read them. The query is asked again over the new ones."""
+    """Parts were replaced while a query read them. The query is then repeated on the new parts."""
 
 
 def published(store: Store, kind: str, dataset: str) -> list[Part]:
-    """The parts of a dataset as they are published now, in the manifest's order. `kind` is one of FOLDERS."""
+    """Returns the parts of a dataset that are published now, in the order of the manifest. `kind` is a key of FOLDERS.
+    Raises NoDataset when the store has no such dataset."""
     if kind not in FOLDERS:
         raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
                          f"it is one of: {', '.join(FOLDERS)}")
@@ -93,7 +95,8 @@ class NoDataset(QueryError):
 
 
 class Checked:
-    """Gives paths on this machine for parts, after their bytes were compared with the manifest."""
+    """Gives the paths on this machine of the files of parts, after comparing their bytes with the hashes in the
+    manifest."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -104,8 +107,8 @@ class Checked:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[str]:
-        """A new folder on this machine, for as long as the context is open. What a killed server leaves there is
-        removed by the next one."""
+        """A context manager that yields a new temporary folder on this machine. If the server is killed, the next
+        server removes its folders."""
         with self._lock:
             if self._scratch is None:
                 self._scratch = Scratch()
@@ -114,10 +117,11 @@ class Checked:
 
     @contextlib.contextmanager
     def files(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[list[str]]:
-        """Paths of checked parts, in their order, for as long as the context is open. Raises DamagedFile, and at the
-        end Changed when a part was replaced meanwhile.
+        """A context manager that yields the path of a verified file for each part, in the order of the parts. Raises
+        DamagedFile when a file does not have the bytes of its hash, and Changed, when the context ends, if a part was
+        replaced in between.
 
-        The paths are links in a folder of their own, because DuckDB takes wildcards in the folder of a store for a
+        The paths are links in a temporary folder, because DuckDB would treat wildcard characters in a store's path as a
         pattern.
         """
         with self.folder() as folder:
@@ -136,7 +140,8 @@ class Checked:
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
     def _compared(self, parts: Sequence[Part], paths: Sequence[str], stop: Stop) -> list[Identity]:
-        """Compare files on a disk with their hashes. Returns what identifies each file."""
+        """Compare files on a local disk with the hashes of their parts, in several threads. Returns the identity (path,
+        inode, size and times) of each file. Raises StillChecking when the time limit is exceeded."""
         try:
             with ThreadPoolExecutor(self._limits.threads) as pool:
                 return list(pool.map(lambda part, path: self._check(part, path, stop), parts, paths))
@@ -146,7 +151,8 @@ class Checked:
                                 "ask again: what was compared is remembered; stored order reads fewer parts") from None
 
     def _check(self, part: Part, path: str, stop: Stop) -> Identity:
-        """Compare a file on a disk with its hash. Returns what identifies the file."""
+        """Compare a file on a local disk with the hash of its part. Returns the file's identity (path, inode, size and
+        times). Raises DamagedFile when its bytes differ."""
         stop.check()
         identity = _identity(part, path)
         sha256 = self._hashes.get(identity)
@@ -169,7 +175,8 @@ class Checked:
         return identity
 
     def _fetched(self, store: Store, parts: Sequence[Part], folder: str, stop: Stop) -> list[str]:
-        """Paths of parts of object storage, through this machine's cache."""
+        """Fetch parts from object storage through this machine's cache, and return their paths. Raises TooDear when
+        they are larger than a query may fetch."""
         size = sum(part.bytes for part in parts)
         if size > self._limits.fetched_bytes:
             raise TooDear(f"the query reads {size / 1e9:.1f} GB from object storage, and the limit is "
@@ -182,8 +189,9 @@ class Checked:
         return paths
 
     def columns(self, store: Store, parts: Sequence[Part], stop: Stop) -> list[tuple[str, ...]]:
-        """The columns of each part; a signal is 'signals.NAME'. One part of every node is opened: the tasks of a node
-        run the same steps, and so write the same columns."""
+        """The names of the columns of each part. A signal (a number computed for each document) is named
+        'signals.NAME'. Only one part of each plan node is opened, because the tasks of a node run the same steps and
+        write the same columns."""
         of_node: dict[str, tuple[str, ...]] = {}
         for part in parts:
             if part.node not in of_node:
@@ -204,8 +212,8 @@ class Checked:
 
 
 def inside(store: Store, parts: Sequence[Part]) -> None:
-    """Raise DamagedFile when the folder of `parts` is a link out of the store: whoever may write to a store must not
-    have this server read other files for them."""
+    """Raise DamagedFile when the folder of `parts` is a link to a place outside the store. Otherwise whoever may write
+    to the store could make this server read other files."""
     top = os.path.realpath(store.at(""))
     for folder in {part.path.rpartition("/")[0] for part in parts}:
         if not os.path.realpath(store.at(folder)).startswith(top + os.sep):

@@ -1,4 +1,5 @@
-"""Shows the plan of a recipe before it is submitted: what is stale and would run, what it costs, and what is wrong."""
+"""Shows the plan of a recipe before the recipe is submitted: which parts are stale and would run, what the run would
+cost, and which errors the recipe has."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from pipeline.store.fs import Store
 
 
 async def planned(request: Request, submission: Submission, at: Store) -> dict[str, Any]:
-    """The plan of a submission: `run` is None when it has errors."""
+    """The plan of a submission (a recipe to run). `run` is None if the recipe has errors."""
     result = await check_submission(request, submission, at)
     return {**result, "run": None} if any(p["severity"] == "error" for p in result["problems"]) else result
 
 
 def plan_page(request: Request, store: str, submission: Submission, result: Mapping[str, Any], *, action: str,
               fields: Mapping[str, str], back: tuple[str, str]) -> HTMLResponse:
-    """The page with a plan. Its button sends `fields` to `action`; `back` is a text and the address that it leads
-    to."""
+    """The page that shows a plan. Its button sends `fields` to the address `action`; `back` is the text and the address
+    of the link that leads back."""
     return page(request, "plan.html.j2", 200 if result["run"] else 422, store=store, name=submission.name,
                 plan=result["plan"], run=result["run"], problems=result["problems"],
                 fields={**fields, "request": submission.request}, action=action, back=back)

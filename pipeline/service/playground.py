@@ -1,12 +1,12 @@
 """Answers what a dataset of a finished run would hold if a threshold moved or a filter were left out.
 
-Nothing is processed again. The verdicts on the stored signals are replayed by the stages themselves
-(`pipeline.passes.outcomes`), first on a fixed random sample, with intervals, then on all documents. Both look at the
-same table of columns (`pipeline.service.signal_table`), and `pipeline.service.cube` makes of it what a page needs while
-one threshold is dragged.
+No document is processed again. The stages themselves judge the signals (numbers computed for each document) that the
+run stored, see `pipeline.passes.outcomes`. They judge first a fixed random sample, which gives counts with intervals,
+and then all documents. `pipeline.service.signal_table` holds the signals in columns. While a user drags one threshold,
+the page reads counts from the table that `pipeline.service.cube` makes.
 
-Documents are followed up to the first barrier (a step over all documents at once, such as deduplication) behind the
-first change: what gets there counts as kept, and the answer names the barrier.
+Documents are followed only up to the first barrier (a step over all documents at once, such as deduplication) after the
+first changed step. A document that reaches this barrier counts as kept, and the answer names the barrier.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from stages.stage import StageConfig, role_of
 
-#: documents of the sample (the share is chosen so that it has about as many), and of a table in memory. A bigger
-#: dataset is answered from the sample alone
+#: about how many documents the sample has, and how many a table in memory may have. Questions about a bigger dataset
+#: are answered from the sample alone
 SAMPLE, MOST = 20_000, 2_000_000
-#: largest number that a threshold may be: a larger one has no place among the float64 of the signals
+#: largest number that a threshold may be: signals are float64, which ends at about 1.8e308
 LARGEST = 1e300
 
 
 @dataclass(frozen=True)
 class Changes:
-    """`thresholds`: number of a step in the recipe's list → {decision key: new value}. `off`: steps left out."""
+    """Changes to the steps of a dataset. `thresholds` maps the number of a step in the recipe to {decision key: new
+    value}; a decision key is a setting that affects only which documents are kept. `off` holds the numbers of steps
+    that are left out."""
 
     thresholds: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     off: frozenset[int] = frozenset()
 
 
 class Playground:
-    """The documents of one dataset of a finished run, and its steps. `sample` and `most`: as SAMPLE and MOST."""
+    """Judges the documents of one dataset of a finished run under other thresholds. Its sample has about `sample`
+    documents. If the dataset has more than `most` documents, only the sample is in memory."""
 
     def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST) -> None:
         self.store, self.run, self.dataset = store, run, dataset
@@ -79,12 +82,12 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """Documents that a table holds."""
+        """The number of documents that the table holds in memory."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property
     def table(self) -> DocumentTable:
-        """All documents, or only the sample where they are too many."""
+        """The table of all documents or, if they are too many for memory, of the sample."""
         tokens = token_counts(self.store, self.run, self._plan, Log.read(self.store).get)
         return DocumentTable(self.store, self.files, self._place, len(self.links), self.share,
                              self.documents > self._most, tokens)
@@ -101,8 +104,9 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """The steps, with the keys that may move: name, value, what it means, whether the value is a number, and what
-        it may be (`type`: number, integer, boolean, or json for anything else; `optional`: also null; bounds)."""
+        """The steps as JSON, each with the keys that may change: name, value, description, whether the value is a
+        number, and which values are valid (`type`: number, integer, boolean, or json for anything else; `optional`:
+        whether null is valid; bounds)."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -115,7 +119,7 @@ class Playground:
         return steps
 
     def moved(self, changes: Changes) -> Moved:
-        """The steps with these changes. Raises PlaygroundError for a change that cannot be."""
+        """The steps before and after these changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
         for number in sorted({*changes.thresholds, *changes.off}):
@@ -152,7 +156,8 @@ class Playground:
                                       name)
 
     def _check_reads(self, moved: Moved) -> None:
-        """Refuse to leave out a step whose signals another needs: such a recipe is refused, too."""
+        """Raise PlaygroundError when a step is left out although a later step needs its signals. A recipe without that
+        step would be refused, too."""
         gone = [place for place, stage in moved.now.items() if stage is None]
         for place in gone:
             signals = set(self.links[place].stage.signals)
@@ -162,8 +167,8 @@ class Playground:
                                           f"'{self.links[place].name}'; leave out both", "off")
 
     def outcomes(self, moved: Moved, rows: np.ndarray | None = None, own: OwnThreshold | None = None) -> Replayed:
-        """What becomes of all documents, or of some rows of the table, in the order of the rows. With `own`, each has a
-        threshold of its own; raises NotColumnwise where the step cannot judge so."""
+        """Judges all documents of the table, or those in `rows` in this order, under changed steps. With `own`, each
+        document is judged under a threshold of its own; raises NotColumnwise when the step cannot do this."""
         with self._lock:
             table = self.table
             table.need(moved.signals())
@@ -178,7 +183,7 @@ class Playground:
             return Replayed(table, every, list(labels), before, after)
 
     def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
-        """The answer to a page, from the sample or from all documents."""
+        """The answer to a client who asks for these changes, from the sample or, if `exact`, from all documents."""
         if exact and self.documents > self._most:
             raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
                                   f"counted exactly; take the sample, or run the recipe", "exact")
@@ -193,7 +198,7 @@ class Playground:
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """A key that may move, as `Playground.steps` lists it."""
+    """A key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists it."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

@@ -1,5 +1,5 @@
-"""Errors of the service, as `application/problem+json` (RFC 9457) or a page: what is wrong, which key, and what to do.
-Never a traceback, a secret, or an unsafe character."""
+"""Errors of the service, sent as `application/problem+json` (RFC 9457) or as an HTML page. They say what is wrong, name
+the key, and say what to do. They never contain a traceback, a secret or an unsafe character."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.store.errors import EnvironmentFailure, StoreError
 
 logger = logging.getLogger("tokenmill.service")
 LONGEST = 2000           # characters of a detail: an error may quote a document
-#: the page with the form to sign in, and where it sends the token
+#: the path of the sign-in page, and the path to which its form sends the token
 LOGIN, SIGN_IN = "/login", "/api/v1/session"
 
 
 class Problem(Exception):
-    """An answer of status 4xx or 5xx. `title` says what is wrong in a few words, `detail` in one line, `key` names the
-    parameter, header or field, `remedy` says what to do."""
+    """An error answer, with an HTTP status of 4xx or 5xx. `title` says in a few words what is wrong, and `detail` in
+    one line. `key` names the parameter, header or field, and `remedy` says what to do."""
 
     def __init__(self, status: int, title: str = "", detail: str = "", key: str = "", remedy: str = "",
                  headers: Mapping[str, str] | None = None) -> None:
@@ -58,8 +58,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: w
 
 
 class SafeJSON(JSONResponse):
-    """JSON in which control and bidirectional characters and lone surrogates are escapes: names of runs and files may
-    hold them, and UTF-8 cannot encode a surrogate. A number that JSON does not have becomes null."""
+    """A JSON response in which control characters, bidirectional characters and lone surrogates are escaped: names of
+    runs and files may hold them, and UTF-8 cannot encode a lone surrogate. Infinity and NaN, which JSON does not have,
+    become null."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -69,7 +70,7 @@ class SafeJSON(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """JSON in which numbers that are not finite are None."""
+    """A JSON value with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -78,7 +79,8 @@ def finite(value: Any) -> Any:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an exception is told as. What is not ours is logged, and told without its message."""
+    """Turns an exception into the problem that the client gets. An unexpected exception is logged, and the client does
+    not see its message."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
@@ -104,7 +106,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> Problem:
-    """A problem from one of our messages, which are written `what is wrong; what to do`."""
+    """A problem from an error of Tokenmill, whose message has the form `what is wrong; what to do`."""
     detail, _, remedy = visible(redact(str(error))).partition("; ")
     return Problem(status, title, detail, remedy=remedy, headers=headers)
 
@@ -114,8 +116,8 @@ def _line(error: Exception) -> str:
 
 
 def respond(request: Request, error: Exception) -> Response:
-    """The answer to a request that failed. A browser that opens a page gets the problem as a page, or the form to sign
-    in; everybody else, and whoever asks the API, gets it as JSON."""
+    """The answer to a request that failed. A browser that opens a page gets an HTML page with the problem, or the form
+    to sign in. Programs, and all requests to the API, get JSON."""
     problem, path = problem_of(error), request.url.path
     form = path == SIGN_IN and request.method == "POST"
     if "text/html" not in request.headers.get("accept", "") or (path.startswith("/api/") and not form):
@@ -129,7 +131,7 @@ def respond(request: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer with problems."""
+    """Make `app` answer errors with problems (JSON or an HTML page)."""
     async def answer(request: Request, error: Exception) -> Response:
         return respond(request, error)
 

@@ -1,12 +1,13 @@
 """Answers questions about the published documents of a dataset with DuckDB: pages of documents, counts, histograms.
 
-Every question reads the list of parts anew. A page ends with a place (`next`) from which the next one goes on; nothing
-is skipped by number, so documents that are published meanwhile move no other document to a page that was read already.
+A dataset is stored in parts (Parquet files), and every query reads the list of parts anew. A page of documents comes
+with a cursor, `next`, from which the next page continues. The cursor is a position and not a number of documents to
+skip, so documents that are published between two pages do not shift others onto a page that was already read.
 
-There are two kinds of order. In *stored* order a page reads no more parts than it needs; its place is a part and a row,
-and if that part is not published any more the walk must begin again. Sorted by id or by a column, a page reads those
-columns of all parts, and its place is a value and an id: every document that stays published during a walk is seen
-exactly once.
+There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
+that it needs. Its cursor is a part and a row; if this part is not published any more, the client must start again at
+the first page. Sorted by id or by a column, a page reads this column of all parts. Its cursor is a value and an id: a
+document that stays published while a client reads all pages is seen exactly once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PAGE_ROWS, GROUPS, BINS = 200, 1000, 400
 #: columns that a page can show; of the text only its beginning
 SHOWN = ("id", "url", "source", "language", "date", "reason", "stage", "signals", "meta", "locator", "text", "file",
          "record", "detail", "bytes")
-#: by what documents can be counted
+#: columns by which documents can be counted
 COUNTED_BY = ("source", "reason", "stage", "language", "domain")
 #: characters of a URL or another short field, and of metadata; longer metadata is left out
 FIELD, META = 2000, 20_000
@@ -56,27 +57,27 @@ FIELD, META = 2000, 20_000
 AROUND = 600
 #: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
 AT_A_TIME = 64
-#: queries that may run or wait, for each that may run: a waiting one holds a thread of the server
+#: queries that may run or wait, for each query that may run; a waiting query holds a thread of the server
 WAITING = 4
-#: how often a query is asked again when parts are replaced under it
+#: how often a query is tried when parts are replaced while it runs
 TRIES = 3
 
 
 class PlaceGone(QueryError):
-    """The part in which the page before ended is not published any more."""
+    """The part (data file of a dataset) in which the previous page ended is not published any more."""
 
     status = 410
     title = "The dataset was published anew"
 
 
 class Replaced(Busy):
-    """A dataset is published again and again."""
+    """A dataset is published anew so often that a query cannot read it."""
 
     title = "The dataset is being published"
 
 
 class Documents(NamedTuple):
-    """The documents of a dataset of one kind: kept, dropped or quarantined."""
+    """Names the documents of one kind (kept, dropped or quarantined) of a dataset."""
 
     store: Store
     kind: str
@@ -84,7 +85,8 @@ class Documents(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """The place of a document, and the place after it for the next page."""
+    """A document that a query matched: its part and row, and the position (the values in a cursor) from which the page
+    after it continues."""
 
     part: int
     row: int
@@ -93,8 +95,8 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """Documents in order, each a dict of the columns asked for; `next` is None after the last one. `parts` and
-    `documents` are those of the whole dataset."""
+    """A page of documents, in order. Each row is a dict of the requested columns. `next` is the cursor of the following
+    page, None on the last page. `parts` and `documents` are the numbers of parts and documents in the whole dataset."""
 
     rows: list[dict[str, Any]]
     next: str | None
@@ -103,7 +105,8 @@ class Page:
 
 
 class Queries:
-    """Runs queries within limits. One object serves all requests of a server; `checked` gives it the files."""
+    """Runs queries on datasets, within limits of time, memory and concurrency. One object serves all requests of a
+    server. Its member `checked` gives the paths of data files whose hashes were verified."""
 
     def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or Limits(), clock
@@ -111,7 +114,7 @@ class Queries:
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
-        """What ends a query that begins now."""
+        """A Stop for a query that begins now, which ends it when its time is up."""
         return Stop(self.limits.seconds, self._clock)
 
     def turn(self, stop: Stop) -> AbstractContextManager[None]:
@@ -121,8 +124,9 @@ class Queries:
     # -- pages ---------------------------------------------------------------------------------------------------
     def page(self, of: Documents, filter: Filter, order: Order, limit: int, stop: Stop, after: str = "",
              show: Sequence[str] = ("id",), chars: int = 0) -> Page:
-        """One page of documents. `text` in `show` gives the first `chars` characters and, as `chars`, how many there
-        are; with a filter by text, `match` has the text around its first occurrence."""
+        """Returns one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
+        text and, as `chars`, the length of the whole text. If the filter searches in texts, each row has `match`, the
+        text around the first occurrence."""
         if not 1 <= limit <= PAGE_ROWS:
             raise QueryError(f"a page has 1 to {PAGE_ROWS} documents", "limit", "give a number in this range")
         if of.kind == "quarantined" and order.by != STORED:
@@ -204,7 +208,7 @@ class Queries:
 
     def _fetch(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], hits: list[Hit],
                show: Sequence[str], text: str, chars: int, stop: Stop) -> list[dict[str, Any]]:
-        """The documents at these places, in this order."""
+        """The documents at the places in `hits`, in this order, with the columns `show`."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
@@ -237,8 +241,8 @@ class Queries:
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def counts(self, of: Documents, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
-        """How many documents there are of each value of the columns `by`, and how many bytes of text they have: the
-        most frequent GROUPS of them, and the number of groups and documents in all."""
+        """Counts the documents, and the bytes of their texts, for each value (or pair of values) of the columns `by`.
+        Returns the GROUPS most frequent groups, the number of all groups (`of`), and the number of all documents."""
         if not 1 <= len(by) <= 2 or len(set(by)) != len(by) or any(name not in COUNTED_BY for name in by):
             raise QueryError("documents cannot be counted by this", "by", f"name one or two of {', '.join(COUNTED_BY)}")
 
@@ -266,9 +270,10 @@ class Queries:
 
     def histogram(self, of: Documents, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
-        """The values of a signal in `bins` bins of equal width from `least` to `most` (by default the smallest and the
-        largest value); the last bin includes its end. `missing`: documents for which it was not computed; `odd`: those
-        with infinity or NaN; `below` and `above`: those outside."""
+        """Counts the values of a signal (a number computed for each document) in `bins` bins of equal width from
+        `least` to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing`
+        counts documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and `above`
+        those with a value outside the bins."""
         if not 1 <= bins <= BINS:
             raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
         for key, value in (("least", least), ("most", most)):
@@ -301,7 +306,7 @@ class Queries:
                     raise QueryError("the range is too wide for bins of equal width", "most",
                                      "give both ends, nearer to each other")
                 width = (high - low) / bins
-                # a bin's number is the same expression in the tests: equal floats in, equal floats out
+                # the tests compute a bin's number with this expression, because another one could round differently
                 place = "0" if not width else f"least(floor((v - ?) / ?), {bins - 1})::INTEGER"
                 rows = database.rows(
                     f"SELECT CASE WHEN v < ? THEN -1 WHEN v > ? THEN {bins} ELSE {place} END AS bin, count(*) AS n "
@@ -315,12 +320,14 @@ class Queries:
 
     # -- around a query ------------------------------------------------------------------------------------------
     def columns(self, of: Documents, stop: Stop) -> list[str]:
-        """The columns that the parts of a dataset have; a signal is 'signals.NAME'."""
+        """The names of the columns that the parts of a dataset have. A signal (a number computed for each document) is
+        named 'signals.NAME'."""
         return self._over(of, stop, lambda _, columns: list(dict.fromkeys(name for some in columns for name in some)))
 
     def _over(self, of: Documents, stop: Stop, work: Callable[[list[Part], list[tuple[str, ...]]], T]) -> T:
-        """`work` over the parts with rows that are published now. If they are replaced meanwhile, it is called again
-        with the new ones."""
+        """Calls `work` with the published parts that have rows, and with their columns, and returns its result. If the
+        parts are replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens
+        TRIES times."""
         with self.turn(stop):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
@@ -338,7 +345,8 @@ class Queries:
 
     @contextlib.contextmanager
     def _database(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[tuple[Database, list[str]]]:
-        """DuckDB over checked parts, and their paths. Raises DamagedFile when DuckDB cannot read one."""
+        """A context manager that yields a DuckDB database over parts whose hashes were verified, and the paths of their
+        files. Raises DamagedFile when DuckDB cannot read one of them."""
         import duckdb
 
         with self.checked.files(store, parts, stop) as files, Database(files, self.limits, stop) as database:
@@ -346,7 +354,7 @@ class Queries:
                 yield database, files
             except duckdb.BinderException as e:                   # a column is missing that a part of its node has
                 raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
-            # of a file that is gone DuckDB tries whether it is a folder, which it may not
+            # if a file is gone, DuckDB looks whether it is a folder, for which it has no permission
             except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
                     duckdb.SerializationException) as e:
                 named = [part.path for part, file in zip(parts, files) if file in str(e)] or [parts[0].path]
@@ -354,7 +362,8 @@ class Queries:
 
 
 def _source(files: list[str], columns: Sequence[Collection[str]]) -> tuple[str, list[Any]]:
-    """SQL that reads files, and the values to bind in it. Files whose columns differ are matched by name."""
+    """The SQL expression that reads Parquet files, and the values to bind in it. `columns` are the columns of each
+    file. If they differ between files, they are matched by name."""
     same = all(set(some) == set(columns[0]) for some in columns)
     return f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
 
@@ -364,7 +373,8 @@ def _where(conditions: list[str]) -> str:
 
 
 def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
-    """The SQL of the columns to show, and the values to bind in it."""
+    """The SQL expressions of the columns to show, and the values to bind in them. If `text` (the text searched for) is
+    not empty, one of them is an excerpt around its first occurrence. `chars` limits the text of the document."""
     items: list[str] = []
     values: list[Any] = []
     for name in dict.fromkeys(("id", *show)):

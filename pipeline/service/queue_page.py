@@ -1,4 +1,5 @@
-"""Router: the page of a store's queue, with the form that submits a recipe, and the buttons that cancel and resume."""
+"""Router: the HTML page of a store's queue of runs, with a form that submits a recipe and buttons that cancel and
+resume runs."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ ENDED = 30
 
 @router.get("/queue")
 async def queue_page(request: Request, store: str, at: StoreOf, role: Viewer, ready: str = "") -> Response:
-    """What waits, starts and runs, and what has ended lately; for operators the form."""
+    """The page that lists runs which wait, start, run, or have ended lately. Operators also see the form that submits a
+    recipe."""
     return await _queue(request, store, at, role, {"ready": ready})
 
 
 @router.post("/queue/plan")
 async def plan(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """The plan of the recipe in the form; the form again, with what is wrong, when there are errors."""
+    """Plan the recipe in the form. Shows the plan or, if the recipe has errors, the form again with these errors."""
     form = await form_of(request)
     problem, result = None, None
     try:
@@ -51,7 +53,7 @@ async def plan(request: Request, store: str, at: StoreOf, role: Operator) -> Res
 
 @router.post("/queue")
 async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """Submit what was planned."""
+    """Submit the recipe that was planned."""
     form = await form_of(request)
     try:
         given = submit.Given.model_validate_json(form.get("given", ""))
@@ -63,7 +65,7 @@ async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Resp
 
 @router.post("/queue/{number}/cancel")
 async def cancel_entry(request: Request, store: str, at: StoreOf, number: submit.Number, role: Operator) -> Response:
-    """Cancel what waits, stop what runs."""
+    """Cancel a run that waits, or stop one that runs."""
     await submit.cancel_entry(request, store, at, number, role)
     return _to_queue(store)
 
@@ -88,7 +90,7 @@ def _to_queue(store: str) -> Response:
 
 
 def given_of(form: dict[str, str]) -> submit.Given:
-    """What the form gives. Raises Problem."""
+    """The recipe in the fields of the form. Raises Problem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
         fields[name] = [line.strip() for line in form.get(name, "").splitlines() if line.strip()]
@@ -106,7 +108,8 @@ def given_of(form: dict[str, str]) -> submit.Given:
 
 async def _queue(request: Request, store: str, at: Store, role: Role, form: dict[str, str],
                  problem: Problem | None = None, problems: list[dict[str, Any]] = []) -> Response:  # noqa: B006
-    """The page, with the form as it was sent, and what is wrong in it."""
+    """The page of the queue. Its form is filled with `form`, the fields that the client sent, and shows the problems in
+    them."""
     entries = (await submit.list_queue(request, store, at, ended=True))["entries"]
     ended = ("done", "failed", "cancelled")
     status = problem.status if problem else 422 if problems else 200

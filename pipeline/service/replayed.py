@@ -1,4 +1,5 @@
-"""What became of documents whose verdicts were replayed, and the counts that an answer gives of them."""
+"""The outcomes (kept, dropped or unknown, and why) of documents that were judged again, and the counts of them in an
+answer."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ SIDES = ("kept", "dropped", "unknown")
 
 @dataclass(frozen=True)
 class OwnThreshold:
-    """A threshold for each row of the table: the key `key` of the step at `place`. What it is compared with is added to
-    `compared`."""
+    """A separate threshold for each row of the table: `values` replaces the key `key` of the step at `place`. The
+    numbers that the step compares with it are appended to `compared`."""
 
     place: int
     key: str
@@ -31,7 +32,8 @@ class OwnThreshold:
 
 @dataclass(frozen=True)
 class Asked:
-    """The question to each document that ended at `end`."""
+    """Judges a document under changed steps. In the run, the document ended at the step with index `end`, for
+    `reason`."""
 
     moved: Moved
     end: int
@@ -52,8 +54,8 @@ class Asked:
 
 @dataclass
 class Replayed:
-    """What became of documents: for each of `rows` of the table, the number of its outcome in the run (`before`) and
-    under the changes (`after`)."""
+    """The outcomes of documents before and after a change. For each of `rows` of the table, `before` and `after` hold
+    the index in `outcomes` of the document's outcome in the run and under the changes."""
 
     table: DocumentTable
     rows: np.ndarray
@@ -63,18 +65,18 @@ class Replayed:
 
     @cached_property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers in SIDES of what was and what is."""
+        """The side of each document (an index in SIDES) in the run, and under the changes."""
         numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
         return numbers[self.before], numbers[self.after]
 
     def changed(self) -> np.ndarray:
-        """The places in `rows` of the documents that change sides, or of which it is not known."""
+        """The indices in `rows` of the documents whose side changes, also if it becomes unknown."""
         was, now = self.sides
         return np.flatnonzero(was != now)
 
     def documents(self) -> Iterator[tuple[str, Outcome, Outcome]]:
-        """(id, outcome in the run, outcome now) of each document that changes sides or may do so, in a random order
-        that is always the same."""
+        """Yield (id, outcome in the run, outcome under the changes) of each document whose side changes or becomes
+        unknown, in a random order that is always the same."""
         places = self.changed()
         ids = self.table.ids(self.rows[places])
         for id, place in sorted(zip(ids, places.tolist()), key=lambda pair: (prf(SEED, PURPOSE, pair[0]), pair[0])):
@@ -82,9 +84,9 @@ class Replayed:
 
 
 def summary(replayed: Replayed, total: int) -> dict[str, Any]:
-    """Counts of documents and bytes, as {documents, bytes}, and of a run that made shards {…, tokens, tokens_of}: the
-    tokens of those documents, `tokens_of` in number, that are in shards. Each is a number, or in a sample {estimate,
-    low, high}."""
+    """The counts of an answer as JSON. Each count is {documents, bytes}. For a run that made shards it also has
+    `tokens`, and `tokens_of`, the number of documents in shards to which these tokens belong. The values are numbers
+    or, if the documents are a sample of `total`, {estimate, low, high}."""
     table, rows = replayed.table, replayed.rows
     was, now = replayed.sides
     counts = _Counts(table.bytes[rows], None if table.tokens is None else table.tokens[rows], total)
@@ -107,7 +109,8 @@ def summary(replayed: Replayed, total: int) -> dict[str, Any]:
 
 
 class _Counts:
-    """Counts documents, their bytes and tokens by number. `total`: documents of which these are a sample."""
+    """Counts documents, bytes and tokens by group. If there are fewer documents than `total`, they are a sample, and
+    the counts are estimates with intervals."""
 
     def __init__(self, sizes: np.ndarray, tokens: np.ndarray | None, total: int) -> None:
         self._sampled, self._total = len(sizes), total
@@ -117,7 +120,8 @@ class _Counts:
             self._sums["tokens"], self._of["tokens_of"] = np.nan_to_num(tokens), ~np.isnan(tokens)
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
-        """The counts of the documents at `places` (None: all), by their numbers from 0."""
+        """The counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places` (None: of
+        each document)."""
         result: list[dict[str, Any]] = [{} for _ in range(different)]
         for name, mask in self._of.items():
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
@@ -137,7 +141,7 @@ def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:
 
 
 def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now: np.ndarray) -> list[dict[str, Any]]:
-    """Of each group, the counts of each side in the run and now."""
+    """For each group, the counts of each side in the run and under the changes."""
     before, after = (counts.by(group * len(SIDES) + side, groups * len(SIDES)) for side in (was, now))
     result = []
     for first in range(0, groups * len(SIDES), len(SIDES)):

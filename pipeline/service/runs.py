@@ -1,4 +1,5 @@
-"""Router: stores, their runs, how a run stands (JSON, or a stream of events), its driver's log, its reports."""
+"""Router: stores and their runs. It gives a run's state (as JSON or as a stream of events), the log of its driver (the
+process that leads the run), its reports and its recipe."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends
 
 #: most bytes of a report, and of a recipe
 REPORT, RECIPE = 32 << 20, 1 << 20
-#: a report is one file that needs no script, and must not run one if somebody has put one in
+#: a report needs no script, and must not run one that somebody has put into the file
 REPORT_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
                  "frame-ancestors 'none'; sandbox")
-#: what a list of runs tells of each
+#: the fields of each run in a list of runs
 LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs", "seconds", "eta_s", "error", "report")
 
 #: how OpenAPI describes a stream of events
@@ -48,7 +49,7 @@ LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", max_length=100,
 # -- stores ----------------------------------------------------------------------------------------------------------
 @router.get("", summary="List the stores")
 def list_stores(request: Request) -> dict[str, Any]:
-    """The stores of this server. `available` is false when the folder of one has vanished."""
+    """List the stores of this server. `available` is false for a store whose folder has vanished."""
     return {"stores": [_store_document(name, store) for name, store in sorted(request.app.state.stores.items())]}
 
 
@@ -75,8 +76,8 @@ def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str,
 @router.get("/{store}/runs", summary="List the runs of a store")
 async def list_runs(request: Request, store: str, at: StoreOf, after: After = "",
                     limit: Limit = 100) -> dict[str, Any]:
-    """Runs by name, a page at a time: `after` of the answer gives the next page. `hidden` counts folders whose names no
-    run can have."""
+    """List the runs of a store by name, one page at a time. Send `after` of an answer to get the next page. `hidden`
+    counts folders whose names are not valid names of runs."""
     names, latest = await request.app.state.watch.runs(store, at)
     sound = [name for name in names if bad_name(name) is None]
     page = [name for name in sound if name > after][:limit]
@@ -95,8 +96,8 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
 @router.get("/{store}/runs/{run}", summary="Show a run", responses={304: {"description": "as it was"}})
 async def show_run(request: Request, store: str, run: str, at: StoreOf,
                    if_none_match: Annotated[str | None, Header(max_length=200)] = None) -> Response:
-    """How a run stands: the fields of `tokenmill status --json`. Its ETag is the id of the event that would tell the
-    same; polling with If-None-Match costs little."""
+    """Show the state of a run, with the fields of `tokenmill status --json`. The ETag is the id of the run's latest
+    event. A client that polls should send it as If-None-Match, and gets 304 while nothing has changed."""
     look: Look = await request.app.state.watch.look(store, at, run)
     tag = f'"{look.id}"'
     if if_none_match is not None and tag in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
@@ -106,8 +107,9 @@ async def show_run(request: Request, store: str, run: str, at: StoreOf,
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
 async def run_events(request: Request, store: str, run: str, at: StoreOf, last: LastEvent = None) -> Response:
-    """A stream of events `progress`, each with the whole state, then `end`. A client that was cut off sends the id of
-    its last event, and gets the state only if it has changed; 204 when the run has ended and it knows."""
+    """Stream events `progress`, each with the whole state of a run, and at its end an event `end`. A client that was
+    cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the run
+    has ended and the client has its final state."""
     look: Look = await request.app.state.watch.look(store, at, run)
     if look.ended and last == look.id:
         return Response(status_code=204)
@@ -121,7 +123,9 @@ def show_log(run: RunOf, at: StoreOf,
              place: Annotated[str, Query(alias="from", max_length=100,
                                          description="`next` of the answer before; empty for the beginning")] = "",
              ) -> dict[str, Any]:
-    """A stretch of the log of the latest attempt. `next` says where it goes on, `complete` that nothing more comes."""
+    """Read a piece of the log of a run's driver (the process that leads the run). Without `from`, the log of the latest
+    attempt is read from its beginning. `next` is where the next piece begins, and `complete` says that nothing
+    follows."""
     stretch = read_log(at, run, LogPlace.parse(place, "from"))
     return {"run": run, "attempt": stretch.next.attempt, "text": stretch.text, "next": str(stretch.next),
             "complete": stretch.complete}
@@ -130,8 +134,9 @@ def show_log(run: RunOf, at: StoreOf,
 @router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Response,
             responses=STREAM)
 async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
-    """A stream of events `log` with `text`, then `end`. It continues at the byte where the stream with the id of the
-    last event was cut off; 204 when there is nothing more."""
+    """Stream the driver's log as events `log`, each with a piece of `text`, and at the end of the run an event `end`. A
+    client that was cut off sends the id of its last event, and the stream continues after that piece. The answer is 204
+    if nothing follows."""
     place = LogPlace.parse(last or "", "Last-Event-ID")
     first = await run_in_threadpool(read_log, at, run, place)
     if first.complete and not first.text and place is not None:
@@ -143,7 +148,7 @@ async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last
 # -- reports ---------------------------------------------------------------------------------------------------------
 @router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=HTMLResponse)
 def report_page(run: RunOf, at: StoreOf) -> Response:
-    """The report as one page. It is served in a sandbox: no script runs, whatever the file holds."""
+    """The report of a run as an HTML page. Browsers show it in a sandbox, so that no script in the file runs."""
     return Response(_file(at, run, "report.html", REPORT), media_type="text/html",
                     headers={"Content-Security-Policy": REPORT_POLICY})
 

@@ -20,8 +20,8 @@ CONNECTIONS = 2000
 
 
 def run_server(settings: Settings, started: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `started` is called with the URL before the first request is taken. Raises
-    BadSettings when the port or the certificate cannot be used."""
+    """Run the service until the process gets SIGINT or SIGTERM. `started` is called with the service's URL once clients
+    can connect. Raises BadSettings when the port or the certificate cannot be used."""
     log_to_stderr()
     for path in (settings.certificate, settings.key):
         if path is not None and not os.access(path, os.R_OK):
@@ -48,7 +48,7 @@ def run_server(settings: Settings, started: Callable[[str], None]) -> None:
 
 
 def log_to_stderr() -> None:
-    """Send the access log and errors to stderr, one line each, with secrets masked."""
+    """Write the access log and errors to stderr, one line each, with secrets masked."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     handler.addFilter(mask_record)

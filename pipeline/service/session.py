@@ -1,8 +1,9 @@
-"""Who sends a request, and whether it is the user's own doing. Nothing is kept: cookies and form tokens are signed.
+"""Determines the role of a request's sender, and issues the tokens that prove that a form came from a page of the
+service. The server stores no sessions: cookies and form tokens are signed.
 
-A program sends `Authorization: Bearer TOKEN`. A browser exchanges the token for a cookie (`POST /api/v1/session`).
-The cookie names the role and when it ends, signed with a key made from the role's token. So a new token ends all
-sessions, and a restarted server accepts them.
+A program sends `Authorization: Bearer TOKEN`. A browser exchanges the token for a cookie (`POST /api/v1/session`). The
+cookie names the role and the time at which the session ends, and is signed with a key made from the role's token. So a
+restarted server accepts existing sessions, and replacing the token ends them all.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sessions:
         self.cookie = "__Host-tokenmill" if settings.secure else "tokenmill"
 
     def role_of_token(self, token: str) -> Role | None:
-        """The role that a token gives. Takes the same time for every wrong token."""
+        """The role that a token gives; None for a wrong token. The check takes equally long for every wrong token."""
         given, result = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest(), None
         for role, ours in self._tokens.items():
             same = hmac.compare_digest(given, hashlib.sha256((ours or "").encode()).digest())
@@ -50,8 +51,8 @@ class Sessions:
         return result
 
     def role_of(self, request: Request) -> Role | None:
-        """The role of whoever sends a request; None when it cannot be told. A wrong bearer token is not excused by a
-        cookie."""
+        """The role of a request's sender, from its bearer token or else its cookie; None if it has no valid one. With a
+        wrong bearer token, a valid cookie does not count."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -69,7 +70,8 @@ class Sessions:
         return self._set_cookie("", 0)
 
     def form_token(self, request: Request) -> str:
-        """The value of the hidden field `csrf` in forms of this session: another site cannot know it."""
+        """The value of the hidden field `csrf` in the forms of this session. Another site cannot know it, so a request
+        with this value comes from a page of the service."""
         subject = self._cookie_of(request)
         key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
         return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()

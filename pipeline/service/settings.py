@@ -1,4 +1,5 @@
-"""Settings of the service: which stores, on which address, with which tokens and limits. Where tokens come from."""
+"""Settings of the service: stores, address, tokens and limits. Also reads a token from a file or an environment
+variable."""
 
 from __future__ import annotations
 
@@ -16,19 +17,21 @@ MAKE_ONE = "make one with python -c 'import secrets; print(secrets.token_hex(32)
 
 
 class BadSettings(TokenmillError):
-    """The service cannot be started like this."""
+    """The service cannot be started with these settings."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`stores` maps names to roots. Without tokens whoever reaches the port is an operator, so it must be loopback.
+    """Settings of the service. `stores` maps names to folders or URLs of stores. Without tokens, everybody who reaches
+    the port is an operator, so `host` must then be a loopback address.
 
-    `names`: host names, beside loopback and `host`, under which browsers may reach the service. `allowed_roots`:
-    folders and URLs in which the inputs of submitted recipes must lie. `backend`, `workers`, `address` and
-    `insecure_local` are how submitted runs run, as for `tokenmill run`; `allow_code`: their recipes may name code.
-    `trainings` maps names of stores to folders of trainings, beside those in the store's runs.
+    `names`: host names under which browsers may reach the service, in addition to loopback names and `host`.
+    `allowed_roots`: folders and URLs in which the inputs of submitted recipes must lie. `allow_code`: whether submitted
+    recipes may name code. `backend`, `workers`, `address` and `insecure_local` say how submitted runs are run, as for
+    `tokenmill run`.
+    `trainings` maps names of stores to folders of trainings, in addition to those in the runs of the stores.
     """
 
     stores: Mapping[str, str]
@@ -104,8 +107,9 @@ class Settings:
 
 
 def read_token(variable: str, path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The token in the file `path`, or else in the environment variable. None when there is neither. Raises BadSettings
-    when it is not one word of ASCII characters, or so short that it could be guessed; the message does not quote it."""
+    """Reads a token from the file `path` or, if `path` is None, from the environment variable `variable`. Returns None
+    when neither is given. Raises BadSettings when the token is not one word of ASCII characters or is too short to be
+    safe; the message does not quote it."""
     where = path or variable
     text = environment.get(variable, "")
     if path is not None:

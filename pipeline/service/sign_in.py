@@ -1,5 +1,5 @@
-"""Router: exchange a token for a cookie, and end the session. A form works as well as JSON, so that no script is
-needed."""
+"""Router: exchanges a token for a session's cookie, and ends the session. It accepts forms as well as JSON, so that
+signing in needs no JavaScript."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ router = APIRouter(prefix=SIGN_IN, tags=["session"])
     kind: {"schema": {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}}
     for kind in ("application/json", "application/x-www-form-urlencoded")}}})
 async def begin(request: Request) -> Response:
-    """Give the token once; the answer sets a cookie. A form is answered with the page that its field `next` names, or
-    the first one. A form cannot send DELETE: with a field `end` instead of a token it ends the session."""
+    """Begin a session: the client sends its token, and the answer sets a cookie. The answer to a form redirects to the
+    page that the form's field `next` names (default: the first page). A form with a field `end` ends the session
+    instead, because forms cannot send DELETE."""
     sessions, form = request.app.state.sessions, await form_of(request)
     if "end" in form:
         await check_intended(request)
@@ -37,7 +38,7 @@ async def begin(request: Request) -> Response:
 
 @router.delete("", status_code=204, summary="End the session")
 async def end(request: Request) -> Response:
-    """Remove the cookie."""
+    """End the session: the answer removes the cookie."""
     await check_intended(request)
     return Response(status_code=204, headers={"Set-Cookie": request.app.state.sessions.ending_cookie()})
 

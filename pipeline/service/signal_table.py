@@ -1,8 +1,10 @@
-"""Reads the documents of a dataset as columns: where each ended, its source, language and bytes, and stored signals.
+"""Reads the documents of a finished run's dataset as columns: the step that dropped each document, its source, language
+and bytes, and its signals (numbers that the steps computed).
 
-A finished run has written every document of a dataset once: the last pass those it kept, each pass those it dropped.
-Texts are not read. A column of a signal is read when a verdict asks for it; the most recently used columns stay in
-memory. Memory: about 40 bytes a document, and 8 more for each signal in memory.
+A pass is a group of consecutive steps that run together. Each pass has written the documents that it dropped, and the
+last pass also those that it kept, so every document is in one file. Texts are not read. The column of a signal is read
+when a step needs it to judge documents again, and the most recently used columns stay in memory. Memory: about 40 bytes
+a document, and 8 bytes more for each signal in memory.
 """
 
 from __future__ import annotations
@@ -29,16 +31,17 @@ from pipeline.store.records import FileInfo
 
 #: bytes of signals kept in memory
 SIGNAL_BYTES = 256 << 20
-#: groups (source, language) that an answer lists; the rest is summed up in one
+#: groups (source, language) that an answer lists; all others are summed up as one group
 MOST_GROUPS = 200
-#: seed of the choice of the sample. It is part of no recipe: every playground shows the same documents
+#: seed by which the sample is chosen. It is a constant, so that every playground shows the same documents
 SEED = 0
 PURPOSE = "playground"
 
 
 @dataclass(frozen=True)
 class DocumentFile:
-    """A part. `part` is the number of the pass that wrote it; `dropped`: its rows have a stage and a reason."""
+    """A file of documents that a run wrote. `part` is the number of the pass (group of consecutive steps) that wrote
+    it. If `dropped`, its documents were dropped, and it has the columns `stage` and `reason`."""
 
     info: FileInfo
     part: int
@@ -46,11 +49,12 @@ class DocumentFile:
 
 
 class DocumentTable:
-    """The documents of some files, and which of them are the sample: a random `share`, chosen by id. With
-    `only_sample`, no others are in the table.
+    """Columns over the documents of some files. `sample` has the rows of a random sample, into which a hash of its id
+    puts a document with probability `share`. With `only_sample`, the table has no other documents.
 
-    `end` is the place of the step that dropped a document, as `place(stage, part)` gives it for the name of the stage;
-    `kept_end` for a document that was kept. `rows` is the number of a document's row in its file.
+    `end` has for each document the place, in the list of steps, of the step that dropped it; `place(stage, part)`
+    returns this place for a step's name and the number of its pass. For a kept document, `end` is `kept_end`. `row` is
+    the number of a document's row in its file.
     """
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
@@ -89,7 +93,7 @@ class DocumentTable:
                 columns["reason"].append(np.full(len(rows), reasons.number(""), np.int32))
         joined = {name: np.concatenate(parts) if parts else np.zeros(0, np.int32) for name, parts in columns.items()}
         self.end, self.reason, self.bytes = joined["end"], joined["reason"], joined["bytes"]
-        #: of documents in shards; NaN of others. None: the run has made none
+        #: tokens of each document, NaN for a document in no shard; None if the run made no shards
         self.tokens: np.ndarray | None = joined.get("tokens")
         self.file, self.row, self.reasons = joined["file"], joined["row"], reasons.names
         #: the rows of the sample
@@ -107,8 +111,8 @@ class DocumentTable:
 
     @contextlib.contextmanager
     def _open(self, file: DocumentFile) -> Iterator[pq.ParquetFile]:
-        """A part, after its hash was checked. On a disk this needs no folder for a copy, which `Store.parquet` makes
-        for every file."""
+        """A context manager that yields a file opened as Parquet, after checking its hash. Files on a local disk are
+        read in place: `Store.parquet` would make a temporary folder for each of them."""
         if self._store.local is None:
             with self._store.parquet(file.info.path, file.info.sha256) as parquet:
                 yield parquet
@@ -117,7 +121,7 @@ class DocumentTable:
                 yield parquet
 
     def need(self, names: set[str]) -> None:
-        """Read the signals that are not in memory, of each file all at once."""
+        """Load those of the given signals that are not in memory. Each file is opened once for all of them."""
         missing = sorted(name for name in names if name not in self._signals.loaded)
         if not missing:
             return
@@ -141,8 +145,8 @@ class DocumentTable:
                               np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
 
     def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
-        """(place of the step that dropped them, reason, places in `rows`) of the documents that ended alike; None: of
-        all."""
+        """Groups the documents of `rows` (None: of the whole table) by where and why they ended. Returns, for each
+        group, (place of the step that dropped them, reason, indices into `rows`). Kept documents are a group, too."""
         if rows is None:
             return self._all_alike
         kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]
@@ -157,9 +161,9 @@ class DocumentTable:
 
     @cached_property
     def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
-        """The group of each document, and (source, language) of the groups, the biggest first. Those beyond MOST_GROUPS
-        are one, ("…", "…"). A language is shown as in a report: a column of the input may hold strings of any
-        length."""
+        """The group number of each document, and the (source, language) of each group, the biggest first. All groups
+        beyond MOST_GROUPS are merged into one, ("…", "…"). A string that does not look like a language is replaced, as
+        in a report, because the input may hold any string in this column."""
         labels = _Names()
         label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
         count = max(len(labels.names), 1)
@@ -184,7 +188,7 @@ class DocumentTable:
 
 
 class _Names:
-    """Numbers the different strings of several columns."""
+    """Gives a number to each distinct string of several columns."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -204,7 +208,8 @@ class _Names:
 
 
 class _Signals(dict[str, np.ndarray]):
-    """Signals by name, read when they are asked for. A name that no file has reads as computed for no document."""
+    """A dict of signals by name, which reads a signal from the files when it is first looked up. A signal that no file
+    has is present, with a value for no document."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()
@@ -232,7 +237,7 @@ class _Signals(dict[str, np.ndarray]):
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """float64; NaN where the signal was not computed."""
+    """The column of a signal as float64, with NaN where the signal was not computed."""
     result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
     return result
 

@@ -1,4 +1,4 @@
-"""The stores that the service serves, by name, and which of a store's files it reads."""
+"""Finds the stores of the service by name, and refuses to read files that lie outside a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pipeline.store.fs import Store
 
 
 def named_store(request: Request, store: str) -> Store:
-    """The store of this name. Raises Problem when there is none, or it has vanished."""
+    """The store with this name. Raises Problem when the service has no such store, or when the folder of the store has
+    vanished."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
         raise Problem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
@@ -24,7 +25,7 @@ def named_store(request: Request, store: str) -> Store:
 
 
 def available(store: Store) -> bool:
-    """Whether the folder of a store is there. Object storage is not asked."""
+    """Whether the folder of a store exists. A store on object storage counts as available without a request."""
     return store.local is None or store.local.is_dir()
 
 
@@ -45,14 +46,14 @@ def check_run(at: Store, run: str) -> None:
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
-    """The name of a run that the store has. Raises Problem when it has none of that name."""
+    """Returns the name of a run after checking that the store has it. Raises Problem when it has not."""
     check_run(at, run)
     return run
 
 
 def inside(store: Store, path: str) -> None:
-    """Raise Problem when a path of the store leads elsewhere by a link: whoever may write to a store must not have this
-    server read a file of its own for them."""
+    """Raise Problem when a path of the store leads out of the store by a link. Otherwise whoever may write to the store
+    could make this server read other files."""
     if store.local is not None:
         top = os.path.realpath(store.local)
         if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
@@ -61,8 +62,8 @@ def inside(store: Store, path: str) -> None:
 
 
 def read_file(store: Store, path: str, most: int) -> bytes:
-    """A file of the store. Raises FileNotFoundError when there is none, and Problem when it is larger than `most` bytes
-    or lies elsewhere."""
+    """Reads a file of the store. Raises FileNotFoundError when there is none, and Problem when the file is larger than
+    `most` bytes or a link leads out of the store."""
     inside(store, path)
     size = store.size(path)
     if size is None:

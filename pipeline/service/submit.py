@@ -1,5 +1,5 @@
-"""Router: check, plan and submit recipes; the queue of a store; cancel and resume runs. Operators only, except for
-looking at the queue."""
+"""Router: checks, plans and submits recipes, lists a store's queue of runs, and cancels and resumes runs. Everybody
+with a role may look at the queue; all other requests need an operator (a user whose token allows writing)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ Number = Annotated[int, Path(ge=1, le=99_999_999, description="number of an entr
 
 
 class Given(BaseModel):
-    """A recipe: its YAML in `recipe`, or the name of a ready one in `ready`. `overrides` and `inputs` are those of
-    `--set` and `--input`; relative paths start at the first folder that the server allows."""
+    """The recipe that a client sends: its YAML in `recipe`, or the name of a ready-made one in `ready`. `overrides` and
+    `inputs` mean what the options `--set` and `--input` mean. Relative paths start at the first folder that the server
+    allows."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,15 +51,16 @@ class Given(BaseModel):
 # -- recipes ---------------------------------------------------------------------------------------------------------
 @router.post("/recipes/validate", summary="Check a recipe", dependencies=[Depends(operator), Depends(named_store)])
 async def validate(request: Request, given: Given) -> dict[str, Any]:
-    """All errors and warnings, each with file, line, key and remedy. `valid` tells whether it can run; `run` is the
-    name that its run would get."""
+    """Check a recipe. Returns all errors and warnings, each with file, line, key and remedy. `valid` says whether the
+    recipe can run, and `run` is the name that its run would get."""
     result = await check_submission(request, submission_of(request, given), None)
     return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
 
 
 @router.post("/recipes/plan", summary="Plan a recipe", dependencies=[Depends(operator)])
 async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
-    """What a run would do and cost: the document of `tokenmill plan --json`. Nothing is run and nothing is written."""
+    """Return what a run of a recipe would do and cost, in the format of `tokenmill plan --json`. Nothing is run and
+    nothing is written."""
     result = await check_submission(request, submission_of(request, given), at)
     refuse_errors(result)
     return {"run": result["run"], **result["plan"], "problems": result["problems"]}
@@ -67,8 +69,8 @@ async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
 # -- the queue -------------------------------------------------------------------------------------------------------
 @router.get("/queue", summary="List the queue")
 async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
-    """What waits, starts and runs, in order; with `ended` also what has ended, newest last, at most 500 of those.
-    `place` 1 starts next."""
+    """List the runs that wait, start or run, in the order of the queue. The run with `place` 1 starts next. With
+    `ended`, the list begins with the last 500 runs that have ended, the latest of them last."""
     entries = await run_in_threadpool(queue_of(request, store).recent)
     waiting = places(entries)
     past = [entry for entry in entries if entry.ended][-500:] if ended else []
@@ -77,7 +79,7 @@ async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = Fa
 
 @router.get("/queue/{number}", summary="Show an entry of the queue")
 async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
-    """One entry, and what has happened to it."""
+    """Show an entry of the queue, and the events in its life so far."""
     queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     waiting = places(await run_in_threadpool(queue.recent))
@@ -89,15 +91,15 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 @router.post("/queue", summary="Submit a recipe", status_code=202)
 async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: Given,
                  key: RequestId = None) -> dict[str, Any]:
-    """Put a recipe into the queue, after it was checked. Send an `Idempotency-Key`: when the answer is lost, the same
-    request again gets the same entry, and nothing runs twice."""
+    """Check a recipe and put it into the queue. Send a header `Idempotency-Key`: if the answer is lost, a second
+    request with this key returns the existing entry and starts no second run."""
     return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 
 @router.post("/queue/{number}/cancel", summary="Cancel an entry of the queue", status_code=202)
 async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number, role: Operator) -> dict[str, Any]:
-    """Cancel a run that waits, or stop one that runs: it lets its tasks end for a minute and keeps what is committed.
-    An entry that has ended stays as it is."""
+    """Cancel an entry of the queue. A waiting run never starts. A run that has begun gets a minute to finish its tasks,
+    and everything that it has committed is kept. An entry that has ended does not change."""
     queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     entry = await run_in_threadpool(queue.cancel, number, str(role))
@@ -107,7 +109,7 @@ async def cancel_entry(request: Request, store: str, at: StoreOf, number: Number
 # -- runs ------------------------------------------------------------------------------------------------------------
 @router.post("/runs/{run}/cancel", summary="Cancel a run", status_code=202)
 async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: Operator) -> dict[str, Any]:
-    """Stop a run, whether it came by the queue or by a command."""
+    """Stop a run, whether it was started through the queue or by a command."""
     queue = queue_of(request, store)
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
     if not entries:                                               # one that waits has no folder yet
@@ -126,8 +128,8 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
 async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator,
                      key: RequestId = None) -> dict[str, Any]:
     """Put a run that has failed, was stopped or has died into the queue again, with the recipe that the store keeps.
-    What it has committed is not repeated. A run that is in the queue stays where it is. A run that is done is refused:
-    its datasets would replace those that a later run has published."""
+    Tasks whose results were committed are not repeated. A run that is already in the queue keeps its place. A run that
+    is done is refused, because its datasets would replace those that a later run has published."""
     queue = queue_of(request, store)
     entries = await run_in_threadpool(queue.entries)
     known = next((e for e in entries if e.run == run and not e.ended), None)
@@ -147,7 +149,8 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
 
 # -- shared ----------------------------------------------------------------------------------------------------------
 async def enqueue(request: Request, store: str, at: Store, submission: Submission) -> dict[str, Any]:
-    """Check a submission and put it into the queue. Raises Problem when it has errors or its name is taken."""
+    """Check a submission (a recipe to run) and put it into the queue. Raises Problem when the recipe has errors or the
+    name of the run is taken."""
     entries = await run_in_threadpool(queue_of(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
@@ -163,7 +166,7 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
 
 
 def submission_of(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
-    """What a client gives, as the queue keeps it."""
+    """The submission that the queue stores for what a client has sent."""
     if (given.recipe is None) == (given.ready is None):
         raise Problem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
                       "send either `recipe` or `ready`")
@@ -180,7 +183,7 @@ def submission_of(request: Request, given: Given, key: str | None = None, by: st
 
 
 def request_id(sent: str | None) -> str:
-    """The id of a request that a form sends again, or a new one."""
+    """The id that a client has sent to mark repeated requests, or else a new id."""
     return sent if sent and len(sent) <= 200 else secrets.token_hex(16)
 
 
@@ -190,7 +193,8 @@ def base_of(request: Request) -> str:
 
 
 def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entries: list[Entry]) -> Submission:
-    """The submission that resumes a run: with the recipe that it was submitted with, or that its folder keeps."""
+    """The submission that resumes a run. Its recipe is the one last submitted under the run's name or, if there is none
+    in the queue, recipe.yaml in the run's folder."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -207,7 +211,8 @@ def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entri
 
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
-    """Check a submission in a process of its own, and with `plan_in` plan it in that store."""
+    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan it in that store. Returns
+    the result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
@@ -226,7 +231,8 @@ def refuse_errors(result: dict[str, Any]) -> None:
 
 
 async def _refuse_taken(at: Store, run: str, entries: list[Entry]) -> None:
-    """Raise Problem when the name that a client gives its run is that of a run, or of an entry that has not ended."""
+    """Raise Problem when a run with the name `run`, which a client has chosen, exists in the store or has an entry in
+    the queue that has not ended. An empty `run` means that the client has chosen none."""
     if not run:
         return
     there: bool = await run_in_threadpool(has_run, at, run)

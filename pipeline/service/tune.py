@@ -1,4 +1,4 @@
-"""Router: the playground of a dataset of a finished run: what it would hold under other thresholds."""
+"""Router: the API of the playground, which tells what a dataset of a finished run would hold under other thresholds."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from pipeline.service.stores import RunOf, StoreOf, read_file
 from pipeline.service.turns import Turns
 from pipeline.store.fs import Store
 
-#: requests that work at a time, those that may wait for it, and how many seconds
+#: requests that work at a time, requests that may wait, and the seconds for which one waits
 AT_ONCE, WAITING, WAIT_S = 2, 8, 10.0
 #: cubes that stay in memory
 MOST_CUBES = 32
-#: documents of a list of changed ones; bytes of a recipe, and of a plan
+#: most documents in a list of changed ones; most bytes of a recipe, and of each file of a run that is read
 MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 
 def turn(request: Request) -> Iterator[None]:
-    """Hold one of the places to work in while a request is answered: each may take much memory and time."""
+    """A dependency that lets a request work only while few others do, because each may take much memory and time.
+    Raises Problem (503) when the request has waited too long."""
     games: Playgrounds = request.app.state.playgrounds
     with contextlib.ExitStack() as held:
         try:
@@ -48,14 +49,16 @@ def turn(request: Request) -> Iterator[None]:
         yield
 
 
-#: the same, for a part of a request
+#: `turn` as a context manager, for a part of a request
 one_turn = contextlib.contextmanager(turn)
 router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/tune", tags=["playground"],
                    dependencies=[Depends(viewer), Depends(turn)])
 
 
 class Asked(BaseModel):
-    """`thresholds`: number of a step → {decision key: new value}. `off`: numbers of steps that are left out."""
+    """Changes to a dataset's steps, as a client sends them. `thresholds` maps the number of a step to {decision key:
+    new value}; a decision key is a setting that affects only which documents are kept. `off` lists the numbers of steps
+    that are left out."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +70,7 @@ class Asked(BaseModel):
 
 
 class Text(BaseModel):
-    """A recipe as somebody wrote it, and the changes that go into it."""
+    """A recipe as its author wrote it, and the changes to put into it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,8 +79,9 @@ class Text(BaseModel):
 
 
 class Playgrounds:
-    """The playgrounds that are in memory, the most recently used ones, with at most `most` documents in all. A run that
-    was made again is read anew."""
+    """A cache of playgrounds (objects that judge the documents of a finished run under other thresholds). The most
+    recently used ones stay in memory, with at most `most` documents in all. A run whose files have changed is read
+    anew."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self.turns = most, Turns(AT_ONCE, WAITING)
@@ -130,7 +134,7 @@ def asked_changes(changes: Annotated[str, Query(
 
 @contextlib.contextmanager
 def as_problem(status: int = 422) -> Iterator[None]:
-    """Tell a PlaygroundError as a Problem."""
+    """A context manager that turns a PlaygroundError into a Problem (an HTTP error)."""
     try:
         yield
     except PlaygroundError as e:
@@ -139,7 +143,8 @@ def as_problem(status: int = 422) -> Iterator[None]:
 
 
 def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
-    """The playground of a dataset of a run. Raises Problem when there is none."""
+    """The playground of a dataset: the object that judges the documents of a finished run under other thresholds.
+    Raises Problem when there can be none, for example because the run has no such dataset."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem(404):
         return games.get(at, run, dataset)
@@ -151,8 +156,8 @@ ChangesOf = Annotated[Changes, Depends(asked_changes)]
 
 @router.get("", summary="Show what may be tuned")
 def show_steps(game: GameOf) -> dict[str, Any]:
-    """The steps of the dataset with their thresholds. `off` says whether a step may be left out; `own`, that it is not
-    one of Tokenmill's, so that nothing is known of it."""
+    """List the steps of the dataset and their thresholds. `off` says whether a step may be left out. `own` marks a step
+    that this server cannot load (a user's own code, or a missing model), so its decisions are not known."""
     return {"run": game.run, "dataset": game.dataset, "documents": game.documents, "sample": round(game.share, 6),
             "signals_all": not game.until_drop, "steps": game.steps()}
 
@@ -161,8 +166,9 @@ def show_steps(game: GameOf) -> dict[str, Any]:
 def answer(game: GameOf, changes: ChangesOf,
            exact: Annotated[bool, Query(description="from all documents, not from a sample")] = False,
            ) -> dict[str, Any]:
-    """Documents and bytes kept, dropped and unknown, by source and language; what moves, why, and examples. In a sample
-    each count has an interval, which holds the true one in 95 of 100 samples."""
+    """Tell what the dataset would hold under the changes: documents and bytes kept, dropped and unknown, by source and
+    language; which documents move and why; and examples. If only a sample was judged, each count has an interval, which
+    contains the true count in 95 of 100 samples."""
     with as_problem():
         return game.answer(changes, exact)
 
@@ -171,8 +177,9 @@ def answer(game: GameOf, changes: ChangesOf,
 def documents(game: GameOf, changes: ChangesOf,
               after: Annotated[int, Query(ge=0, description="documents to leave out")] = 0,
               limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> dict[str, Any]:
-    """Ids of the documents that change sides, or of which it is not known, with both outcomes, in a fixed random order.
-    Of a dataset that is too big to be counted exactly, those in the sample."""
+    """List the ids of the documents that would change sides (kept, dropped), or whose new side is not known, each with
+    its outcome before and after. They come in a random order that is always the same. If the dataset is too big to be
+    counted exactly, only documents of its sample are listed."""
     with as_problem():
         outcomes = game.outcomes(game.moved(changes))
     page = [{"id": id, "from": was._asdict(), "to": now._asdict()}
@@ -185,8 +192,9 @@ def documents(game: GameOf, changes: ChangesOf,
 def cube(request: Request, game: GameOf, changes: ChangesOf,
          step: Annotated[int, Query(ge=0, description="number of the step")],
          key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
-    """A table by source, language and bins of the threshold, while the other changes stand: each of its moves is a sum
-    over cells. Between two edges the true value lies between theirs."""
+    """Return a table of counts by source, language and bin of one threshold, while the other changes stay in force. The
+    counts for any value of the threshold are sums of cells. At a value between two edges of bins, the true counts lie
+    between those at the edges."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem():
         return games.cube(game, changes, step, key).to_json()
@@ -194,19 +202,19 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """The recipe that the run keeps, with the changes; what must not leave the server is masked."""
+    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked."""
     return _answered(outward_text(changed_recipe(game, at, run, changes), []))
 
 
 @router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
              dependencies=[Depends(operator)])
 def save_own(game: GameOf, body: Text) -> Response:
-    """A recipe as you wrote it, with the changes; its comments and order stay."""
+    """Put the changes into the recipe that you send. Its comments and the order of its keys stay."""
     return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
 
 
 def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:
-    """The recipe that the run keeps, with the changes."""
+    """The run's recipe with the changes put in."""
     text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     return _edited(game, text, "recipe.yaml", changes)
 

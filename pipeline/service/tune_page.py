@@ -1,5 +1,6 @@
-"""Router: the page of the playground. It asks what the API asks, and works without a script: each key is a field of a
-form, and an address holds all that a page shows."""
+"""Router: the HTML page of the playground, on which people try other thresholds for a finished run. The page shows what
+the playground's API answers. It works without JavaScript: each threshold is a field of a form, and the page's address
+holds all changes."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from pipeline.store.fs import Store
 
 PLACE = "/stores/{store}/runs/{run}/datasets/{dataset}/tune"
 router = APIRouter(prefix=PLACE, include_in_schema=False, dependencies=[Depends(viewer), Depends(tune.turn)])
-#: holds no place of the playground while a recipe is planned
+#: without `tune.turn`: planning a recipe must not keep others from the playground
 run_router = APIRouter(prefix=PLACE, include_in_schema=False, dependencies=[Depends(viewer)])
 
 latest_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: the field that says that the form was sent, and the beginning of the names of the keys' fields
+#: the field that marks a form as sent, and the prefix of the names of the fields for keys
 SENT, KEYS = "form", "t."
 #: values of a cube that the table of moves shows; groups and moves that an answer shows
 MOVES, GROUPS, PAIRS = 16, 30, 30
@@ -45,8 +46,9 @@ MOVES, GROUPS, PAIRS = 16, 30, 30
 def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune.GameOf, role: Viewer,
               changes: Annotated[str, Query(max_length=4000)] = "{}", exact: bool = False,
               move: Annotated[str, Query(max_length=120)] = "") -> Response:
-    """Thresholds as fields, what they would keep, examples at the edge, and all moves of one threshold (`move`:
-    STEP.KEY). What the form sends is answered with a redirect to an address that holds the changes alone."""
+    """The page of the playground: thresholds as fields of a form, what the dataset would hold, and example documents
+    near the thresholds. With `move` (STEP.KEY), it also shows what other values of this threshold would give. When the
+    form was sent, the answer redirects to an address that holds only the changes."""
     steps, problem, answer, moves = game.steps(), None, None, None
     typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
     asked = tune.Asked()
@@ -75,7 +77,7 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
 
 @run_router.post("/plan")
 async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """The plan of the run's recipe with the changes."""
+    """The page with the plan of the run's recipe, after the changes were put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     return plan_page(request, store, submission, await planned(request, submission, at), action=way,
@@ -85,7 +87,7 @@ async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: s
 
 @run_router.post("/run")
 async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """Put the run's recipe with the changes into the queue."""
+    """Put the changes into the run's recipe, and the recipe into the queue."""
     _, submission = await _submission(request, at, run, dataset, role)
     await enqueue(request, store, at, submission)
     return RedirectResponse(path("stores", store, "queue"), 303)
@@ -93,14 +95,15 @@ async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset:
 
 @latest_router.get("/stores/{store}/datasets/{dataset}/tune")
 def latest(at: StoreOf, store: str, dataset: str) -> Response:
-    """Leads to the playground of the latest run that made the dataset."""
+    """Redirect to the playground of the latest finished run that made the dataset."""
     run = latest_with(at, dataset)
     return RedirectResponse(path("stores", store, "runs", run, "datasets", dataset, "tune"), 303)
 
 
 # -- the form --------------------------------------------------------------------------------------------------------
 def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Asked:
-    """The changes that the form asks for: fields that hold the run's value ask for nothing. Raises Problem."""
+    """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises Problem
+    for an invalid value."""
     thresholds: dict[int, dict[str, Any]] = {}
     for step in steps:
         for key in step["keys"]:
@@ -115,7 +118,7 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Asked:
 
 
 def _value(key: Mapping[str, Any], text: str) -> Any:
-    """What somebody typed for a key."""
+    """Parse the text that somebody typed for a key. Raises Problem when it does not fit the key's type."""
     if not text and key["optional"]:
         return None
     if key["type"] == "boolean":
@@ -147,8 +150,8 @@ def _written(asked: tune.Asked) -> str:
 
 
 def _shown(step: Mapping[str, Any], asked: tune.Asked, typed: Mapping[str, str], move: str) -> dict[str, Any]:
-    """A step as the form shows it: for each key the text in its field, and whether it differs from the run's. `open`:
-    its keys are shown at once."""
+    """A step as the template shows it: for each key the text of its field, and whether it differs from the run's value.
+    `open` says that the page shows the step's keys unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -164,7 +167,7 @@ def _shown(step: Mapping[str, Any], asked: tune.Asked, typed: Mapping[str, str],
 # -- the moves of one threshold --------------------------------------------------------------------------------------
 def _moves(request: Request, game: Playground, changes: Changes, steps: list[dict[str, Any]],
            move: str) -> dict[str, Any]:
-    """A cube as a table: some values of the threshold, with what each would keep."""
+    """The table of one threshold, `move` (STEP.KEY): some of its values, each with the counts that it would give."""
     number, _, name = move.partition(".")
     step = next((step for step in steps if str(step["step"]) == number), None)
     key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
@@ -191,7 +194,8 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.Asked, Submission]:
-    """The changes in the form, and the submission of the run's recipe with them."""
+    """Reads the changes from the request's form. Returns them, and the submission of the run's recipe with these
+    changes."""
     form = await form_of(request)
     text = form.get("changes", "{}")[:4000]
     changes = tune.asked_changes(text)

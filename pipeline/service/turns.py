@@ -1,4 +1,5 @@
-"""Lets few requests do dear work at a time. Others wait for a while; when too many wait, they are refused."""
+"""Limits how many requests do expensive work at a time. Other requests wait for a while; if too many wait, new ones are
+refused."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pipeline.service.duck import Busy
 
 
 class Turns:
-    """At most `at_once` work and `waiting` wait. A waiting one holds a thread of the server."""
+    """Lets `at_once` requests work and `waiting` more requests wait. Each waiting request holds a thread of the
+    server."""
 
     def __init__(self, at_once: int, waiting: int) -> None:
         self._at_once = at_once
@@ -19,7 +21,8 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self, wait_s: float, what: str = "queries") -> Iterator[None]:
-        """Wait until fewer work than may. Raises Busy when too many wait already, or it takes longer than `wait_s`."""
+        """A context manager that waits until the request may work. Raises Busy when too many requests wait already, or
+        after `wait_s` seconds. `what` names the requests in the error."""
         if not self._room.acquire(blocking=False):
             raise Busy(f"too many {what} wait", remedy="try again in a few seconds")
         try:

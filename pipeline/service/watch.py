@@ -1,6 +1,7 @@
-"""Looks at runs for many viewers at once: however many follow a run, its files are read once a second.
+"""Reads the states of runs for many clients at once: however many clients follow a run, its files are read once a
+second.
 
-What is kept here is what was read last; a restarted server reads it again and gives the same event ids.
+Only the latest reading is kept. A restarted server reads the files anew and gives the same event ids.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from pipeline.service.stores import check_run
 from pipeline.store.fs import Store
 
 T = TypeVar("T")
-KEPT = 512               # runs whose last look is kept; a page of a list looks at up to 500
-PATIENCE_S = 0.3         # seconds to wait for a new look where there is an older one
-#: what changes with every look even if nothing has happened
+KEPT = 512               # runs whose latest state is kept; a page of a list shows up to 500
+PATIENCE_S = 0.3         # seconds to wait for a new state where there is an older one
+#: fields that change with every reading even if nothing has happened
 RESTLESS = ("silent_s", "age_s")
 
 
 @dataclass(frozen=True)
 class Look:
-    """A run as it stood when it was looked at. `id` changes when the run does, and is the same on every server."""
+    """The state of a run at the time when it was read. `id` changes when the state changes, and is the same on every
+    server. `data` is `document` in JSON."""
 
     id: str
     document: dict[str, Any]
@@ -47,11 +49,11 @@ class _Reading:
 
 
 class Watch:
-    """The latest look at each run and list of runs, at most `fresh_s` seconds old. Several who ask at once wait for one
-    reading.
+    """Keeps the latest state of each run and the latest list of each store's runs, at most `fresh_s` seconds old.
+    Requests that come at the same time wait for one reading.
 
-    The driver of another machine that is silent is watched for some 12 seconds before it counts as dead. Whoever asks
-    meanwhile gets the older look.
+    If the driver (the process that leads a run) is on another machine and silent, a reading takes some 12 seconds,
+    until the driver counts as dead. Requests in this time get the previous state.
     """
 
     def __init__(self, fresh_s: float, clock: Clock = SYSTEM) -> None:
@@ -63,7 +65,7 @@ class Watch:
         return await self._fresh((name, run), lambda: look_at(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
-        """The names of all runs of the store called `name`, and of the one that finished last."""
+        """The names of all runs of the store called `name`, and the name of the run that finished last."""
         return await self._fresh((name, None), lambda: (run_names(store), latest_run(store)))
 
     async def _fresh(self, key: tuple[str, str | None], read: Callable[[], T]) -> T:
@@ -90,7 +92,7 @@ class Watch:
 
 
 def look_at(store: Store, run: str) -> Look:
-    """Read the state of a run from its store. Raises Problem when the run or the store is not there."""
+    """Read the state of a run from its store. Raises Problem when the store or the run does not exist."""
     check_run(store, run)
     current = standing(store, run)
     document = run_document(store, current)
