@@ -67,8 +67,9 @@ def furniture(pages: list[Page]) -> list[set[int]]:
       gap inside, and a last row that looks like a foot (an address, a copyright) and is more than two lines from the
       text.
 
-    A row further than _EDGE from the edge of the page is removed only if all rows outside of it are removed, and if it
-    repeats on at least three pages and on half of all pages, or is a page number that counts the pages.
+    A row further from the edge of the page than `_EDGE` (a share of the page's height) is removed only if all rows
+    outside of it are removed, and if it repeats on at least three pages and on half of all pages, or is a page number
+    that counts the pages.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()

@@ -84,7 +84,7 @@ class Pdf(Stage):
 
     `meta.pdf_routes` and `meta.pdf_confidence` have one character per page: how the page was read (t text layer, o OCR,
     e empty page, s no text on a page that shows something, x page that does not load, c shifted letters), and its
-    confidence (0 to 9). Signals:
+    confidence (0 to 9). The signals are:
 
     - `pdf_pages`: number of pages; `pdf_chars_per_page`: mean number of characters
     - `pdf_garbled`: share of characters that are U+FFFD, private or control characters (a broken font encoding)
