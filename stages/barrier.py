@@ -1,19 +1,20 @@
-"""Barrier stages: steps that must see the whole dataset at once, such as deduplication.
+"""Defines barriers: steps that must see the whole dataset at once, such as deduplication.
 
 A barrier processes no documents itself. It describes tasks, which the engine runs:
 
-1. It names a per-document stage. In the pass before the barrier, this stage writes a side table: rows beside the kept
-   documents, for instance their hashes. (A pass is a group of steps that run together, document by document.)
-2. It plans waves of tasks. The tasks of a wave may run at the same time. They turn the side tables into one removal
-   slice for every part: the list of rows to drop. (A part is the output of one task of the pass.)
+1. It names a stage that processes single documents. This stage runs in the pass before the barrier (a pass is a group
+   of steps that run together, document by document). It writes a side table: a table with a row for each kept document,
+   for instance with hashes of its text.
+2. It plans waves of tasks. The tasks of a wave may run at the same time. They turn the side tables into removal slices,
+   one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to drop.
 
 After the waves, the engine runs the next pass, which reads each part together with its removal slice. The exchange
 files, by which the tasks pass records on to each other, hold no text. The driver, the process that plans and commits,
 sees only counters and references to files, never a document.
 
-If the pass after a barrier only fills the side table of another barrier, it does not write the documents again. It
-writes a *row set*: the list of the part's rows that are gone by then. The next barrier and the pass after it read the
-same part again, without these rows.
+If the pass after a barrier only fills the side table of another barrier, the pass does not write the documents again.
+Instead it writes a *row set* for each part: the list of the part's rows that have been removed up to then. The other
+barrier, and the pass after it, read the part without these rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from stages.task import Out
 #: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of its contents>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
-#: A kept document that resembles another kept one, and how much.
+#: A kept document that resembles another kept document, and how similar the two are.
 NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
 
 #: The columns of a removal slice. It has one row for each document of the part that the barrier drops or annotates.
@@ -48,7 +49,8 @@ SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept"
 
 @dataclass(frozen=True)
 class PartRef:
-    """One part of the barrier's input, in plan order (source path order within a dataset)."""
+    """Describes one part (the output of one task) of a barrier's input. Parts are in the order of the plan, which is
+    that of the source paths within a dataset."""
 
     key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
@@ -65,9 +67,9 @@ class TaskDraft:
     """Describes a task to run: the import path 'module:Class' of its code (see pipeline.engine.task), its JSON
     arguments, and figures for scheduling.
 
-    The engine derives the task's key from its declared name, its version and `args`, with the paths of files left out.
-    Drafts that name the same list of files share one list object, so that the engine stores a long list only once. That
-    list must not be changed.
+    The engine derives the task's key (the hash under which its result is reused) from the task's declared name, its
+    version and `args`, without the paths of files. Drafts that name the same list of files share one list object, so
+    that the engine stores a long list only once. This list must not be changed.
     """
 
     task: str
@@ -92,10 +94,11 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks that may run at the same time. `tasks` makes them from the results of the earlier waves.
+    """Tasks of a barrier that may run at the same time. The function `tasks` makes them from the results of the earlier
+    waves.
 
-    When all tasks of the wave have ended and `again` returns True, the wave runs once more. `tasks` then gets the
-    results of the wave's previous round, too, under the wave's own `name`.
+    If `again` returns True after all tasks of the wave have ended, the wave runs another round. The function `tasks`
+    then also gets the results of the previous round, under the wave's own `name`.
     """
 
     name: str
@@ -104,27 +107,31 @@ class Wave:
 
 
 class Barrier(Stage):
-    """Base class of barriers (exact, minhash): steps that need all documents of a dataset at once."""
+    """Base class of barriers, which are steps that need all documents of a dataset at once (the steps `exact` and
+    `minhash`)."""
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        """Return ('module:Class', config) of the per-document stage that fills the barrier's side table. This stage
-        must not change documents: between two barriers documents are not written, so a change would be lost."""
+        """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each
+        document. The stage must not change documents: documents are not written between two barriers, so a change would
+        be lost."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
-        """Return the waves of tasks that compute the barrier's result, in order. A wave may use the results of all
-        earlier waves."""
+        """Return the waves (groups of tasks that may run at the same time) that compute the barrier's result, in the
+        order in which they run. A wave may use the results of all earlier waves."""
         raise NotImplementedError
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        """Return one entry for each part, in order: its removal slice (a Parquet file with SLICE_SCHEMA), or None if
-        the barrier drops and annotates none of its documents."""
+        """Return, for each part of the input in order, a reference to its removal slice: a Parquet file with
+        SLICE_SCHEMA that lists the documents to drop or annotate. The entry is None if there are no such documents in
+        the part."""
         raise NotImplementedError
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a removal slice or a row set, and register its number of rows and its content hash in `out`. The hash
-    covers the values of the rows, not the Parquet bytes."""
+    """Write a removal slice or a row set (lists of rows that a barrier drops or has dropped) as the output file `name`,
+    and register its number of rows and its content hash in `out`. The hash covers the values of the rows, not the bytes
+    of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):   # a list of all rows is large

@@ -1,8 +1,8 @@
 """Maps the names used in recipes to classes. A class is imported when it is first used, so that a worker imports only
-what its pass needs.
+the classes that its pass (group of steps that run together) needs.
 
-An installed package adds names through entry points; it needs no other registration. Its steps and readers are then
-known to recipes, plans, lint and `tokenmill steps` on every machine that has the package::
+An installed package adds names of steps and readers through entry points, without any other registration. Recipes,
+plans, lint and `tokenmill steps` then know these names on every machine that has the package::
 
     [project.entry-points."tokenmill.stages"]
     my_filter = "my_package.filters:MyFilter"
@@ -125,14 +125,14 @@ def readers() -> dict[str, str]:
 
 
 def step_target(name: str) -> str:
-    """Return the 'module:Class' of a step, given its name. A name of that form (a user's own stage) is returned as it
-    is. Raises UnknownName."""
+    """Return the 'module:Class' of a step, given its name. A name that has this form itself (a user's own stage) is
+    returned unchanged. Raises UnknownName if no such step is registered."""
     return STAGES.get(name) or _target("step", name, steps)
 
 
 def reader_target(name: str) -> str:
-    """Return the 'module:Class' of a reader, given its name. A name of that form (a user's own reader) is returned as
-    it is. Raises UnknownName."""
+    """Return the 'module:Class' of a reader, given its name. A name that has this form itself (a user's own reader) is
+    returned unchanged. Raises UnknownName if no such reader is registered."""
     return READERS.get(name) or _target("reader", name, readers)
 
 
@@ -146,13 +146,14 @@ def _target(kind: str, name: str, registered: Callable[[], dict[str, str]]) -> s
 
 
 class NameTaken(TokenmillError):
-    """Two installed packages add the same name."""
+    """Raised when two installed packages add steps or readers under one name."""
 
     exit_code = 2
 
 
 class UnknownName(TokenmillError, LookupError):
-    """A step or reader has a name that is not registered. The message suggests the most similar known name."""
+    """Raised for a name of a step or reader that is not registered. The message suggests the most similar registered
+    name, or lists all."""
 
     exit_code = 2
 
@@ -163,12 +164,12 @@ class UnknownName(TokenmillError, LookupError):
 
 
 def stage_class(name: str) -> Any:
-    """Return the class of a recipe's step. `name` is a registered name, or 'package.module:Class' for a user's own
-    stage, which recipes may use only with --allow-custom-stages."""
+    """Return the class of a step that a recipe names. `name` is a registered name, or 'package.module:Class' for a
+    user's own stage, which recipes may use only with --allow-custom-stages."""
     return load(step_target(name))
 
 
 def reader_class(name: str) -> Any:
-    """Return the class of a source's reader. `name` is a registered name, or 'module:Class' for a user's own reader,
-    which recipes may use only with --allow-custom-stages."""
+    """Return the class of the reader that a recipe names for a source. `name` is a registered name, or 'module:Class'
+    for a user's own reader, which recipes may use only with --allow-custom-stages."""
     return load(reader_target(name))

@@ -1,5 +1,5 @@
-"""Defines Document: a text with its identity, its signals (numbers that stages compute), and views of the text (words,
-lines …) that are computed once for all stages."""
+"""Defines Document: a text with its id, its signals (numbers that stages compute), and views of the text (words, lines
+…) that are computed once for all stages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import xxhash
 
 
 def document_id(source: str, path: str, member: str, ordinal: int) -> str:
-    """Return the identity of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as
-    32 hex characters.
+    """Return the id of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as 32 hex
+    characters.
 
     `path` is relative to the root folder of the source. `member` names a file inside an archive, "" if there is none.
-    `ordinal` is the number of the record in the file, from 0. Byte offsets, root folders and partition numbers do not
-    enter the hash.
+    `ordinal` is the number of the record in the file, from 0. The hash does not depend on byte offsets, root folders or
+    the numbers of partitions.
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
 
 @lru_cache(maxsize=64)
 def _before_ordinal(source: str, path: str, member: str) -> bytes:
-    """Encode the beginning of the hash input, which is the same for all records of a file."""
+    """Return the beginning of the bytes of which `document_id` computes the hash. It is the same for all records of a
+    file."""
     return _field(source) + _field(path) + _field(member)
 
 
@@ -32,7 +33,8 @@ def _field(value: str) -> bytes:
 
 
 class DuplicateId(ValueError):
-    """Two documents have the same id. Ids must be unique, because results refer to documents by id alone."""
+    """Raised when two documents have the same id. Ids must be unique, because results refer to documents by id
+    alone."""
 
     def __init__(self, id: str, where: str = "the inputs of a deduplication") -> None:
         super().__init__(f"two documents of {where} have the id {id}: ids must be unique (is one file part of two "
@@ -43,10 +45,11 @@ class Document:
     """One document on its way through the steps of a pass (steps that run together, document by document).
 
     `raw` holds the bytes from which an extractor makes the text; it is None for sources that consist of text. `mime`
-    and `charset` are those that the transport, for instance HTTP, declared for `raw`. Setting `text` clears the cached
-    views. `signals` maps signal names to floats; `meta` must be JSON. `locator` is the document's place in the input,
-    {file, offset, record, sub} (docs/contracts.md). `side` maps the name of a stage to the document's row in the side
-    table of that stage.
+    and `charset` are the content type and encoding that the transport, for instance HTTP, declared for `raw`. Setting
+    `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
+    JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
+    maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
+    the documents).
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",
@@ -78,14 +81,15 @@ class Document:
 
     @property
     def text_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text (a lone surrogate counts three)."""
+        """Number of UTF-8 bytes of the text, where a lone surrogate counts as three bytes."""
         if self._size < 0:
             text = self._text
             self._size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         return self._size
 
     def view(self, name: str, make: Any) -> Any:
-        """The cached view `name` of the text, made by `make(text)` at first use."""
+        """Return the view `name` of the text, such as its words. It is computed by `make(text)` at first use and cached
+        until the text changes."""
         cached = self._views.get(name)
         if cached is None:
             cached = self._views[name] = make(self._text)
@@ -93,16 +97,17 @@ class Document:
 
     @property
     def words(self) -> Any:
-        """`stages.text.words.Words` of the text: the datatrove/spaCy English tokenisation, shared by all filters."""
+        """The words of the text, as `stages.text.words.Words`: the English tokenisation of spaCy that datatrove uses.
+        All filters share it."""
         from stages.text.words import words_of
 
         return self.view("words", words_of)
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the text as `str.splitlines` cuts it (at \\n, \\r, \\v, \\f, U+0085, U+2028 …), with blank
-        lines. The array `words.lines` has the byte positions and the numbers of chunks and sentences of the non-blank
-        lines.
+        """The lines of the text, including blank lines, as `str.splitlines` returns them (cut at \\n, \\r, \\v, \\f,
+        U+0085, U+2028 …). The array `words.lines` describes the non-blank lines: byte positions, numbers of chunks and
+        sentences.
         """
         return self.view("lines", str.splitlines)
 
@@ -113,7 +118,7 @@ class Document:
 
     @property
     def utf8(self) -> bytes:
-        """The text as UTF-8 (a lone surrogate as three bytes)."""
+        """The text as UTF-8, in which a lone surrogate takes three bytes."""
         return self.view("utf8", _utf8)
 
     def __repr__(self) -> str:
@@ -125,12 +130,12 @@ def _utf8(text: str) -> bytes:
 
 
 class BadRecord(Exception):
-    """A record that a reader cannot turn into a document. Readers yield it, among the documents, and do not raise it.
-    The record is counted and quarantined.
+    """A record that a reader cannot turn into a document. Readers yield a BadRecord among the documents, and do not
+    raise it. The record is counted and quarantined.
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …). `fatal` means that the rest of the file cannot be
-    read. `bytes` is the number of stored bytes that are lost if more than this record is lost, otherwise 0.
-    `pipeline.passes.reading` sets it for a fatal record, and the reader for an unreadable Parquet row group.
+    read. `bytes` is the number of stored bytes that are lost if more than this record is lost, otherwise 0. For a fatal
+    record, `pipeline.passes.reading` sets `bytes`; for an unreadable Parquet row group, the reader sets it.
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

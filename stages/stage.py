@@ -1,6 +1,7 @@
-"""Defines Stage: a small class with a typed config that reads one document (or a batch) and keeps or drops it.
+"""Defines Stage, the base class of steps: a small class with a typed config that reads a document (or a batch) and
+decides whether to keep or drop it.
 
-A filter of twenty lines as an example::
+This filter is an example::
 
     class MeanWordLength(Stage):
         '''Drop documents whose mean word length is outside [low, high] (Gopher, arXiv 2112.11446, table A1).'''
@@ -22,10 +23,11 @@ A filter of twenty lines as an example::
 `process` returns None to keep the document, or a reason (snake_case) to drop it. It may edit `doc.text`, `doc.meta`,
 `doc.language` … An exception quarantines the document and never stops the run.
 
-Keys. A stage's key is a hash; stored results are reused while it stays the same. It covers the stage's name, version
-and config, the sha256 of its resource files, and the versions of Python and of the libraries that the stage declares.
-Every config field has a role: `signal` (the field changes what is computed), `decision` (it changes only the verdict,
-which is derived from stored signals) or `resource` (it is the path of a file or folder, whose content enters the key).
+A stage has a key, which is a hash. Stored results are reused while the key stays the same. The key covers the stage's
+name, version and config, the sha256 of its resource files, and the versions of Python and of the libraries that the
+stage declares. Every config field has a role: `signal` (the field changes what is computed), `decision` (it changes
+only the verdict, which is derived from stored signals) or `resource` (it is the path of a file or folder, whose content
+enters the key).
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ Names = str | tuple[str, ...]
 
 
 class Bound(NamedTuple):
-    """A limit on a signal: every document that a stage keeps has a value of at least (`side` "min") or at most ("max")
-    `value`, unless it has no value. `key` is the config field that sets it."""
+    """A limit on a signal (a number that a stage computes for each document). The signal's value in every document that
+    the stage keeps is at least `value` if `side` is "min", or at most `value` if `side` is "max", unless the document
+    has no such value. `key` is the config field that sets the limit."""
 
     signal: str
     key: str
@@ -67,18 +70,18 @@ class Bound(NamedTuple):
 
 
 class StageConfig(BaseModel):
-    """Base of every stage's config: unknown keys are errors, values are immutable."""
+    """Base class of the configs of stages. Unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), **kw: Any) -> Any:
-    """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals. After a
-    change of the field, verdicts are derived again from the stored signals, and only documents whose verdict changes
-    are processed again.
+    """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals, which are
+    the numbers that the stage computes. After a change of the field, verdicts are derived again from the stored
+    signals, and only documents whose verdict changes are processed again.
 
-    `at_least`: the signals that must reach the value of the field, or the document is dropped. `at_most`: those that
-    must not exceed it. Reports draw such a field into the histogram of the signal (`Stage.bounds`).
+    `at_least` names the signals that must reach the value of the field, or the document is dropped. `at_most` names the
+    signals that must not exceed the value. Reports draw the value into the histogram of the signal (`Stage.bounds`).
     """
     at_least, at_most = ((names,) if isinstance(names, str) else names for names in (at_least, at_most))
     return Field(default, description=help, **kw, json_schema_extra={
@@ -86,13 +89,14 @@ def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = 
 
 
 def signal(default: Any, help: str, **kw: Any) -> Any:
-    """Declare a config field that changes what is computed. This is also the role of fields that declare none."""
+    """Declare a config field that changes what a stage computes, so that a change of the field runs the stage again.
+    Fields that declare no role have this role."""
     return Field(default, description=help, json_schema_extra={"role": "signal"}, **kw)
 
 
 def resource(default: Any, help: str, **kw: Any) -> Any:
     """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
-    The sha256 of the content enters the key; the path does not."""
+    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path."""
     return Field(default, description=help, json_schema_extra={"role": "resource"}, **kw)
 
 
@@ -106,9 +110,9 @@ SAMPLE_BYTES = 5000
 
 
 class SettingsError(ValueError):
-    """A setting does not fit the input or the machine. The message names the file, the key and the remedy; it is shown
-    without a traceback. The attribute `permanent` tells the engine not to retry, because a retry cannot succeed; error
-    classes of other packages may set it, too."""
+    """Raised when a setting does not fit the input or the machine. The message names the file, the key and the remedy,
+    and is shown without a traceback. The attribute `permanent` tells the engine not to retry the task, because a retry
+    cannot succeed. Error classes of other packages may set `permanent`, too."""
 
     permanent = True
 
@@ -183,23 +187,26 @@ class Stage:
         self.config: Any = config
 
     def setup(self) -> None:
-        """Load models. Called once in each worker before its first document, so that a failure is never blamed on a
-        document."""
+        """Load models and other resources. The method is called once in each worker before the first document, so that
+        a failure is never attributed to a document."""
 
     def process(self, doc: Document) -> str | None:
-        """Judge one document: None keeps it, a snake_case reason drops it."""
+        """Decide about one document: return None to keep it, or a reason (snake_case) to drop it. The method may also
+        change the document."""
         raise NotImplementedError(f"{type(self).__name__} defines neither process nor process_batch")
 
     def process_batch(self, docs: list[Document]) -> list[str | None]:
-        """Judge a batch: one verdict per document, in order."""
+        """Decide about a batch of documents: return one verdict per document, in order. A verdict is None (keep) or a
+        reason to drop the document."""
         return [self.process(doc) for doc in docs]
 
     def verdict(self, doc: Document) -> str | None:
-        """Return the verdict that follows from the stored signals and the thresholds: None keeps, a reason drops.
+        """Return the verdict on a document that follows from its stored signals and the thresholds: None to keep the
+        document, or a reason to drop it.
 
         When a threshold changes, this method is called on stored documents without their text. It may use only
-        `doc.language`, `doc.source` and, of `doc.signals`, those that `process` writes or `reads` names. If the verdict
-        is the same under the new thresholds, the stored result is kept; `process` must then give that same result.
+        `doc.language`, `doc.source` and the signals that `process` writes or `reads` names. If the verdict is the same
+        under the new thresholds, the stored result is reused. `process` would then have to give this result, too.
 
         If a stage does not define this method (NotImplementedError), the whole stage runs again when a threshold
         changes.
@@ -207,8 +214,8 @@ class Stage:
         raise NotImplementedError
 
     def bounds(self) -> list[Bound]:
-        """Return the limits on signals under these settings, in the order of the config's fields. A field without a
-        single number (null, or one by language) sets none."""
+        """Return the limits that the stage's settings set on signals, in the order of the config's fields. A field
+        whose value is not a single number (null, or a number for each language) sets no limit."""
         out: list[Bound] = []
         for field, about in type(self.config).model_fields.items():
             value, extra = getattr(self.config, field), about.json_schema_extra
@@ -220,49 +227,50 @@ class Stage:
 
     @classmethod
     def matches(cls, text: str, reason: str) -> list[tuple[int, int]]:
-        """Return the places (first character, one past the last) in a dropped text that show why it was dropped, in
-        order. Reports mark them in examples. Called with the stored text, after personal data has been removed from it.
-        The list is empty if no place in the text is the reason."""
+        """Return the places in a dropped text that show why it was dropped, in order, as (first character, one past the
+        last). Reports mark these places in examples. `text` is the stored text, from which personal data has been
+        removed. The list is empty if no single place in the text is the reason."""
         return []
 
     def reads(self) -> dict[str, str]:
         """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
-        "language" is added if the verdict uses `doc.language`. A recipe is refused if no earlier step writes one of
-        these signals."""
+        "language" is added if the verdict uses `doc.language`. A recipe is refused if it has no earlier step that
+        writes one of these signals."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove this stage's signals from a document, which may have them from an earlier dataset. A stage that does
-        not write all its signals for every document calls this first, so that no old value remains."""
+        """Remove the stage's signals from a document, which may have old values from an earlier dataset. A stage that
+        does not write all its signals for every document calls this method first, so that no old value remains."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the stage drops any documents under these settings. Lint uses this, because the work of earlier steps
-        on dropped documents is wasted."""
+        """Whether the stage may drop documents under the settings `config`. Lint uses the answer to judge the order of
+        steps, because the work of earlier steps on dropped documents is wasted."""
         return cls.drops
 
     def programs(self) -> tuple[str, ...]:
         """Return the external programs, by name or path, that the stage starts while it processes documents. The worker
-        process can start no others. Called after `setup`."""
+        process can start no other programs. The method is called after `setup`."""
         return ()
 
     def scored(self) -> tuple[str, ...]:
-        """Return `scores`. If it is None, return all signals of a numeric stage, and none of an exact one."""
+        """Return the signals whose distribution the report shows: `scores`, if it is not None. Otherwise they are all
+        signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
         return self.scores if self.scores is not None else () if self.exact else self.signals
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Return additional numbers for the report about one document that this stage kept or dropped, or None. They
-        are nested dicts of numbers, which are summed over documents. They must be computed only from the document's
-        signals and meta, as they are stored."""
+        """Return additional numbers about one document for the report, or None. The numbers are in nested dicts and are
+        summed over all documents that the stage kept or dropped. They must be computed only from the document's stored
+        signals and meta."""
         return None
 
     # -- resources -----------------------------------------------------------------------------------------------
     def resource_files(self) -> dict[str, str]:
         """Return the resource files (models, lists) that the stage reads, as {config field: path}. A stage that has
-        default files overrides this method to add them. A worker checks that its files equal those of the driver, the
-        process that planned the run. An error in finding a file is raised."""
+        default files overrides this method to add them. A worker checks that its files equal the files of the driver
+        (the process that planned the run). Raises the error that occurs while a file is looked up."""
         result: dict[str, str] = {}
         for field, value in self.config.model_dump(mode="json").items():
             if value and role_of(type(self.config), field) == "resource":
@@ -272,18 +280,19 @@ class Stage:
 
     def problems(self) -> dict[str, str]:
         """Return the settings that do not fit the contents of the stage's resource files, as {field: what is wrong and
-        what to do}. Called when a recipe is checked. Files that are missing or too big to read are not checked."""
+        what to do}. The method is called when a recipe is checked. Files that are missing or too big to read are
+        ignored."""
         return {}
 
     def warnings(self) -> list[str]:
-        """Return warnings about these settings on this machine, each with a remedy. They are shown before the run,
-        which starts all the same."""
+        """Return warnings about the stage's settings on this machine, each with a remedy. They are shown before a run
+        and do not prevent it."""
         return []
 
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """Return a hash (32 hex characters) of everything that affects the stage's output. Of the config, only fields
-        with a role in `roles` are included."""
+        """Return the stage's key: a hash (32 hex characters) of everything that affects the stage's output. It covers
+        only config fields whose role is in `roles`."""
         fields: dict[str, Any] = {}
         for field, value in self.config.model_dump(mode="json").items():
             role = role_of(type(self.config), field)
@@ -301,7 +310,8 @@ class Stage:
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def round(self, score: float) -> float:
-        """Return a score of a numeric stage, rounded to a multiple of `grid`."""
+        """Return a score rounded to a multiple of `grid`. Numeric stages (whose scores may differ slightly between
+        machines) round their scores so before the verdict."""
         return round(round(score / self.grid) * self.grid, 10)
 
 
@@ -310,5 +320,6 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def python_version() -> str:
-    """Major and minor version, e.g. '3.11': its Unicode tables decide what is a letter, a digit or a space."""
+    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on it, because its Unicode tables
+    decide which characters are letters, digits or spaces."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

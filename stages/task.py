@@ -1,5 +1,6 @@
-"""Protocols of the objects that the engine passes to the `run` method of a barrier's task: its inputs, its crash cursor
-and its outputs. (A barrier is a step that needs all documents at once.)
+"""Defines protocols for the objects that the engine passes to the `run` method of a barrier's task: its inputs, its
+cursor (which reports the current rows in case of a crash) and its outputs. A barrier is a step that needs all documents
+at once.
 
 The tasks are defined in `stages/`, which does not import the engine. The classes in `pipeline.engine.task` satisfy
 these protocols; their docstrings say which exceptions the methods raise.
@@ -21,62 +22,67 @@ Counters = dict[str, Any]
 
 
 class Inputs(Protocol):
-    """The inputs of a task: its arguments and the files they name."""
+    """The inputs of a task: its arguments, and the files that the arguments name."""
 
     args: dict[str, Any]
 
     def fetch(self, ref: Mapping[str, Any]) -> str:
-        """Return the path of a copy of the file on local disk. Do not write to it."""
+        """Return the path of a local copy of the file to which `ref` refers. The task must not write to this copy."""
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file for seeking and reading. Its bytes are not verified: the task must check them against checksums
-        that it keeps itself."""
+        """Open the file to which `ref` refers for seeking and reading. The bytes of the file are not verified: the task
+        must check them against checksums of its own."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
-        """The error to raise for a file whose bytes do not match their checksum."""
+        """Return the exception that the task must raise for a file whose bytes do not match their checksum. `ref`
+        refers to the file."""
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> NDArray[Any]:
-        """Return the records of one bucket as a read-only array. `ref` is an exchange file: records in numbered
-        buckets, by which a task passes data to later tasks."""
+        """Return the records of one bucket of an exchange file as a read-only array. An exchange file passes records,
+        in numbered buckets, from a task to later tasks. `ref` refers to the file."""
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[NDArray[Any]]:
-        """Yield the records of one bucket from several exchange files, in blocks. They are merged in the order of the
-        key that the files are sorted by. Records with equal values in the fields `whole` come in the same block. With
-        `numbered`, each record gets a field `source`: the index of its file in `refs`."""
+        """Yield the records of one bucket of several exchange files (files by which a task passes records to later
+        tasks), in blocks. The files are merged in the order of the key by which each of them is sorted. Records with
+        equal values in the fields `whole` come in one block. With `numbered`, each record gets a field `source`: the
+        index of its file in `refs`."""
 
 
 class Cursor(Protocol):
-    """A task reports through this object which rows it is working on, so that a crash can be attributed to them."""
+    """An object through which a task reports on which rows it is working, so that a crash can be attributed to these
+    rows."""
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """A function `set(first row, last row, stage)` that reports the rows being worked on."""
+        """The function `set(first row, last row, stage)`, with which the task reports on which rows it is working."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""
 
 
 class Segments(Protocol):
-    """Writer of an exchange file: records in numbered buckets, by which a task passes data to later tasks."""
+    """Writes an exchange file. Such a file passes records, in numbered buckets, from a task to later tasks."""
 
     buckets: int
 
     def write(self, buckets: NDArray[Any], records: NDArray[Any]) -> None:
-        """Add record i to bucket buckets[i], an integer below `self.buckets`. Both arrays have shape [n]."""
+        """Add records to the exchange file: record i goes to the bucket with the number buckets[i], an integer below
+        `self.buckets`. Both arrays have shape [n]."""
 
 
 class Out(Protocol):
-    """The outputs of a task: named files."""
+    """The outputs of a task, which are named files."""
 
     def path(self, name: str) -> str:
-        """Local path of the output file `name`, for writing."""
+        """Return the local path to which the task must write the output file `name`."""
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
-        """Describe an output file: its number of rows, its content hash (default: the sha256 of its bytes), and further
-        small facts as JSON."""
+        """Register facts about the output file `name`: its number of rows, its content hash (default: the sha256 of its
+        bytes), and further small facts, which must be JSON values."""
 
     def segments(self, name: str, dtype: np.dtype[Any], buckets: int, *,
                  key: Sequence[str] | None = ()) -> AbstractContextManager[Segments]:
-        """Open the exchange file `name` for writing. Within a bucket, records are sorted by the fields `key`. None
-        sorts by all fields; () keeps the order in which the records were written."""
+        """Open the exchange file `name` for writing. Such a file passes records, in numbered buckets, from a task to
+        later tasks. Within a bucket, records are sorted by the fields `key`. If `key` is None, they are sorted by all
+        fields; if it is (), they keep the order in which they were written."""

@@ -1,4 +1,5 @@
-"""Checks a step against test vectors: files of JSON Lines, in which each line gives a text and the expected result.
+"""Checks a step against test vectors, which are files of JSON Lines. Each line gives a text and the result that the
+step should have for it.
 
 tests/conformance/README.md describes the format. `tokenmill steps NAME --check FILE` checks any step against a file,
 including steps of installed packages. Tokenmill's own tests check every file in tests/conformance by the same
@@ -55,14 +56,16 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def expand(text: str | list[Any]) -> str:
-    """Return the text of a case as one string. A piece [text, n] is repeated n times."""
+    """Return the text of a case (a line of a file of test vectors) as one string. The text may be a list of pieces; a
+    piece [text, n] stands for n repetitions of the text."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
 
 
 def document(case: dict[str, Any]) -> Document:
-    """Return the document that a case describes, as it is before the stage."""
+    """Return the document that a case (a line of a file of test vectors) describes, as it is before the stage processes
+    it."""
     html = case.get("html")
     return Document("0" * 32, expand(case.get("text", "")), url=case.get("url", ""), language=case.get("language", ""),
                     date=case.get("date"), meta=dict(case.get("meta", {})), signals=dict(case.get("before", {})),
@@ -72,8 +75,8 @@ def document(case: dict[str, Any]) -> Document:
 
 @cache
 def stage_of(name: str, config: str, folder: Path) -> Stage:
-    """Return the stage `name`, ready to run, with a config given as JSON. Resource paths in the config are relative to
-    `folder`, the folder of the test vectors."""
+    """Return the stage with the name `name` and a config given as JSON, ready to run. Resource paths in the config are
+    relative to `folder`, the folder of the test vectors."""
     cls = stage_class(name)
     settings = json.loads(config)
     for field, value in settings.items():
@@ -85,14 +88,15 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
 
 
 def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
-    """Run the stage on a case. Returns (reason, document after the stage); the reason is None if the document is
-    kept."""
+    """Run the stage on the document of a case (a line of a file of test vectors). Returns (reason for dropping the
+    document, or None if it is kept; the document after the stage)."""
     doc = document(case)
     return stage.process_batch([doc])[0] if stage.batched else stage.process(doc), doc
 
 
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
-    """List how a stage's result differs from the one a case states, each as 'WHAT: IS instead of SHOULD BE'."""
+    """Return the differences between a stage's result for a case (a line of a file of test vectors) and the result that
+    the case states, each as 'WHAT: ACTUAL instead of EXPECTED'."""
     before = document(case).text
     reason, doc = outcome(stage, case)
     pairs: list[tuple[str, Any, Any]] = [
@@ -108,11 +112,12 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
-    """List the results that a replay would get wrong. `others` are the same stage with other thresholds.
+    """Return messages about the results that a replay of a stage would get wrong for a case (a line of a file of test
+    vectors). `others` are instances of the stage with other thresholds.
 
     A replay follows a change of thresholds: it calls `verdict` on the stored signals instead of running `process`. If
-    the verdict is the same under both configs, the replay keeps the earlier result. `process` must then give the same
-    result under both configs, and every difference is listed.
+    the verdict is the same under both configs, the replay keeps the earlier result. `process` must then give equal
+    results under both configs; every difference between these results gives a message.
     """
     reason, doc = outcome(stage, case)
     before, lines = _result_parts(reason, doc), []
@@ -137,26 +142,28 @@ _RESULT_PARTS = ("reason", "text", "language", "meta", "signals", "side table")
 
 
 def _result_parts(reason: str | None, doc: Document) -> tuple[Any, ...]:
-    """Return the parts of a stage's result, in the order of _LEFT."""
+    """Return the parts of a stage's result for a document, in the order of `_RESULT_PARTS`."""
     return reason, doc.text, doc.language, doc.meta, dict(sorted(doc.signals.items())), doc.side
 
 
 def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
-    """Map each stage to the stages that differ from it in thresholds alone."""
+    """Map each stage to those of the other stages that differ from it only in thresholds (config fields with the role
+    `decision`)."""
     keys = {stage: stage.key(("signal", "resource")) for stage in dict.fromkeys(stages)}
     return {stage: [other for other in keys if other.config != stage.config and keys[other] == key]
             for stage, key in keys.items()}
 
 
 def stored_verdict(stage: Stage, doc: Document) -> str | None:
-    """Return the stage's verdict on a document without its text, from its stored signals, language and source."""
+    """Return the verdict that the stage derives from the signals, language and source of a document, without its text:
+    None to keep the document, or a reason to drop it."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 
 
 def failures(name: str, path: Path) -> list[str]:
-    """List the differences of all cases of a file, each as 'FILE: CASE: WHAT: IS instead of SHOULD BE'. An error that
-    the step raises is listed, too. Raises ValueError like `read_vectors`, and for settings that the step does not
-    accept."""
+    """Return the differences between a step's actual and expected results for all cases of a file of test vectors, each
+    as 'FILE: CASE: WHAT: ACTUAL instead of EXPECTED'. An error that the step raises for a case is listed, too. Raises
+    ValueError if the file is not valid (see `read_vectors`), or if the step does not accept the settings."""
     out = []
     cases = read_vectors(path)[1]
     stages = [stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent) for case in cases]

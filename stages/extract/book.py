@@ -55,12 +55,12 @@ _NARROW, _WIDE = 55, 100
 
 
 class Book(Stage):
-    """Cleans a plain-text book: Project Gutenberg's header and licence, notes and page numbers are removed, lines are
-    joined.
+    """Cleans a plain-text book. Removes Project Gutenberg's header and licence, transcribers' notes and page numbers,
+    and joins the lines of each paragraph into one line.
 
     Drops the document as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author,
-    translator, language, dates) go to `meta`. If lines were joined, `meta.wrapped_at` is the width at which they were
-    broken.
+    translator, language, dates) go to `meta`. If lines were joined, `meta.wrapped_at` is the width, in characters, at
+    which the file had broken them.
     """
 
     name = "book"
@@ -91,8 +91,9 @@ class Book(Stage):
 
 
 def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
-    """Returns (the text without Project Gutenberg's header, licence and credits; the facts in its header, by name, such
-    as `title`). A text that is not from Project Gutenberg is returned unchanged, without facts."""
+    """Removes Project Gutenberg's header, licence and credits from a book. Returns (remaining text; facts that the
+    header states, by name, such as `title`). A text that is not from Project Gutenberg is returned unchanged, without
+    facts."""
     starts = list(_START.finditer(text, 0, _EDGE))
     first_line = _FIRST.match(text)
     blocks = text.strip("\n").split("\n\n", 1)
@@ -112,7 +113,7 @@ def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
 
 
 def without_notes(text: str) -> str:
-    """The text without transcribers' notes."""
+    """Returns the text of a book without transcribers' notes."""
     if not _NOTES.search(text):
         return text
     text = _NOTE.sub("", text)
@@ -131,9 +132,12 @@ def without_notes(text: str) -> str:
 
 
 def without_pages(text: str) -> str:
-    """Returns the text without page numbers, in brackets (`[Pg 12]`) or on lines of their own. Numbers are removed only
-    if nearly each is a little larger than the one before. Numbers on lines of their own must also interrupt a sentence
-    in more than a third of all cases, because numbers of chapters, verses and sonnets seldom do."""
+    """Returns the text of a book without its page numbers.
+
+    They are in brackets (`[Pg 12]`) or on lines of their own. Numbers count as page numbers only if nearly each is a
+    little larger than the one before. Numbers on lines of their own must, in addition, interrupt a sentence in more
+    than a third of all cases, because numbers of chapters, verses and sonnets seldom interrupt one.
+    """
     text = text.replace("\f", "\n")
     for pattern in (_PAGE, _BRACED):
         if _counting([int(m[1]) for m in pattern.finditer(text) if m[1].isdecimal()]):
@@ -160,13 +164,15 @@ def _counting(numbers: list[int]) -> bool:
 
 
 def _goes_on(text: str, m: re.Match[str]) -> bool:
-    """Whether a sentence continues across `m`, the match of a line that holds only a number."""
+    """Whether a sentence continues from the text before `m` to the text after it. `m` matches a line that holds only a
+    number."""
     before, behind = text[max(0, m.start() - 200):m.start()].rstrip(), text[m.end():m.end() + 9].lstrip()
     return before[-1:] not in ("", ".", "!", "?", ":", '"', "”", "'", "’", ")", "]") and behind[:1].islower()
 
 
 def wrapped_at(text: str) -> int:
-    """The width in characters at which the lines of a text are broken; 0 when they are not."""
+    """Returns the width, in characters, at which the lines of a text are broken; 0 when lines are not broken at a fixed
+    width."""
     lengths = sorted(len(line.rstrip()) for line in text.split("\n") if line and not line.isspace())
     if len(lengths) < 20:
         return 0
@@ -181,8 +187,9 @@ def wrapped_at(text: str) -> int:
 
 
 def _breaks(lines: list[str], width: int) -> tuple[int, int]:
-    """Returns (number of line breaks inside the paragraphs of a block; how many of these were not caused by the width,
-    because the next word would have fitted on the line)."""
+    """Counts the line breaks inside the paragraphs of a block (the lines between two blank lines). Returns (number of
+    these breaks; number of them after which the next word would have fitted on the line, so that a width of `width`
+    characters did not cause them)."""
     breaks = fitting = 0
     base = _indent(lines)
     for line, following in pairwise(lines):
@@ -195,13 +202,15 @@ def _breaks(lines: list[str], width: int) -> tuple[int, int]:
 
 
 def _indent(lines: list[str]) -> int:
-    """Fewest leading blanks of the lines of a block except the first; 0 for a single line."""
+    """Returns the smallest number of leading blanks in the lines of a block, except the first line; 0 for a single
+    line."""
     return min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
 
 
 def _begins(before: str, line: str, base: int) -> bool:
     """Whether `line` begins a new paragraph although no blank line precedes it. It does when it is indented by at least
-    two blanks more than `base`, and the line `before` it ends with the end of a sentence."""
+    two blanks more than `base` (the smallest indent in the block, from `_indent`), and the previous line, `before`,
+    ends with the end of a sentence."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 

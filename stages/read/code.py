@@ -1,11 +1,12 @@
-"""Reads source code: one document per file. The text is the whole file, with its comments, docstrings and licence
-header. `meta.code_language` is the programming language (by name and content, `read.languages`), `meta.licence` the
-licence that the head of the file names, if any.
+"""The reader `code`, which reads source code: one document per file. The text is the whole file, with its comments,
+docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and content
+(`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
 
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
-`vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line beyond 1,000
-characters, or more than 100 on average; not in prose, which has one line per paragraph), `few_letters` (less than a
-quarter alphanumeric), `too_large`, `other_type` (a name that may be code, with content that is not).
+`vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line of more than
+1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines), `few_letters`
+(less than a quarter of the characters are alphanumeric), `too_large`, `other_type` (the name may be that of source
+code, but the content is no source code).
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).
@@ -72,8 +73,8 @@ class Code(Files):
 
     # -- repositories ------------------------------------------------------------------------------------------------
     def group(self, path: str) -> str:
-        """The folder of the repository that a file belongs to; "./" for the source's root, "" for a file outside of any
-        repository."""
+        """Returns the folder of the repository that a file belongs to; "./" if the whole source is one repository, ""
+        for a file outside of any repository."""
         if not self.config.repository or is_archive(path):
             return ""
         if not self.config.depth:
@@ -91,7 +92,8 @@ class Code(Files):
         yield from repository.documents()
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Reads files one after the other; the files of one repository's folder become one document."""
+        """Yields the documents of several files, each given as (local file, slice). The files of one repository become
+        one document."""
         repository, folder = None, ""
         for local, slice in files:
             group = self.group(slice.path)
@@ -111,7 +113,8 @@ class Code(Files):
 
 
 def examine(doc: Document, text: str, path: str, config: CodeConfig) -> str | None:
-    """Fill in the document of a source file. Returns None, or the reason why the file makes no document."""
+    """Fill in the document `doc` of a source file with the path `path` and the content `text`. Returns None, or the
+    reason why no document is made of the file."""
     text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     language_name = language(path, text)
     if not language_name:

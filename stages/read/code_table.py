@@ -1,5 +1,5 @@
-"""Reads source files that are rows of Parquet tables, as in The Stack (arXiv 2211.15533). It leaves out the same files
-as the reader `code`.
+"""Reads source files from Parquet tables in which each row holds a file, as in The Stack (arXiv 2211.15533). It leaves
+out the same files as the reader `code`.
 
 The default settings name the columns of The Stack. For other data sets, a recipe names the columns. With the setting
 `repository`, consecutive rows of one repository make one document (`read.repository`), so a table should be sorted by
@@ -25,11 +25,12 @@ from stages.stage import signal
 
 
 class CodeTable(Parquet):
-    """Source files as rows of Parquet, as in The Stack.
+    """Reads source files from Parquet tables in which each row holds a file, as in The Stack.
 
-    Rows that make no document are counted under the reasons of the readers `parquet` and `code`. `meta.path` and
-    `meta.repository` are values of the row. A licence from a column takes precedence over one that the head of the file
-    names. With the setting `repository`, no other columns are kept, since they describe single files.
+    Rows of which no document is made are counted under the reasons of the readers `parquet` and `code`. `meta.path` and
+    `meta.repository` are values of the row. A licence in the row takes precedence over a licence that the beginning of
+    the file names. With the setting `repository`, all files of a repository become one document, and no other columns
+    are kept, since they describe single files.
     """
 
     name = "code_table"
@@ -97,17 +98,20 @@ class CodeTable(Parquet):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges that must be fetched, as the reader `parquet` does. With the setting `repository`,
-        however, `splits` needs the whole file (None), because it reads the column of repository names."""
+        """Return the byte ranges of the table that must be fetched to read a slice, or to split the file if `slice` is
+        None. The ranges are those of the reader `parquet`. With the setting `repository`, however, splitting needs the
+        whole file (the result is None), because it reads the column of repository names."""
         return None if slice is None and self.config.repository else super().needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after a crash, as the reader `parquet` does. With the setting
-        `repository`, the result is None, since a repository may continue in the next row group."""
+        """Return the slice with which reading resumes after a record has crashed the process, as the reader `parquet`
+        does. With the setting `repository`, the result is None (reading does not resume), since a repository may
+        continue in the next row group."""
         return None if self.config.repository else super().beyond(local, slice, record)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return pieces of whole row groups. With the setting `repository`, no piece ends inside a repository."""
+        """Return the pieces, of whole row groups, in which the table can be read; None if the file cannot be split.
+        With the setting `repository`, no piece ends inside a repository."""
         pieces = super().splits(local, path, target)
         if pieces is None or not self.config.repository:
             return pieces
@@ -130,6 +134,7 @@ class CodeTable(Parquet):
         return merged
 
     def _ends(self, file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
-        """Names of the repositories of the first and the last row of a row group; None if it is empty."""
+        """Returns the names of the repositories in the first and in the last row of a row group; None if the row group
+        is empty."""
         names = file.read_row_group(group, columns=[self.config.repository_name]).column(self.config.repository_name)
         return (names[0].as_py(), names[-1].as_py()) if len(names) else None

@@ -1,12 +1,12 @@
-"""Copies the remaining columns (or keys) of a record to the document's `meta`: those that the settings of the reader do
-not name as text, id, url …
+"""Copies columns (or keys) of a record to the document's `meta`: the columns that the settings of the reader do not
+name as text, id, url …
 
 The setting `keep: all`, the default, puts each of these columns into `meta` with its JSON type. If `keep` is a list,
-only the columns in it are kept. The numbers in the columns under `signals` become signals of the document, for the step
-`where`. Values that cannot be kept are counted in `lost` by column and reason, and a run reports them once. The reasons
-are `binary`; `too_long` (more than MAX_VALUE characters, such as an embedding or a page beside its text);
-`invalid_utf8`; `bad_value` (a timestamp beyond the year 9999); `name_taken` (two columns would have one name in `meta`,
-since a column NAME whose name is reserved is kept as `their_NAME`).
+only the columns in it are kept. The numbers in the columns that the setting `signals` lists become signals of the
+document, by which the step `where` can filter. Values that cannot be kept are counted in `lost` by column and reason,
+and a run reports them once. The reasons are `binary`; `too_long` (more than MAX_VALUE characters, such as an embedding
+or a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year 9999); `name_taken` (two columns
+would have one name in `meta`, since a column NAME whose name is reserved is kept as `their_NAME`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class ColumnsConfig(StageConfig):
 
 
 class Columns:
-    """Decides which columns of a source are kept in `meta`, and copies their values. `used` are columns that the reader
-    uses for another purpose, for instance as text. `reserved` are names in `meta` that the reader sets itself. A column
-    NAME whose name is reserved is kept as `their_NAME`."""
+    """Decides which columns of a source's records are kept in the documents' `meta`, and copies their values. `used`
+    are columns that the reader uses for another purpose, for instance as text. `reserved` are names in `meta` that the
+    reader sets itself. A column NAME whose name is reserved is kept as `their_NAME`."""
 
     def __init__(self, config: ColumnsConfig, used: Iterable[str], reserved: Iterable[str] = ()) -> None:
         self.signals = config.signals
@@ -63,17 +63,19 @@ class Columns:
         return [name for name in names if name not in self._used] if self.all else list(self.named)
 
     def name(self, column: str) -> str:
-        """The key of a column in `meta`."""
+        """Return the key in `meta` under which a column is kept."""
         return f"their_{column}" if column in self._reserved else column
 
     def name_conflicts(self, keys: Collection[str]) -> set[str]:
-        """Return the columns of `keys` that cannot be kept, because a renamed column (`their_NAME`) has their name."""
+        """Return the columns among `keys` that cannot be kept in `meta`, because another column of `keys` is renamed to
+        their name (`their_NAME`)."""
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
-        """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns under `signals` into
-        `doc.signals`. `get(key)` returns the value of a column. If two columns would have the same name in `meta`, the
-        renamed one (`their_NAME`) is kept and the other is lost, whatever their order is."""
+        """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns that the setting
+        `signals` lists into `doc.signals`. `get(key)` returns the value of a column. If two columns would have the same
+        name in `meta`, the column that was renamed (`their_NAME`) is kept and the other column is lost, whatever their
+        order is."""
         conflicts = self.name_conflicts(keys)
         for key in self.signals:
             value = self._value(key, get)
@@ -90,7 +92,7 @@ class Columns:
                 self._keep(doc, key, value)
 
     def lose(self, column: str, reason: str, count: int = 1) -> None:
-        """Count values that are not kept."""
+        """Count `count` values of a column that are not kept in `meta`."""
         name = column if column in self.lost or len(self.lost) < MAX_NAMES else OTHERS
         reasons = self.lost.setdefault(name, {})
         reasons[reason] = reasons.get(reason, 0) + count
@@ -116,7 +118,7 @@ class Columns:
 
 
 class NotKept(Exception):
-    """A value cannot be held in `meta`. The text of the exception is the reason."""
+    """Raised for a value that a document's `meta` cannot hold. The text of the exception is the reason."""
 
 
 def as_number(value: Any) -> float | None:
@@ -131,8 +133,8 @@ def as_number(value: Any) -> float | None:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON stores it and gives it back; NaN and infinity become null. Raises NotKept if `meta`
-    cannot hold the value."""
+    """Return a value in the form that it has after it was written as JSON and read again. NaN and infinity become None.
+    Raises NotKept if a document's `meta` cannot hold the value."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _text(value)
     if type(value) is str:

@@ -1,7 +1,8 @@
 """Reads records of post-training sets as turns, and writes turns as text in which only the assistant's part counts for
 the loss.
 
-Formats of a record (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca conventions):
+These formats of a record are read (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca
+conventions):
 
 - messages: `messages: [{role, content}]` (OpenAI, TRL), content a string or a list of {type: text, text} parts, with
   `tool_calls`, and with `reasoning_content` before the answer;
@@ -11,12 +12,12 @@ Formats of a record (https://huggingface.co/docs/trl/dataset_formats, the ShareG
   conversation, as messages or as a transcript ("\\n\\nHuman: … \\n\\nAssistant: …", Anthropic's HH-RLHF); OpenAI's
   `input.messages`, `preferred_output`, `non_preferred_output`.
 
-`tools` beside a conversation are written into the system's turn, tool calls and reasoning (`<think>`) into the
-assistant's turn, all as Hermes and Qwen write them.
+The functions under `tools` beside a conversation are written into the system's turn. Tool calls and reasoning
+(`<think>`) are written into the assistant's turn. The notation is that of Hermes and Qwen.
 
-A template is plain text with the placeholders `{role}` and `{content}`, replaced once and never evaluated: content that
-looks like a placeholder stays content. Content that spells a marker of the template (`<|im_start|>`) is refused, since
-a user's turn could otherwise pose as the assistant's.
+A template is plain text with the placeholders `{role}` and `{content}`. They are replaced once and never evaluated, so
+content that looks like a placeholder stays content. Content that contains a marker of the template (`<|im_start|>`) is
+refused, since a user's turn could otherwise pose as the assistant's.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Turn(NamedTuple):
 
 
 class Refused(ValueError):
-    """A record cannot be read as a conversation. `reason` is in snake_case. `detail` says where the fault is ("turn 3")
-    and never quotes content."""
+    """Raised for a record that cannot be read as a conversation. `reason` is in snake_case. `detail` says where the
+    fault is ("turn 3"), and never quotes the record."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -80,12 +81,12 @@ class Refused(ValueError):
 
 
 class Template(StageConfig):
-    """How turns become text: `start`, then the turns joined by `separator`, then `end`.
+    """Describes how the turns of a conversation become text: `start`, then the turns joined by `separator`, then `end`.
 
-    The text of a turn is the entry of `turns` for its role, or `turn` if there is none. `{content}` stands for the
-    turn's content, and `{role}` for the role's entry in `names`, or the role itself if there is none. In an assistant's
-    turn, the content and everything the template puts after it count for the loss, so that the model also learns where
-    to stop.
+    The text of a turn is made from the entry of `turns` for the turn's role, or from `turn` if there is no such entry.
+    `{content}` stands for the turn's content, and `{role}` for the role's entry in `names`, or for the role itself if
+    it has no entry. In an assistant's turn, the content and everything the template puts after it count for the loss,
+    so that the model also learns where to stop.
     """
 
     turn: str = signal("{role}: {content}", "text of a turn, with {content} once and {role}")
@@ -105,13 +106,13 @@ class Template(StageConfig):
         return self
 
     def around(self, role: str) -> tuple[str, str]:
-        """The text before and after the content of a turn."""
+        """Return (text before, text after) the content of a turn with the role `role`."""
         before, _, after = self.turns.get(role, self.turn).partition("{content}")
         name = self.names.get(role, role)
         return before.replace("{role}", name), after.replace("{role}", name)
 
     def markers(self) -> frozenset[str]:
-        """The special tokens, such as <|im_start|>, that the template writes around the content of turns."""
+        """Return the special tokens, such as <|im_start|>, that the template writes around the content of turns."""
         texts = (self.start, self.separator, self.end, *(x for role in set(ROLES.values()) for x in self.around(role)))
         return frozenset(m for text in texts for m in _MARKER.findall(text))
 
@@ -128,8 +129,9 @@ TEMPLATES: dict[str, Template] = {
 
 
 def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[str, int]]]:
-    """Returns (text, spans that count for the loss). Spans are in UTF-8 bytes, sorted, not empty and disjoint. Raises
-    `Refused` for content that spells a marker of the template."""
+    """Writes turns as text. Returns (text, spans of the text that count for the loss). Spans are in UTF-8 bytes,
+    sorted, not empty and disjoint. Raises `Refused` if the content of a turn contains a marker of the template, such as
+    <|im_start|>."""
     markers = template.markers()
     parts: list[str] = []
     spans: list[dict[str, int]] = []
@@ -159,7 +161,8 @@ def render(turns: Sequence[Turn], template: Template) -> tuple[str, list[dict[st
 
 # -- rows ------------------------------------------------------------------------------------------------------------
 def first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:
-    """Value of the first of the keys (paths with dots) that is present and not null; None if there is none."""
+    """Return the value in a record of the first of `keys` that is present and not null; None if there is no such key. A
+    key may be a path with dots."""
     for key in keys:
         value: Any = row.get(key)
         if value is None and "." in key:
@@ -172,7 +175,8 @@ def first(row: Mapping[str, Any], keys: Iterable[str]) -> Any:
 
 
 def messages(value: Any) -> list[Turn]:
-    """Turns of a list of messages in either convention, OpenAI's or ShareGPT's."""
+    """Return the turns in a list of messages, which may follow OpenAI's or ShareGPT's convention. Raises Refused if the
+    list cannot be read."""
     if not isinstance(value, (list, tuple)):
         raise Refused("bad_turn", f"a list of turns is a {type(value).__name__}")
     if len(value) > MAX_TURNS:
@@ -181,8 +185,8 @@ def messages(value: Any) -> list[Turn]:
 
 
 def _turn(i: int, message: Any) -> Turn | None:
-    """Return message number `i` as a turn; None for a system message without text, which many sets put before every
-    conversation."""
+    """Return message number `i` as a turn; None for a system message without text, which many data sets put before
+    every conversation. Raises Refused if the message cannot be read."""
     if not isinstance(message, Mapping):
         raise Refused("bad_turn", f"turn {i} is a {type(message).__name__}")
     name = message.get("role") if message.get("role") is not None else message.get("from")
@@ -214,7 +218,8 @@ def _turn(i: int, message: Any) -> Turn | None:
 
 
 def _parts(i: int, parts: Sequence[Any], reasoning: Any) -> tuple[str, Any]:
-    """(text of a list of parts, the assistant's reasoning). A part is a string, or {type, text or value}."""
+    """Return (text, the assistant's reasoning) of a message whose content is a list of parts. A part is a string, or an
+    object with `type` and with `text` or `value`. `reasoning` is returned if no part is reasoning."""
     result: list[str] = []
     for part in parts:
         part = {"text": part} if isinstance(part, str) else part
@@ -232,8 +237,8 @@ def _parts(i: int, parts: Sequence[Any], reasoning: Any) -> tuple[str, Any]:
 
 
 def _rewritten_calls(content: str) -> str:
-    """A turn that is a tool call in JSON (ShareGPT's function_call), rewritten as `_call` writes calls; other content
-    is returned unchanged."""
+    """Return the content of a turn with its tool calls rewritten as Hermes and Qwen write them, if the content is a
+    tool call in JSON (ShareGPT's function_call). Other content is returned unchanged."""
     try:
         calls = json.loads(content)
         return "\n".join(map(_call, calls if isinstance(calls, list) else [calls])) or content
@@ -246,7 +251,7 @@ def _as_list(call: Any) -> list[Any]:
 
 
 def _call(call: Any) -> str:
-    """A tool call as Hermes and Qwen write it."""
+    """Return the text of a tool call as Hermes and Qwen write it."""
     call = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise Refused("bad_turn", "a tool call without a name")
@@ -255,8 +260,8 @@ def _call(call: Any) -> str:
 
 
 def _parsed(value: Any, label: str) -> Any:
-    """A value, parsed first if it is a string. Raises Refused if the string is not JSON or the value is nested deeper
-    than MAX_DEPTH."""
+    """Return a JSON value; a string is parsed as JSON first. Raises Refused, with `label` in the message, if the string
+    is not JSON or the value is nested deeper than MAX_DEPTH."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -272,9 +277,9 @@ def _json_text(value: Any) -> str:
 
 
 def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Turn]:
-    """Return the turns with the row's system prompt and tools. If there is no system turn, the prompt becomes one, in
-    front of the others. The tools are described in the system's turn. `keys` (`RecordsConfig`) names the keys of the
-    row for both."""
+    """Return the turns with the system prompt and the tools of their record, `row`. If no turn is the system's, the
+    system prompt becomes the first turn. The tools are described in the system's turn. `keys` (`RecordsConfig`) says
+    which keys of the record hold the system prompt and the tools."""
     system = first(row, keys.system)
     if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in turns):
         turns = [Turn("system", system.strip()), *turns]
@@ -294,15 +299,16 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a JSON value without the keys whose value is null. In a table, every function has the parameters of all
-    other functions as well, with null as their value."""
+    """Return a JSON value without the keys whose value is null. Such keys occur in tables, where the description of
+    every function has the parameters of all functions, with null for those of other functions."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def transcript(text: str) -> list[Turn]:
-    """Turns of a text "\\n\\nHuman: … \\n\\nAssistant: …"."""
+    """Return the turns of a transcript: "\\n\\nHuman: … \\n\\nAssistant: …". Raises Refused if the text is no
+    transcript."""
     pieces = _SPEAKER.split(text)
     if len(pieces) < 3 or pieces[0].strip():
         raise Refused("bad_turn", "neither messages nor a transcript of Human and Assistant, and no prompt")
@@ -313,8 +319,8 @@ def transcript(text: str) -> list[Turn]:
 
 
 def checked_turns(turns: list[Turn]) -> list[Turn]:
-    """Return the turns up to the assistant's last. Raises Refused if the assistant speaks first or not at all, or if
-    all its turns have weight 0."""
+    """Return the turns up to the last turn of the assistant. Raises Refused if the assistant speaks first or not at
+    all, or if all turns of the assistant have weight 0 (do not count for the loss)."""
     while turns and turns[-1].role != "assistant":
         turns = turns[:-1]
     if not turns:
@@ -327,7 +333,8 @@ def checked_turns(turns: list[Turn]) -> list[Turn]:
 
 
 def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
-    """Turns of a record with history, instruction, input and output; `keys` names them (`Sft.Config`)."""
+    """Return the turns of a record that consists of history, instruction, input and output. `keys` (`Sft.Config`) says
+    which keys of the record hold them. Raises Refused if the record cannot be read."""
     question, context, answer = (first(row, getattr(keys, name)) for name in ("instruction", "input", "output"))
     if question is None or answer is None:
         raise Refused("missing_turns", "neither messages nor an instruction with its output")
@@ -345,7 +352,9 @@ def instruction(row: Mapping[str, Any], keys: Any) -> list[Turn]:
 
 
 def preference(row: Mapping[str, Any], keys: Any, which: str) -> list[Turn]:
-    """Turns of the prompt and of the answer `which` (chosen, rejected); `keys` names them (`Preference.Config`)."""
+    """Return the turns of a record with a prompt and two answers: the prompt, followed by the answer `which` ("chosen"
+    or "rejected"). `keys` (`Preference.Config`) says which keys of the record hold prompt and answers. Raises Refused
+    if the record cannot be read."""
     prompt, answer = first(row, keys.prompt), first(row, getattr(keys, which))
     if answer is None:
         raise Refused("missing_turns", f"no {which} answer")

@@ -15,10 +15,12 @@ from stages.text.encoding import decode
 
 
 class Files(Reader):
-    """Base of readers for which one file is one document. Subclasses turn bytes into a document in `document`.
+    """Base class of readers that make one document of each file. The method `document` of a subclass makes it from the
+    file's bytes.
 
-    A `.zip` or `.tar` (.gz, .bz2, .xz) named by the source gives a document for each member of the right type; `sub` of
-    the locator names the member. Members of other types are counted as `other_type`, encrypted ones as `encrypted`.
+    From a `.zip` or `.tar` (.gz, .bz2, .xz) archive, a document is made of each member with one of the reader's
+    suffixes. `sub` in the document's locator names the member. Other members are counted as `other_type`, encrypted
+    members as `encrypted`.
     """
 
     in_archives = True
@@ -30,7 +32,8 @@ class Files(Reader):
 
     @property
     def most(self) -> int:
-        """Number of bytes, inflated, of the largest file that is read; larger files are counted as too large."""
+        """Size in bytes, after decompression, of the largest file that is read. Larger files are counted as
+        `too_large`."""
         return self.config.max_bytes
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
@@ -65,7 +68,8 @@ class Files(Reader):
 
     def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
                     ordinal: int) -> Document | BadRecord:
-        """Return the document of one file, given its bytes; None stands for a file that is too large to read."""
+        """Return the document of one file or archive member, or a `BadRecord` if no document is made of it. `data`
+        holds its bytes, or is None if it is too large to read."""
         if data is None:
             return bad("too_large", slice, offset, ordinal, member=member,
                        detail=f"beyond {self.most} bytes")
@@ -75,7 +79,8 @@ class Files(Reader):
         return doc if reason is None else skipped(reason, slice, offset, ordinal, member=member)
 
     def document(self, doc: Document, data: bytes, path: str) -> str | None:
-        """Fill in `doc`. Returns None, or the reason why the file makes no document."""
+        """Fill in the document `doc` of a file with the bytes `data`. Returns None, or the reason why no document is
+        made of the file."""
         raise NotImplementedError
 
 
@@ -93,7 +98,7 @@ class HtmlFiles(Files):
 
 
 class PdfFiles(Files):
-    """PDF files; the `pdf` stage makes text of them."""
+    """PDF files. The step `pdf` extracts their text."""
 
     name = "pdf"
     extractor = "pdf"
@@ -105,7 +110,8 @@ class PdfFiles(Files):
 
 
 class TextFiles(Files):
-    """Texts and Markdown (.txt, .md, .markdown, .rst; .gz, .bz2, .xz, .zst): the file is the text, in any encoding.
+    """Texts and Markdown (.txt, .md, .markdown, .rst; .gz, .bz2, .xz, .zst): the content of the file is the text, in
+    any encoding.
 
     Line ends become "\\n". `meta.encoding` is the encoding of the bytes when it is not UTF-8.
     """

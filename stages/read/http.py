@@ -1,10 +1,10 @@
 """Parses HTTP messages as crawlers stored them: splits head and body, and undoes transfer and content coding (RFC 9112
 §6–7, RFC 9110 §8.4).
 
-The heads in real archives are often wrong: they declare `Transfer-Encoding: chunked` or `Content-Encoding: gzip` for a
-body that the crawler had already decoded. Chunk sizes are broken, and bodies are cut in the middle. The parser
-tolerates such errors and reads as much as it can. Its work is limited: no loop runs over more than the message, and no
-body inflates to more than `cap` bytes.
+Heads are often wrong in real archives. They declare `Transfer-Encoding: chunked` or `Content-Encoding: gzip` for a body
+that the crawler had already decoded. Chunk sizes may be broken, and bodies may be cut off in the middle. The parser
+tolerates such errors and reads as much as it can. The parser's work is limited: no loop runs over more than the
+message, and no body is inflated to more than `cap` bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _BLOCK = 16 << 10
 
 
 class TooLarge(ValueError):
-    """A body inflates to more than the cap, or has more gzip members than any server makes."""
+    """Raised for an HTTP body that inflates to more bytes than are allowed, or that has more gzip members than any
+    server makes."""
 
 
 def parse_response(block: bytes) -> tuple[int, dict[str, str], bytes] | None:
-    """(status, headers by lower-case name, body), or None when the data is no HTTP response. Of several headers of one
-    name the first counts. Only `x-robots-tag` headers are joined by newlines, because each may address other robots."""
+    """Return (status, headers by lower-case name, body) of an HTTP response; None when `block` is no HTTP response. If
+    several headers have one name, the first counts. Only `x-robots-tag` headers are joined by newlines, because each
+    may address other robots."""
     first = _STATUS.match(block)
     if first is None:
         return None
@@ -59,9 +61,11 @@ def media_type(content_type: str | None) -> tuple[str, str]:
 
 
 def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
-    """The body with transfer and content coding undone. Raises `TooLarge` beyond `cap` bytes.
+    """Return an HTTP body after its transfer coding and content coding are undone. Raises `TooLarge` if the result has
+    more than `cap` bytes.
 
-    A coding that the head declares but the body does not have is ignored, since the crawler has already undone it.
+    If the headers declare a coding that the body does not have, the coding is ignored, since the crawler has already
+    undone it.
     """
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = unchunk(body)
@@ -74,8 +78,8 @@ def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
 
 
 def unchunk(body: bytes) -> bytes:
-    """The body with chunked transfer coding undone, up to the first broken chunk. A body that does not begin with a
-    chunk is returned unchanged."""
+    """Return an HTTP body after its chunked transfer coding is undone, up to the first broken chunk. A body that does
+    not begin with a chunk is returned unchanged."""
     out, at = [], 0
     while (size := _CHUNK.match(body, at)) is not None:
         length = int(size[1], 16)
@@ -116,9 +120,11 @@ def _decoded(body: bytes, coding: str, cap: int) -> bytes:
 
 def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
     """Return `data` inflated, up to the first error in it; None if no byte precedes the error. `wbits` selects the
-    format, as in zlib. Raises `TooLarge` beyond `cap` bytes or `MAX_MEMBERS` gzip members.
+    format, as in zlib. Raises `TooLarge` if the result has more than `cap` bytes, or the data more than `MAX_MEMBERS`
+    gzip members.
 
-    The decompressor gets its input in small blocks, because it copies the unread rest at every call and every member.
+    The decompressor gets its input in small blocks, because it copies all input that it has not read yet at every call
+    and for every gzip member.
     """
     out, at = bytearray(), 0
     for _ in range(MAX_MEMBERS):

@@ -20,13 +20,13 @@ NULL = ()
 
 
 class Jsonl(Reader):
-    """JSON Lines, or one JSON array: one document per record.
+    """Reads JSON Lines, or one JSON array: one document per record.
 
-    Keys may be paths into nested objects ("metadata.url"). The data set's own id is kept as `meta.id`.
-    `stages.read.columns` says how keys that no setting names are kept.
+    Settings may name keys by paths into nested objects ("metadata.url"). The id that a record has in its data set is
+    kept as `meta.id`. `stages.read.columns` says how keys that no setting names are kept.
 
-    Records that make no document are counted under `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text` (no such
-    key, or its value is not a string) or `empty` (a blank line or text).
+    Records of which no document is made are counted under `line_too_long`, `invalid_utf8`, `bad_json`, `missing_text`
+    (no such key, or its value is not a string) or `empty` (a blank line or text).
     """
 
     name = "jsonl"
@@ -58,8 +58,9 @@ class Jsonl(Reader):
                 yield self._document(row, slice, offset, ordinal)
 
     def rows(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """Yields (ordinal, offset, row) for each line. A row is the line's JSON value, None for a blank line, or a
-        `BadRecord`. Strings may hold lone surrogates."""
+        """Yields (number of the line, offset, row) for each line of a slice, or for each element of a JSON array. The
+        row is the JSON value of the line, None for a blank line, or a `BadRecord` for a faulty line. Strings may hold
+        lone surrogates."""
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         array = slice.start == 0 and slice.stop is None and is_array(local)
@@ -108,16 +109,17 @@ class Jsonl(Reader):
                              meta_columns)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges that must be fetched, None for the whole file. To read a slice, these are its own
-        bytes and the first bytes of the file, which show how it is compressed. To split a file (`slice` is None), its
-        first bytes suffice if it is compressed, since it then cannot be split."""
+        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
+        None. The result None stands for the whole file. A slice needs its own bytes and the first bytes of the file,
+        which show how the file is compressed. For a compressed file, which cannot be split, its first bytes suffice to
+        find this out."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return pieces cut at line ends. Returns None for a compressed file or a JSON array, which is read in one
-        piece."""
+        """Return the pieces, cut at line ends and of about `target` bytes, in which a file can be read. Returns None
+        for a compressed file or a JSON array, which is read in one piece."""
         check_file(local, path)
         if is_array(local):
             self.warnings.append(f"{path}: read in one piece, for it is one JSON array; JSON Lines can be shared out")
@@ -157,7 +159,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def _value_at(row: Any, key: str) -> Any:
-    """Value at a key or dotted path of a JSON object; None if it is absent."""
+    """Returns the value at a key, or at a path with dots, of a JSON object; None if there is no such value."""
     if isinstance(row, dict) and key in row:
         return row[key]
     for part in key.split("."):
@@ -168,7 +170,7 @@ def _value_at(row: Any, key: str) -> Any:
 
 
 def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
-    """A copy of an object without the value at a dotted path."""
+    """Returns a copy of a JSON object without the value at a path with dots."""
     key, _, inner = path.partition(".")
     if not inner:
         return {k: v for k, v in row.items() if k != key}
@@ -176,17 +178,19 @@ def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
-    """Return a `Columns` that keeps the columns which the settings of a reader do not use. `used` are the columns that
-    it uses besides those named by `id`, `url`, `date` and `language`."""
+    """Return the `Columns` object of a reader with the settings `config`: it decides which columns are kept in `meta`.
+    Columns that the reader uses for another purpose are not kept. They are the columns that the settings `id`, `url`,
+    `date` and `language` name, and those in `used`. `reserved` are names in `meta` that the reader sets itself."""
     named = (config.id, config.url, config.date, config.language)
     return Columns(config, (*named, *used), (*reserved, "id") if config.id else reserved)
 
 
 def make_document(slice: Slice, ordinal: int, offset: int, text: str, get: Any, config: Any, columns: Columns,
                   meta_columns: list[str], *, surrogates: bool = True) -> Document:
-    """Return the document of a row. `get(key)` returns a value of the row. `config` names the keys of id, URL, date and
-    language. The columns `meta_columns` are copied into `meta`. Lone surrogates, which JSON can express and UTF-8
-    cannot, become U+FFFD."""
+    """Return the document of a row (a line or table row) with the text `text`. `get(key)` returns a value of the row.
+    The settings `config` name the keys of id, URL, date and language. The columns `meta_columns` are copied into
+    `meta`. Lone surrogates, which JSON can express and UTF-8 cannot, become U+FFFD if `surrogates` says that the text
+    may contain them."""
     doc = Document(document_id(slice.source, slice.path, "", ordinal), clean(text) if surrogates else text,
                    source=slice.source, locator=locator(slice.path, offset, ordinal))
     if config.url and (value := get(config.url)) is not None:

@@ -4,7 +4,7 @@ The rules are modelled on GitHub Linguist
 (https://github.com/github-linguist/linguist/blob/main/docs/how-linguist-works.md), whose names of languages are used in
 lower case. If a file name or suffix belongs to one language only, that language is the result. Otherwise the following
 are tried in this order: the editor's modeline, the shebang line, and words that only one of the candidates uses. If all
-of them fail, the result is the language of most files with the suffix, if there is such a language.
+of these fail, the result is the language to which most files with the suffix belong, if there is such a language.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ _SHARED_SUFFIXES: dict[str, tuple[str, tuple[tuple[str, re.Pattern[str]], ...]]]
 
 
 def language(path: str, text: str) -> str:
-    """Name of the language of a file; "" if this module does not know it."""
+    """Returns the name, in lower case, of the programming language of a file with the path `path` and the content
+    `text`; "" if it is not known."""
     place = PurePosixPath(path)
     name, suffix = place.name.lower(), place.suffix.lower()
     if name in NAMES:

@@ -1,15 +1,15 @@
-"""Reads papers in LaTeX: one document per paper, its files joined as TeX would read them. The step `latex` then turns
-the LaTeX source into plain text.
+"""Reads papers in LaTeX: one document per paper. The files of a paper are joined as TeX would read them. The step
+`latex` then turns the LaTeX source into plain text.
 
 A paper is a `.tex` file, a `.gz` of one, or an archive of its files, as arXiv distributes them. An archive of such
-archives (arXiv's monthly `.tar`) holds many papers; `sub` of the locator names the member. The reader looks for the
-main file of an archive: it has a \\documentclass, or no other file reads it. Files that the main file reads by \\input,
-\\include, \\subfile or \\import are inserted in place, and so are the paper's own packages (\\usepackage of a `.sty`
-beside it), for their macros. Figures, bibliographies and all other files are left out. A paper that consists only of
-PDF or PostScript is counted as `no_tex`.
+archives (arXiv's monthly `.tar`) holds many papers; `sub` in the locator of a document names the member. The reader
+looks for the main file of an archive: it has a \\documentclass, or no other file reads it. Files that the main file
+reads by \\input, \\include, \\subfile or \\import are inserted in place, and so are the paper's own packages
+(\\usepackage of a `.sty` beside it), for their macros. Figures, bibliographies and all other files are left out. A
+paper that consists only of PDF or PostScript is counted as `no_tex`.
 
-There are limits for the number of files, the bytes of one file and of all, the depth of \\input, and the characters of
-the joined source.
+There are limits for the number of files, the bytes of one file and of all files together, the depth of \\input, and the
+characters of the joined source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SOURCES = (".tex", ".ltx", ".latex")
 #: endings of files that may hold macros or text
 _TEXTS = (*_SOURCES, ".sty", ".cls", ".txt", ".def", ".inc", ".tikz")
 _PAPERS, _FIGURES = (".gz", ".tgz", ".tar"), (".ps.gz", ".eps.gz", ".svg.gz", ".bib.gz")
-#: most levels of files that read files, most files of a paper, and most characters of a package
+#: most levels of files that read further files, most files of a paper, and most characters of a package
 _DEPTH, _FILES, _PACKAGE = 8, 2000, 200 << 10
 _CLASS = re.compile(r"^[^%\n]{0,200}\\document(?:class|style)(?![A-Za-z])", re.MULTILINE)
 _BODY = re.compile(r"^[^%\n]{0,200}\\(?:begin[ \t]*\{document\}|topmatter|bye)(?![A-Za-z])", re.MULTILINE)
@@ -44,9 +44,9 @@ _READS = re.compile(
 
 
 class Latex(Files):
-    """Papers in LaTeX: one document per paper, its files joined.
+    """Reads papers in LaTeX: one document per paper, joined from the paper's files.
 
-    `meta.files` is the number of files a paper was joined from, if more than one.
+    `meta.files` is the number of joined files, if it is more than one.
     """
 
     name = "latex"
@@ -71,7 +71,8 @@ class Latex(Files):
         return self._paper(data, slice, offset, member, member or slice.path)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """Yields one paper, or one paper per member when the members are archives."""
+        """Yields the document of an archive that holds one paper, or a document for each member of an archive of
+        archives."""
         files: dict[str, bytes] = {}
         total_bytes = count = offset = 0
         is_collection = False
@@ -97,7 +98,8 @@ class Latex(Files):
             yield self._joined(files, slice, 0, "")
 
     def _paper(self, data: bytes | None, slice: Slice, offset: int, member: str, path: str) -> Document | BadRecord:
-        """Return the document of a paper that is one file: a LaTeX source, compressed or not, or a tar archive."""
+        """Return the document of a paper that consists of one file: a LaTeX source or a tar archive, compressed or not.
+        `data` is the content, or None if it is too large. Returns a `BadRecord` if no document is made of the paper."""
         try:
             if data is not None and coding_of(data[:10]) == "gzip":
                 data = _inflated(data, self.config.max_paper)
@@ -129,9 +131,10 @@ class Latex(Files):
 
 
 def main_file(texts: Mapping[str, str]) -> str | None:
-    """Return the name of the file that TeX starts from, or None. Files with a \\documentclass are preferred. Of
-    several, those with a body are preferred, and then, in this order, those that no other file reads, those nearest to
-    the root, the longest, and the first by name."""
+    """Return the name of a paper's main file, from which TeX starts; None if no file is a source. `texts` maps names of
+    files to their contents. Files with a \\documentclass are preferred to others. Among equal files, one criterion
+    after the other decides: a file has a body, no other file reads it, it is nearest to the root, it is the longest,
+    its name is the first."""
     sources = {name: text for name, text in texts.items() if name.lower().endswith(_SOURCES)} or \
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:
@@ -148,8 +151,9 @@ def main_file(texts: Mapping[str, str]) -> str | None:
 
 
 def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = True) -> tuple[str, int]:
-    """Return (source of the file `main`, with the files that it reads inserted in place, up to `longest` characters;
-    number of files joined)."""
+    """Return (source of the file `main`, in which the files that it reads are inserted in place; number of files
+    joined). The source is cut off after `longest` characters. `texts` maps names of files to their contents. With
+    `packages`, the paper's own packages are inserted, too."""
     out: list[str] = []
     joined = [main]
     remaining = longest
@@ -186,14 +190,15 @@ def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = 
 
 
 def _target(m: re.Match[str]) -> str:
-    """The path that a command reads."""
+    """Return the path of the file that a command, the match `m`, reads."""
     if m["e"]:
         return posixpath.join((m["d"] or "").strip(), m["e"].strip())
     return (m["a"] or m["b"] or m["c"] or "").strip()
 
 
 def _resolved(target: str, reader: str, texts: Mapping[str, str]) -> str | None:
-    """Name of the file that \\input{target} means in the file `reader`; None if there is none."""
+    """Return the name of the file that \\input{target} in the file `reader` refers to; None if there is no such
+    file."""
     target = target.strip('"')
     for base in dict.fromkeys(("", posixpath.dirname(reader), reader.rpartition("/")[0].partition("/")[0])):
         path = _clean(posixpath.join(base, target))
@@ -212,7 +217,7 @@ def _text(data: bytes) -> str:
 
 
 def _inflated(data: bytes, cap: int) -> bytes | None:
-    """A gzip file inflated; None when that gives more than `cap` bytes."""
+    """Return the content of a gzip file; None when it has more than `cap` bytes. Raises Damaged."""
     try:
         with_header = zlib.decompressobj(31)
         out = with_header.decompress(data, cap + 1)
@@ -226,7 +231,8 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
 
 
 def _untarred(data: bytes) -> dict[str, bytes]:
-    """Regular files of a tar that may hold macros or text. Of several files with one name, the last counts."""
+    """Return {name: content} of the regular files in a tar archive whose names end like those of LaTeX sources or
+    macros. If several files have one name, the last counts. Raises Damaged."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:

@@ -1,9 +1,10 @@
-"""Finds the licence that the head of a source file names: by an SPDX tag, the whole text of a licence, or its notice.
+"""Finds the licence that the head of a source file (its first characters) names: by an SPDX tag, the whole text of a
+licence, or a licence's notice.
 
-Identifiers are SPDX's (https://spdx.org/licenses). "" means that the head names no known licence, not that the file has
-none. A permissive licence is reported only if its whole text is in the head, unchanged (`licence_texts`), or if a
-sentence puts the file under it and no other terms stand beside that sentence. The rules are strict, because a missed
-licence costs only a file, whereas a wrong one puts a file into a corpus that must not have it.
+Identifiers are those of SPDX (https://spdx.org/licenses). The result "" means that the head names no known licence; the
+file may have one. A permissive licence is reported only if its whole text is in the head, unchanged (`licence_texts`),
+or if a sentence puts the file under the licence and no other terms stand beside that sentence. The rules are strict,
+because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that must not have it.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in complian
 
 
 def licence(text: str) -> str:
-    """SPDX expression of the licence that the head of a file names, or "" if it names none."""
+    """Return the SPDX expression of the licence that the head of a source file names, or "" if the head names no known
+    licence. `text` is the content of the file."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag
@@ -100,7 +102,8 @@ def licence(text: str) -> str:
 
 
 def _tags(head: str) -> str | None:
-    """The SPDX expression of the tags in a head; "" if a tag is qualified by further words, None without a tag."""
+    """Return the SPDX expression in the SPDX tags of `head`, the first characters of a source file; "" if further words
+    qualify a tag, None if there is no tag."""
     tags = []
     for tag in _TAG.finditer(head):
         if _MORE.match(tag[2]):
@@ -114,7 +117,7 @@ def _tags(head: str) -> str | None:
 
 
 def _lead(text: str) -> str:
-    """The comments that a file begins with; the whole text if they are fewer than `_LINES` lines."""
+    """Return the comments at the beginning of a source file; the whole text if they have fewer than `_LINES` lines."""
     out: list[str] = []
     close, marked = "", 0
     for line in text.split("\n"):
@@ -162,7 +165,8 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """The one permissive licence that a sentence puts a file under; "" if there is none or more than one."""
+    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file; "" if
+    there is no such licence, more than one, or other terms."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

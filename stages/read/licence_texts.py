@@ -1,12 +1,12 @@
-"""Recognises whole licence texts. It compares triples of consecutive words, to find out which words of a standard text
-are missing and which were added.
+"""Recognises whole licence texts. It compares triples of consecutive words, to find out which words of the standard
+text of a licence are missing in a document, and which words were added.
 
 A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
 is standard if it is part of a triple of the form. All other words between the first and the last standard word are
-added words. Words of the form that are in no triple of the document are missing. So even a single added "not" is
-noticed between its standard neighbours.
+added words. Words of the form that are in no triple of the document are missing. Therefore even a single added "not" is
+noticed between standard words.
 
-A form fits if few words are missing and no added words change the terms. Every real notice adds names, years and
+A form fits a document if few words are missing and no added words change the terms. Real notices add names, years and
 addresses of copyright holders, but no words of permission, prohibition or condition.
 """
 
@@ -115,7 +115,7 @@ _OTHER = re.compile(
 
 
 class Form(NamedTuple):
-    """One wording of a licence: the whole text, its terms without the disclaimer, or its notice."""
+    """One wording of a licence: the licence's whole text, its terms without the disclaimer, or its notice."""
 
     licence: str
     size: int                          # words
@@ -132,13 +132,14 @@ class Match(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in a uniform spelling, without copyright lines, years, bullets and comment marks. A
-    copyright line that also states terms is kept."""
+    """Return the words of a text in a uniform spelling, for the comparison with licence texts. Copyright lines, years,
+    bullets and comment marks are left out, but a copyright line that also states terms is kept."""
     return _words(_HOLDER.sub(lambda m: m[0] if _has_terms(*_name_and_remainder(m[0])) else " ", text.lower()))
 
 
 def _name_and_remainder(line: str) -> tuple[str, str]:
-    """Split a copyright line into (text up to the end of the holder's name, rest). Addresses are removed."""
+    """Split a copyright line into (text up to the end of the copyright holder's name, text after it). Addresses are
+    removed."""
     line = _ADDRESS.sub(" ", line)
     end = _NAME_ENDS.search(line)
     return (line, "") if end is None else (line[:end.start()], line[end.end():])
@@ -159,7 +160,8 @@ def triples(words: list[str]) -> list[int]:
 
 @cache
 def forms() -> tuple[list[Form], dict[int, list[int]]]:
-    """Return (all forms, {hash of a triple: numbers of the forms that contain it})."""
+    """Return (all forms, which are wordings of licences; {hash of three consecutive words: numbers of the forms that
+    contain these words})."""
     forms, forms_of = [], dict[int, list[int]]()
     for number, entry in enumerate(json.loads(Path(__file__).with_name("licences.json").read_text("ascii"))):
         hashes = np.frombuffer(base64.b64decode(entry["triples"]), "<u4").tolist()
@@ -174,8 +176,8 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """Return the SPDX identifier of the licence whose whole text, terms or notice is in `text`. Returns "" if its terms
-    were changed or other terms stand beside them, and None if `text` has no licence text."""
+    """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`. Returns "" if the
+    terms were changed or other terms stand beside them, and None if `text` contains no licence text."""
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -188,7 +190,8 @@ def licence_text(text: str) -> str | None:
 
 
 def matches(hashes: list[int]) -> list[Match]:
-    """The forms of which a text holds at least the share `LIKELY`, the best match first."""
+    """Return the matches of a text with forms (wordings of licences) of which the text contains at least the share
+    `LIKELY`, the best match first. `hashes` are the hashes of the text's triples of consecutive words."""
     all_forms, forms_of = forms()
     votes = Counter(number for value in set(hashes) for number in forms_of.get(value, ()))
     likely = [all_forms[number] for number, n in votes.items() if n >= LIKELY * len(all_forms[number].places)]
@@ -212,7 +215,7 @@ def _compare(hashes: list[int], form: Form) -> Match:
 
 
 def _zeros(marks: bytearray) -> list[tuple[int, int]]:
-    """Runs of zeros as (start, stop)."""
+    """Return the runs of zeros in `marks` as (start, stop)."""
     return [m.span() for m in re.finditer(b"\0+", marks)]
 
 
@@ -221,7 +224,8 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits_form(match: Match, words: list[str]) -> bool:
-    """Whether a match is the licence of its form: enough of the form is there, and no added words speak of terms."""
+    """Whether a text, at the place of a match, states the licence of the match's form (wording of a licence) unchanged:
+    few words of the form are missing, and no added words speak of terms. `words` are the words of the text."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
         return False
@@ -233,7 +237,8 @@ def fits_form(match: Match, words: list[str]) -> bool:
 
 
 def stands_alone(match: Match, words: list[str]) -> bool:
-    """Whether only few words stand around a match and none of them speak of other terms."""
+    """Whether a licence text stands alone in a document: only few words stand around the match, and none of them speak
+    of other terms. `words` are the words of the document."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:
         before = []
@@ -241,8 +246,8 @@ def stands_alone(match: Match, words: list[str]) -> bool:
 
 
 def _holders_terms(text: str, form: Form) -> bool:
-    """Whether a copyright line, or the lines below it, set terms other than those of the licence. Words of the licence
-    text itself are ignored."""
+    """Whether a copyright line of a text, or the lines below such a line, set other terms than the licence of `form`.
+    Words of the licence text itself are ignored."""
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
@@ -253,7 +258,8 @@ def _holders_terms(text: str, form: Form) -> bool:
 
 
 def _outside_form(lower: str, form: Form) -> str:
-    """The words of a piece of text that are not in triples of a form."""
+    """Return the words of a piece of text (in lower case) that are in no triple of consecutive words which `form`, a
+    wording of a licence, contains."""
     words = _words(_ADDRESS.sub(" ", lower))
     standard = {j for i, value in enumerate(triples(words)) if value in form.places for j in range(i, i + TRIPLE)}
     return " ".join(word for j, word in enumerate(words) if j not in standard)
@@ -265,5 +271,5 @@ def other_terms(text: str) -> bool:
 
 
 def _has_second_licence(match: Match, near: list[Match]) -> bool:
-    """Whether the text holds another licence apart from the match."""
+    """Whether one of the matches `near` is the text of another licence at another place than `match`."""
     return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)

@@ -1,8 +1,8 @@
-"""Reads Jupyter notebooks as text: Markdown as it is, code in fences, and the text of outputs up to a limit.
+"""Reads Jupyter notebooks as text: Markdown unchanged, code in fences, and the text of outputs up to a limit.
 
-Pictures, HTML, widgets and stderr are left out of outputs; stderr holds warnings with local paths, and progress bars.
-Only the last line of an error is kept. Pasted pictures, styles and scripts are removed from Markdown. Reads nbformat 2
-to 5 (https://nbformat.readthedocs.io/en/latest/format_description.html).
+Pictures, HTML, widgets and stderr are left out of outputs. (stderr has warnings with local paths, and progress bars.)
+Only the last line of an error is kept. Pasted pictures, styles and scripts are removed from Markdown. The versions 2 to
+5 of nbformat are read (https://nbformat.readthedocs.io/en/latest/format_description.html).
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ _MAGICS = {"sh": "bash", "script": "bash", "js": "javascript", "r": "r", "bigque
 
 
 class Notebook(Files):
-    """Jupyter notebooks as text, cell by cell.
+    """Reads Jupyter notebooks as text, cell by cell.
 
-    Files that are no notebooks are quarantined as `bad_json` or `not_a_notebook`. Other files that make no document are
-    counted: `too_large`, `empty` (no cell has text), and `hidden` or `vendored`, by the rules of the reader `code`.
+    Files that are no notebooks are quarantined as `bad_json` or `not_a_notebook`. Other files of which no document is
+    made are counted as `too_large`, as `empty` (no cell has text), or as `hidden` or `vendored` by the rules of the
+    reader `code`.
     """
 
     name = "notebook"
@@ -142,7 +143,7 @@ def _cells(book: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """The text of a value that is a string or a list of lines; "" for any other value."""
+    """Return the text of a field of a notebook, which is a string or a list of lines; "" for any other value."""
     if isinstance(value, list):
         return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
@@ -161,5 +162,5 @@ def _language(book: dict[str, Any]) -> str:
 
 
 def _fence(text: str) -> str:
-    """A code fence: at least three backticks, and more than the text has in a row."""
+    """Return the Markdown fence for a piece of code: at least three backticks, and more than the code has in a row."""
     return "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))

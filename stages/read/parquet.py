@@ -33,14 +33,14 @@ _TAIL = 64 << 10
 
 
 class Parquet(Reader):
-    """Parquet tables: one document per row.
+    """Reads Parquet tables: one document per row.
 
     In the locator of a document, `offset` is the number of the row group. A missing column is an error if it is `text`
     or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says how columns that no
-    setting names are kept; the binary ones among them are not read. Rows that make no document are counted under
-    `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or `bad_value` (an id, url, date or
-    language that Python cannot represent, e.g. a timestamp beyond the year 9999). `pipeline.passes.reading` quarantines
-    rows that cannot be read.
+    setting names are kept; binary ones among these columns are not read. Rows of which no document is made are counted
+    under `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or `bad_value` (an id, url,
+    date or language that Python cannot represent, e.g. a timestamp beyond the year 9999). `pipeline.passes.reading`
+    quarantines rows that cannot be read.
     """
 
     name = "parquet"
@@ -97,10 +97,10 @@ class Parquet(Reader):
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
 
     def _repeated_bytes(self, info: Any, local: str, group: int) -> int:
-        """Return the bytes of all texts of a row group, where a text counts once for each row that has it. A Parquet
-        dictionary stores it once for all these rows: a million rows may share one text of 10 MB. The result is 0 if the
-        text column is not mostly a dictionary, or if the bytes cannot exceed `max_group`. They are counted before a
-        text is made for any row, and only until they exceed `max_group`."""
+        """Return the number of bytes of all texts of a row group, where a text counts once for each row that has it. A
+        Parquet dictionary stores a text once for all its rows: a million rows may share one text of 10 MB. The result
+        is 0 if the text column is not mostly a dictionary, or if the number cannot exceed `max_group`. The bytes are
+        counted before any row is read, and only until they exceed `max_group`."""
         chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
                      None)
         if chunk is None or not chunk.has_dictionary_page:
@@ -191,8 +191,8 @@ class Parquet(Reader):
     def _fast_documents(self, texts: pa.Array, columns: dict[str, Any], meta_columns: list[str], slice: Slice,
                         group: int, ordinal: int) -> list[Document] | None:
         """Return the documents of a batch at a third of the usual cost, or None if its rows must be checked one by one.
-        This needs a batch whose columns hold only strings, numbers and booleans. All its texts must be present, valid
-        UTF-8 and not blank, and together small."""
+        The fast way needs a batch whose columns hold only strings, numbers and booleans. All texts of the batch must be
+        present, valid UTF-8 and not blank, and they must be small in total."""
         config = self.config
         if self.columns.name_conflicts(meta_columns) or texts.null_count \
                 or texts.nbytes > min(_PLAIN_BYTES, config.max_bytes) or config.text in columns \
@@ -229,8 +229,9 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of the file's footer and, in the row groups of the slice, of the columns that are
-        read."""
+        """Return the byte ranges of a file that must be fetched: the footer and, in the row groups of the slice, the
+        columns that are read. If `slice` is None, the ranges are those for `splits`. The result None stands for the
+        whole file."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -259,7 +260,8 @@ class Parquet(Reader):
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the part of the slice after the row group that holds row number `record`; None if nothing is left."""
+        """Return the slice with which reading resumes after row number `record` of the file has crashed the process. It
+        is the part of `slice` after the row group of this row; None if nothing comes after this row group."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
@@ -277,7 +279,8 @@ class Parquet(Reader):
                    for i in range(metadata.num_columns))
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return pieces of whole row groups. `start` and `stop` of a piece are numbers of row groups."""
+        """Return the pieces, of whole row groups and about `target` bytes, in which a file can be read. `start` and
+        `stop` of a piece are numbers of row groups."""
         check_file(local, path)
         try:
             with open_parquet(local) as file:
@@ -298,8 +301,8 @@ class Parquet(Reader):
 
 
 def _values(column: pa.Array) -> list[Any] | pa.Array:
-    """Values of a column as a list; the column itself where a list would take much memory or a value cannot be
-    converted."""
+    """Return the values of a column as a list, or the column itself if a list would take much memory or a value cannot
+    be converted."""
     if column.nbytes > _LISTED_BYTES:
         return column
     kind = column.type
@@ -314,8 +317,8 @@ def _values(column: pa.Array) -> list[Any] | pa.Array:
 
 
 def _nanoseconds(column: pa.Array) -> list[Any]:
-    """Return nanosecond timestamps as datetimes, or as text if a datetime cannot hold all their digits. Arrow's own
-    conversion raises an error for the latter or, where pandas is installed, returns pandas objects."""
+    """Return nanosecond timestamps as datetimes, or as text if a datetime cannot hold all their digits. (For timestamps
+    with more digits, Arrow's own conversion raises an error or, where pandas is installed, returns pandas objects.)"""
     microseconds = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     inexact = pc.not_equal(microseconds.cast(column.type), column).to_pylist()
     return [text if is_inexact else time for time, is_inexact, text in
@@ -323,7 +326,7 @@ def _nanoseconds(column: pa.Array) -> list[Any]:
 
 
 def _sound(column: list[Any]) -> bool:
-    """Whether `meta` can hold the values of a column as they are."""
+    """Whether a document's `meta` can hold the values of a column unchanged."""
     kinds = {type(v) for v in column} - {NoneType}
     if kinds == {str}:
         return max(len(v) for v in column if v is not None) <= MAX_VALUE
@@ -331,20 +334,21 @@ def _sound(column: list[Any]) -> bool:
 
 
 def _numbers(column: list[Any]) -> bool:
-    """Whether signals can hold the values of a column exactly."""
+    """Whether the values of a column can become signals (floats) without a change of value."""
     kinds = {type(v) for v in column} - {NoneType}
     return kinds <= {bool} or (kinds <= {int, float} and all(v is None or (isfinite(v) and float(v) == v)
                                                               for v in column))
 
 
 def unread_columns(columns: Columns, schema: pa.Schema) -> list[str]:
-    """Return the columns that `keep: all` selects and that are not read, because they are binary: `meta` cannot hold
-    them. If `keep` is a list, no column is returned: binary columns in the list are read, as they may be text."""
+    """Return the binary columns among the columns that the setting `keep: all` selects. They are not read, because a
+    document's `meta` cannot hold binary values. If `keep` is a list, no column is returned: binary columns in the list
+    are read, as they may be text."""
     return [f.name for f in schema if columns.of([f.name]) and _binary(f.type)] if columns.all else []
 
 
 def _binary(kind: pa.DataType) -> bool:
-    """Whether values of a type hold bytes."""
+    """Whether values of a type are binary or contain binary values."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or (
             pa.types.is_binary_view(kind)):
         return True
@@ -353,7 +357,7 @@ def _binary(kind: pa.DataType) -> bool:
 
 
 def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> BadRecord:
-    """The `BadRecord` for a row group of more bytes than its reader may read."""
+    """Return the `BadRecord` for a row group of `size` bytes, which are more than its reader may read."""
     record = bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of {size} bytes or "
                                                             f"more")
     record.bytes = sum(info.column(i).total_compressed_size for i in range(info.num_columns))
@@ -361,8 +365,8 @@ def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> B
 
 
 def rows_per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
-    """How many rows of a row group to read at a time. It follows from the sizes that the metadata states and, if
-    `local` is given, from those of the dictionary pages."""
+    """Return how many rows of a row group to read at a time. The number follows from the sizes that the metadata states
+    and, if `local` (the path of the file) is given, from the sizes of the dictionary pages."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
     size = sum(c.total_uncompressed_size for c in chunks)
@@ -371,11 +375,12 @@ def rows_per_batch(group: Any, columns: list[str], local: str | None = None) -> 
 
 
 def _dictionary_bytes(chunk: Any, local: str | None) -> int:
-    """Upper bound on the bytes of one entry in the dictionary of a column chunk: the size of the dictionary page, or of
-    the whole chunk.
+    """Return an upper bound on the bytes of one entry in the dictionary of a column chunk. The bound is the size of the
+    dictionary page if `local` (the path of the file) is given and the page can be read, otherwise the size of the whole
+    chunk.
 
-    A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), i32 as zigzag varints.
-    The decoder refuses a page that inflates to another size, so a file cannot lie about it.
+    A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), with i32 values as
+    zigzag varints. The decoder refuses a page that inflates to another size, so a file cannot lie about the size.
     """
     if local is None or chunk.dictionary_page_offset is None:
         return chunk.total_uncompressed_size

@@ -1,7 +1,7 @@
-"""The base class of readers. A reader turns a slice of one file (the whole file or a piece of it) into documents. It
-also says where a big file can be cut.
+"""Defines the base class of readers. A reader turns a slice of one file (the whole file or a piece of it) into
+documents. It also says where a big file can be cut into pieces.
 
-Readers only read local files: they get the path of a file on local disk (`local`). They also get the path of the file
+A reader only reads local files: it gets the path of the file on local disk (`local`). It also gets the path of the file
 relative to the root of its source (`path`), from which the ids of documents are computed. Offsets count bytes of the
 file as it is stored, which may be compressed.
 """
@@ -25,11 +25,11 @@ BEYOND = 64 << 10
 
 @dataclass(frozen=True)
 class Slice:
-    """What to read of one file: everything (the default), or one `Split` of it.
+    """Says what to read of one file: everything (the default), or one piece of the file (a `Split`).
 
     `source` is the name of the source in the recipe, `path` the path relative to its root (forward slashes). `start`
     and `stop` are byte offsets in the stored file (row-group numbers for Parquet). `ordinal` is the number that the
-    slice's first record has in the file, so that identities do not depend on how the file was cut.
+    slice's first record has in the file, so that the ids of documents do not depend on how the file was cut.
     """
 
     source: str
@@ -41,8 +41,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Split:
-    """A record-aligned piece [start, stop) of a file, with the number of its first record, its number of records, and
-    their uncompressed bytes."""
+    """A piece of a file, [start, stop), cut between records. It also has the number of its first record in the file,
+    the number of its records, and their uncompressed bytes."""
 
     start: int
     stop: int
@@ -55,9 +55,10 @@ class Split:
 
 
 class Skipped(BadRecord):
-    """A record that is sound but holds no document (a request, a redirect, a binary file of a code tree).
+    """A record that is sound but of which no document is made, such as a request, a redirect, or a binary file among
+    source files.
 
-    It is counted under its reason like any `BadRecord`, but there is nothing to quarantine.
+    A `Skipped` is counted under its reason like any `BadRecord`, but is not quarantined.
     """
 
 
@@ -67,8 +68,8 @@ class Reader:
 
     Errors: a file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`), since
     the environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
-    After any other exception, or a crash, the rest of the file is lost (see `beyond`). The file is then quarantined,
-    and counts towards the limit `run.max_bad_files`.
+    After any other exception, or a crash, the part of the file that was not read yet is lost, unless the method
+    `beyond` says where reading resumes. The file is then quarantined, and counts towards the limit `run.max_bad_files`.
     """
 
     name: ClassVar[str]
@@ -106,13 +107,15 @@ class Reader:
         self.lost: dict[str, dict[str, int]] = {}
 
     def key(self) -> str:
-        """32 hex characters computed from everything that decides which documents this reader makes of a file."""
+        """Return the reader's key: a hash (32 hex characters) of everything that decides which documents this reader
+        makes of a file."""
         doc = {"name": self.name, "version": self.version, "config": self.config.model_dump(mode="json"),
                "libraries": library_versions(self.libraries), "python": python_version()}
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def expansion(self, path: str) -> float:
-        """Expected uncompressed bytes per stored byte, for planning before anything was read."""
+        """Return the expected number of uncompressed bytes per stored byte of a file, for planning before the file is
+        read."""
         lower = path.lower()
         if lower.endswith((".gz", ".tgz", ".zst", ".lz4", ".xz")):
             return 4.0
@@ -122,33 +125,34 @@ class Reader:
         """Return pieces of about `target` uncompressed bytes that cover the file and are cut between records; None if
         the file cannot be split.
 
-        This may decompress the whole file once. Reading the pieces one after another gives exactly the documents that
-        reading the whole file gives (tested for every reader that splits files).
+        The method may decompress the whole file once. Reading the pieces one after another gives exactly the documents
+        that reading the whole file gives (tested for every reader that splits files).
         """
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice, or that
         `splits` needs if `slice` is None. The result None stands for the whole file. Of a file in object storage, only
-        these ranges are fetched; the rest of `local` is a hole, which reads as zeros. `size` is the size of the file,
-        and the argument `read(start, stop)` returns its bytes.
+        these ranges are fetched. All other bytes of its local copy are a hole, which reads as zeros. `size` is the size
+        of the file, and the argument `read(start, stop)` returns its bytes.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
         """Return the slice with which reading resumes after record number `record` of the file has killed the process.
         It is the part of `slice` after the smallest piece of the file, such as a row group, that contains the record.
-        Returns None if the rest of the slice is lost.
+        Returns None if reading cannot resume.
         """
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
-        """Return how many of the stored file's `size` bytes belong to a slice."""
+        """Return how many of the `size` bytes of a stored file (compressed, if it is) belong to a slice."""
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
-        """Return the name of the group that a file belongs to, "" for a file on its own. The files of a group must be
-        read together, so one task gets them all and passes them to `read_files` in the order of their paths."""
+        """Return the name of the group of files to which a file belongs; "" for a file without a group. The files of a
+        group must be read together, so one task gets them all and passes them to `read_files` in the order of their
+        paths."""
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
@@ -157,15 +161,15 @@ class Reader:
             yield from self.read(local, slice)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """Yield the documents of a slice in file order, and in their place a `BadRecord` (or `Skipped`) for each record
-        that makes no document."""
+        """Yield the documents of a slice in the order of the file. A `BadRecord` or `Skipped` is yielded in place of
+        each record of which no document is made."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
 def is_machine_fault(e: BaseException) -> bool:
     """Whether the machine, and not the file, is at fault for an error while reading. The machine is at fault when
-    memory ran out or the operating system reported the error. Such an error must fail the task; if it were taken for
-    damage, the rest of the file would be committed as lost.
+    memory ran out or the operating system reported the error. Such an error must fail the task. If the error were taken
+    for damage in the file, the part of the file after it would be recorded as lost.
 
     An OSError without errno comes from a decoder, so the file is at fault. EINVAL counts as the file's fault, too: it
     comes from a seek to an impossible offset, which a damaged archive directory can cause.
@@ -174,7 +178,8 @@ def is_machine_fault(e: BaseException) -> bool:
 
 
 def check_file(local: str, path: str) -> int:
-    """Size of a file in bytes. Raises a clear OSError for a folder or a missing file."""
+    """Return the size of a file in bytes. Raises an OSError that names the file and the remedy if it is a folder or
+    missing."""
     if os.path.isdir(local):
         raise IsADirectoryError(f"{path}: is a folder, a reader needs a file; give the folder as the source's path")
     if not os.path.exists(local):
@@ -183,20 +188,23 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Return the place of a record in the input: file, byte offset in the stored file (0 if compression hides it, the
-    row group for Parquet), number of the record in the file, and the place inside the record, e.g. an archive member.
+    """Return the locator of a record, which is its place in the input: file, byte offset in the stored file (0 if the
+    file is compressed as a whole; the number of the row group for Parquet), number of the record in the file, and place
+    inside the record, such as an archive member.
     """
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 
 
 def bad(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "",
         fatal: bool = False) -> BadRecord:
-    """Return a `BadRecord` with the id and the locator that its document would have had."""
+    """Return a `BadRecord` for a record of a slice, with the id and the locator that the record's document would have
+    had."""
     return BadRecord(reason, id=document_id(slice.source, slice.path, member, record),
                      locator=locator(slice.path, offset, record, member), detail=detail, fatal=fatal)
 
 
 def skipped(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "") -> Skipped:
-    """Return a `Skipped` with the id and the locator that its document would have had."""
+    """Return a `Skipped` for a record of a slice, with the id and the locator that the record's document would have
+    had."""
     return Skipped(reason, id=document_id(slice.source, slice.path, member, record),
                    locator=locator(slice.path, offset, record, member), detail=detail)

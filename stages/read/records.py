@@ -1,13 +1,13 @@
-"""Reads post-training sets in JSON Lines, JSON or Parquet as documents: rendered by a template, with the spans that
-count for the loss.
+"""Reads post-training data sets (conversations, instructions, preferences) in JSON Lines, JSON or Parquet. A document
+is made of each record: the record's turns as text, written by a template, and the spans that count for the loss.
 
-There are two readers, `sft` and `preference`. The formats and their rendering are those of `stages.read.conversation`;
-keys that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its
-text that the assistant wrote; only these count for the loss. Such a set can therefore be part of an annealing mixture
-without further preparation. Records that make no conversation are quarantined: `missing_turns` (none of the formats),
+There are two readers, `sft` and `preference`. `stages.read.conversation` describes the formats and the templates; keys
+that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its text
+that the assistant wrote; only these count for the loss. Such a data set can therefore be part of an annealing mixture
+without further preparation. Records that are no conversations are quarantined: `missing_turns` (none of the formats),
 `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text`
-(images, sound), `too_many_turns`, `marker_in_content`, `too_large`. So are faulty lines, arrays and tables (`bad_json`,
-`invalid_utf8`, …).
+(images, sound), `too_many_turns`, `marker_in_content`, `too_large`. Faulty lines, arrays and tables are quarantined,
+too (`bad_json`, `invalid_utf8`, …).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class RecordsConfig(ColumnsConfig):
 
 
 class Records(Reader):
-    """Base class of the readers `sft` and `preference`, for JSON Lines, JSON arrays and Parquet tables. A record is a
-    mapping."""
+    """Base class of the readers `sft` and `preference`, which read conversations from JSON Lines, JSON arrays and
+    Parquet tables. A record is a line, an element or a row."""
 
     suffixes = Jsonl.suffixes + Parquet.suffixes
     collection = True
@@ -87,7 +87,8 @@ class Records(Reader):
                 yield from self._documents(row, slice, offset, ordinal)
 
     def _table(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """Yields (ordinal, row group, row) of a Parquet file."""
+        """Yields (number of the row, number of its row group, row) for each row of a Parquet file that a slice covers.
+        The row is a dict or a `BadRecord`."""
         check_file(local, slice.path)
         ordinal, group = slice.ordinal, slice.start
         try:
@@ -125,8 +126,9 @@ class Records(Reader):
 
     def _row(self, batch: pa.RecordBatch, i: int, meta_columns: set[str], slice: Slice, group: int,
              ordinal: int) -> Any:
-        """A row of a batch, or a `BadRecord`. If Python cannot hold a value of one of the columns `meta_columns`, only
-        that value is lost."""
+        """Return row `i` of a batch as a dict. If Python cannot represent a value, the result is a `BadRecord`, unless
+        the column is in `meta_columns` (columns that are only copied to `meta`). In this case, only the value is
+        lost."""
         with suppress(ArithmeticError, RecursionError, TypeError, ValueError, pa.ArrowInvalid):
             return batch.slice(i, 1).to_pylist()[0]
         row = {}
@@ -143,15 +145,17 @@ class Records(Reader):
         return row
 
     def _keys(self) -> set[str]:
-        """Return the columns that the settings name, and of a dotted path also its first part."""
+        """Return the columns (or keys) that the settings of the reader name. For a path with dots, both the path and
+        its first part are returned."""
         settings = self.config.model_dump(exclude={"template", "max_bytes", "keep", "answers"})
         named = [v for value in settings.values() for v in ([value] if isinstance(value, str) else value)]
         named += () if self.config.keep == "all" else self.config.keep
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges that must be fetched: those that `Jsonl` needs for a file of lines, and None (the
-        whole file) for a Parquet table, since only its footer shows which columns it has."""
+        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
+        None. For JSON they are the ranges that the reader `jsonl` needs. For a Parquet table the result is None (the
+        whole file), since only its footer shows which columns it has."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
@@ -195,13 +199,15 @@ class Records(Reader):
             yield doc
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
-        """Yields (answer, function that returns the turns) for each document that a record makes. `answer` says which
-        of the record's answers the document holds."""
+        """Yields (answer, function that returns the turns) for each document to be made of a record. `answer` says
+        which of the record's answers the document contains: "chosen" or "rejected", or "" if the record has only
+        one."""
         raise NotImplementedError
 
 
 class Sft(Records):
-    """Supervised fine-tuning: messages, ShareGPT conversations, instructions with input and output."""
+    """Reads data for supervised fine-tuning: messages, ShareGPT conversations, and instructions with input and
+    output."""
 
     name = "sft"
 
@@ -229,8 +235,9 @@ class Sft(Records):
 
 
 class Preference(Records):
-    """Preferences: the prompt with the chosen answer; `answers: both` adds a document with the rejected answer
-    (`meta.answer` says which it is), for judging or for a classifier."""
+    """Reads preference data, whose records have a prompt, a chosen and a rejected answer. A document consists of the
+    prompt and the chosen answer. With `answers: both`, a second document has the rejected answer, for use in judging or
+    in a classifier. `meta.answer` says which of the two a document contains."""
 
     name = "preference"
 

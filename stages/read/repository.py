@@ -1,6 +1,6 @@
-"""Joins the files of a repository into one document. The files are in the order of their paths, and a `header` stands
-before each (StarCoder2's `<file_sep>`, arXiv 2402.19173 §2.9). A document of more than `max_repository` bytes is cut
-between files into pieces of at most that size; a file larger than that is a piece of its own."""
+"""Joins the source files of a repository into one document. The files are in the order of their paths, and a `header`
+stands before each (StarCoder2's `<file_sep>`, arXiv 2402.19173 §2.9). A document of more than `max_repository` bytes is
+cut between files into pieces of at most that size; a larger file is a piece of its own."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RepositoryConfig(StageConfig):
 
 
 class Repository:
-    """Collects the files of one repository and makes documents of them.
+    """Collects the source files of one repository and joins them to documents.
 
-    `path`, relative to the root of the source, is an archive, a folder or a table. For a folder, `name` is the path of
-    the folder. For a table, `name` is the repository's name in the table, and `record` the number of its first row
-    there.
+    `path`, relative to the root of the source, is the path of the archive, folder or table that contains the files. For
+    a folder, `name` is the path of the folder. For a table, `name` is the repository's name in the table, and `record`
+    the number of the repository's first row.
     """
 
     def __init__(self, config: RepositoryConfig, source: str, path: str, name: str = "", record: int = 0) -> None:
@@ -41,8 +41,9 @@ class Repository:
         self.text_bytes = 0
 
     def add(self, item: Document | BadRecord, path: str) -> Iterator[BadRecord]:
-        """Add the file at `path` of the repository. A BadRecord is not added but yielded unchanged. A file beyond the
-        limits is yielded as a `Skipped`."""
+        """Add the file `item`, whose path in the repository is `path`. A `BadRecord` is not added but yielded
+        unchanged. If the repository exceeds its limits of files or bytes, a `Skipped` is yielded instead of the
+        file."""
         if isinstance(item, BadRecord):
             yield item
         elif len(self.files) == self.config.max_files or self.text_bytes > _MOST_BYTES:

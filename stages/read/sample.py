@@ -1,5 +1,5 @@
-"""Stores sampled records of other readers in Parquet, and reads them back unchanged. `tokenmill plan --sample` makes a
-cost forecast (CPU time, disk space, number of documents) from such a sample.
+"""Stores a sample of the records that other readers have read in a Parquet file, and reads the sample back unchanged.
+`tokenmill plan --sample` makes a cost forecast (CPU time, disk space, number of documents) from such a sample.
 
 A row holds the whole result of a reader for one record: the document with its raw bytes or text, or the reason why
 there is no document. The steps of a recipe therefore get the records of a sample exactly as they would get them from
@@ -28,14 +28,15 @@ _FACTS = ("source", "url", "language", "date", "mime", "charset")
 
 
 def payload(record: Document | BadRecord) -> int:
-    """Number of bytes of a record as the next stage reads it; 0 if it is no document."""
+    """Return the number of bytes that the next step reads of a record: its raw bytes, or else its text in UTF-8. The
+    result is 0 for a record that is no document."""
     if isinstance(record, BadRecord):
         return 0
     return len(record.raw) if record.raw is not None else len(record.text.encode("utf-8", "surrogatepass"))
 
 
 def to_row(record: Document | BadRecord, rank: int) -> dict[str, Any]:
-    """A record as a row of SCHEMA."""
+    """Return a record as a row of the Parquet file of a sample (`SCHEMA`). `rank` is the record's random number."""
     if isinstance(record, BadRecord):
         facts: dict[str, Any] = {"reason": record.reason, "locator": record.locator, "detail": record.detail,
                                  "fatal": record.fatal}
@@ -49,7 +50,7 @@ def to_row(record: Document | BadRecord, rank: int) -> dict[str, Any]:
 
 
 def from_row(row: dict[str, Any]) -> Document | BadRecord:
-    """The record that a row holds."""
+    """Return the record that a row of the Parquet file of a sample holds."""
     facts = json.loads(row["facts"])
     if row["kind"] != "document":
         make = Skipped if row["kind"] == "skipped" else BadRecord
@@ -59,7 +60,7 @@ def from_row(row: dict[str, Any]) -> Document | BadRecord:
 
 
 class Sample(Reader):
-    """Records of other readers that `plan --sample` kept (rows of `to_row`)."""
+    """Reads a sample of the records of other readers, which `tokenmill plan --sample` has written to a Parquet file."""
 
     name = "sample"
     collection = True

@@ -27,15 +27,16 @@ _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", 
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 #: JSON strings, with the closing quote in a group (empty where it has not come yet), and brackets, braces and commas
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-#: errors that the decompressors of the standard library and of pyarrow raise on damaged input. Some may also be the
-#: fault of the machine; `is_machine_fault` tells whether they are
+#: errors that the decompressors of the standard library and of pyarrow raise on damaged input. Some of these errors may
+#: also be the fault of the machine; `is_machine_fault` tells whether they are
 _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 #: an archive that inflates to more than this is a bomb
 MAX_ARCHIVE_BYTES = 64 << 30
 
 
 class Damaged(Exception):
-    """A stream that ends or breaks too early, or exceeds a limit; `reason` as in `BadRecord`."""
+    """Raised for a file that ends too early, is corrupt, or exceeds a limit. `reason` is in snake_case, such as
+    `truncated`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -43,7 +44,8 @@ class Damaged(Exception):
 
 
 def coding_of(magic: bytes) -> str:
-    """The compression of a file, by its first 10 bytes; "" if it is not compressed."""
+    """Return the name of the compression of a file, such as "gzip", given the first 10 bytes of the file; "" if it is
+    not compressed."""
     return "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
 
 
@@ -74,7 +76,7 @@ class Stream:
             raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
 
     def read_all(self, cap: int) -> bytes | None:
-        """All bytes of the stream, or None if there are more than `cap`."""
+        """Return all decompressed bytes of the file, or None if there are more than `cap`."""
         blocks, size = [], 0
         while block := self.read():
             blocks.append(block)
@@ -100,11 +102,11 @@ class Stream:
 
 
 def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (offset in the inflated stream, line without its end) for each line; the line is None if it is longer than
-    `cap` bytes.
+    """Yield (offset in the decompressed stream, line without its line end) for each line of a stream. None stands for a
+    line of more than `cap` bytes.
 
-    Reading stops after `length` bytes. Memory is bounded by `cap` and one block. Raises `Damaged` after the last whole
-    line before the damage; a line that the damage cuts is not yielded.
+    Reading stops after `length` bytes. Memory is bounded by `cap` and one block. If the file is damaged, `Damaged` is
+    raised after the last whole line before the damage. A line that the damage cuts is not yielded.
     """
     at = 0                                  # offset of the line that `blocks` begins
     blocks: list[bytes] = []                # the line's blocks so far; empty once the line is too long
@@ -144,11 +146,12 @@ def is_array(local: str) -> bool:
 
 
 def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset in the inflated stream, JSON) for each element of the array that a stream holds.
+    """Yield (offset in the decompressed stream, JSON text) for each element of a JSON array, which is the content of
+    the stream.
 
-    Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not affect the
-    others. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `Damaged` if the array
-    does not end, if something follows it, or if an element is longer than `cap` bytes.
+    Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not affect other
+    elements. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `Damaged` if the array
+    does not end, if something follows the array, or if an element is longer than `cap` bytes.
     """
     buffer, base, scanned, depth, ended = b"", 0, 0, 0, False    # `buffer` begins with the element, at byte `base`
     while block := stream.read():
@@ -181,8 +184,8 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True)
 class Member:
-    """One file of an archive: its name, its offset in the archive (zip and tar), and its bytes or the reason why there
-    are none."""
+    """One file in a zip or tar archive: its name, its offset in the archive, and its bytes (`data`) or the reason why
+    they were not read."""
 
     name: str
     offset: int
@@ -195,8 +198,8 @@ def is_archive(path: str) -> bool:
 
 
 def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
-    """Yield the regular files of a zip or tar archive in archive order. Those whose names end in one of `suffixes` have
-    their data.
+    """Yield the regular files of a zip or tar archive in the order of the archive. Files whose names end in one of
+    `suffixes` are yielded with their data.
 
     A member of more than `cap` bytes has no data and the reason `too_large`. A member with another ending has no data
     and the reason `other_type`. Raises `Damaged` where the archive cannot be read any further.
@@ -238,7 +241,8 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
 
 
 class _LimitedStream:
-    """A stream for tarfile that refuses to inflate more than MAX_ARCHIVE_BYTES."""
+    """A stream for tarfile that raises Damaged when a tar archive has more than MAX_ARCHIVE_BYTES bytes after
+    decompression."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.total, self.buffer = stream, 0, b""

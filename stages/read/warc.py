@@ -1,11 +1,12 @@
-"""Reads WARC files (ISO 28500) of web crawls with fastwarc. They may be plain, or consist of gzip, lz4 or zstd frames.
+"""Reads WARC files (ISO 28500) of web crawls with fastwarc. The files may be uncompressed, or consist of gzip, lz4 or
+zstd frames.
 
-Records of the types response and resource become documents with their body in `raw`, transfer and content coding
-undone. Records of the type conversion (WET files) become documents with text. All other records make no document and
-are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`, `unknown`), `http_status` (a
-redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media` (images, sounds, fonts, styles,
-scripts). Headers by which a server forbids uses (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) are kept in
-`meta.http`.
+Records of the types response and resource become documents with the body of the record in `raw`, after transfer and
+content coding were undone. Records of the type conversion (WET files) become documents with text. No documents are made
+of other records, which are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`, `unknown`),
+`http_status` (a redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media` (images, sounds,
+fonts, styles, scripts). Headers by which a server forbids uses (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) are
+kept in `meta.http`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _WEB_SCHEMES = ("http", "https", "ftp", "file")
 
 
 class Warc(Reader):
-    """WARC files of crawls: responses as raw pages, WET conversions as text."""
+    """Reads WARC files of web crawls: responses as raw pages, conversions (WET files) as text."""
 
     name = "warc"
     collection = True
@@ -69,10 +70,10 @@ class Warc(Reader):
 
     def _stretch(self, file: BinaryIO, slice: Slice, start: int, stop: int, ordinal: int,
                  ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
-        """Yields the records from byte `start` on, as far as fastwarc can read. Returns (offset at which reading
-        continues, None if nothing more can be read; number of the next record). Fastwarc stops at anything that is not
-        a record, and without an error at an empty gzip member. The members after it may be sound, so they are searched,
-        one by one, for the next record."""
+        """Yields the records from byte `start` on, up to the first place at which fastwarc stops. Returns (offset at
+        which reading continues, None if nothing more can be read; number of the next record). Fastwarc stops at
+        anything that is not a record, and without an error at an empty gzip member. Later gzip members may be sound, so
+        they are searched, one by one, for the next record."""
         magic = _peek(file, start, 16)
         stream, offset_of = _open(_Range(file, start, stop), magic)
         gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None
@@ -165,22 +166,23 @@ class Warc(Reader):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges that must be fetched, None for the whole file. To read a slice, these are its own
-        bytes and the `BEYOND` bytes that follow. To split a file (`slice` is None), the whole file is needed, but only
-        its beginning if it cannot be split (lz4, zstd)."""
+        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
+        None. The result None stands for the whole file. A slice needs its own bytes and the `BEYOND` bytes after them.
+        Splitting needs the whole file, but only the beginning of an lz4 or zstd file, which cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
 
     # -- splitting -----------------------------------------------------------------------------------------------
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return pieces cut between gzip members (or between records, if the file is not compressed).
+        """Return the pieces in which a file can be read, of about `target` uncompressed bytes. They are cut between
+        gzip members (or between records, if the file is not compressed). Returns None if the file cannot be split.
 
-        Members are found by decompressing the file. Their magic bytes are not searched for, since they also occur
+        Members are found by decompressing the file. A search for their magic bytes would not do, since these also occur
         inside a record that contains a WARC file. The file may be cut before a member if every earlier member held
         exactly one record. A member holds exactly one record if the record's head, Content-Length and line ends add up
-        to the length in the gzip trailer. From the first member that fails this test, the rest of the file is one
-        piece.
+        to the length in the gzip trailer. From the first member that fails this test to the end of the file, everything
+        is one piece.
         """
         size = check_file(local, path)
         with open(local, "rb") as file:
@@ -241,8 +243,9 @@ def _archive(stream: Any) -> ArchiveIterator:
 
 
 def _broken_input(e: BaseException) -> bool:
-    """Whether an error that fastwarc raised is the fault of the file. A panic of fastwarc's Rust code is raised as a
-    BaseException. An error of the operating system keeps its errno, and is not the file's fault."""
+    """Whether an error that fastwarc raised is the fault of the file, not of the machine. A panic of fastwarc's Rust
+    code is raised as a BaseException and is the file's fault. An error of the operating system, which has an errno, is
+    the machine's fault."""
     return not is_machine_fault(e) and (isinstance(e, (OSError, ValueError, EOFError))
                                         or type(e).__name__ == "PanicException")
 
@@ -257,8 +260,8 @@ def _coding(magic: bytes) -> str:
 
 
 def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
-    """Returns (stream for fastwarc, function that gives the offset of a record). In a compressed file that is the
-    offset of the frame in which the record begins."""
+    """Returns (stream for fastwarc, function that returns the offset of a record) for a file that begins with the bytes
+    `magic`. In a compressed file, the offset is that of the frame in which the record begins."""
     coding = _coding(magic)
     if not coding:
         return stream, lambda record: record.stream_pos
@@ -267,7 +270,8 @@ def _open(stream: io.RawIOBase, magic: bytes) -> tuple[Any, Any]:
 
 
 def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
-    """First bytes of the gzip member at `offset`, inflated; empty if there is no such member."""
+    """Returns the first `size` bytes of the gzip member at `offset` after decompression; b"" if there is no gzip member
+    at this offset."""
     engine, out = zlib.decompressobj(31), b""
     try:
         while len(out) < size and not engine.eof and (block := engine.unconsumed_tail or _peek(file, offset, 4096)):
@@ -279,8 +283,8 @@ def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
 
 
 def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
-    """Yields (offset, uncompressed bytes before it) for each record. It ends at damage and, in a gzip file, at the
-    first member that does not hold exactly one record."""
+    """Yields (offset of a record, number of uncompressed bytes before the record) for each record of a WARC file. The
+    records end at damage and, in a gzip file, at the first member that does not contain exactly one record."""
     file.seek(0, os.SEEK_END)
     full = _Range(file, 0, file.tell())
     stream: Any = GzipReader(full) if gzip else full
@@ -312,8 +316,8 @@ def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
 
 
 def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str]:
-    """Returns (end of the gzip member at `offset`, ""). For a faulty member it returns (None, what is wrong), and
-    (None, "") for one that is cut off."""
+    """Returns (offset of the end of the gzip member at `offset`, ""). Returns (None, message of the error) for a faulty
+    member, and (None, "") for a member that is cut off."""
     engine, at = zlib.decompressobj(31), offset
     try:
         while not engine.eof:
@@ -330,8 +334,8 @@ def _member_end(file: BinaryIO, offset: int, stop: int) -> tuple[int | None, str
 
 
 def _next_record(file: BinaryIO, at: int, stop: int) -> int | None:
-    """Return the offset of the first gzip member from `at` on that begins with a record; None if there is none. `at`
-    must be the end of a member."""
+    """Return the offset of the first gzip member from `at` on that begins with a WARC record; None if there is no such
+    member. `at` must be the offset at which a gzip member ends."""
     offset: int | None = at
     while offset is not None and offset < stop:
         if _head(file, offset, 5) == b"WARC/":

@@ -1,9 +1,9 @@
 """Reads MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
-Dumps are streamed. Hostile XML does no harm: a document type or an entity ends the reading of the file (`xml_doctype`),
-and nothing is fetched. The text of a page beyond `max_bytes` is not kept in memory; the page is counted as `too_large`.
-Pages of other namespaces (`namespace`), redirects (`redirect`), pages in another content model than wikitext
-(`content_model`) and pages without text (`empty`) make no document and are counted, too.
+Dumps are read as streams. Hostile XML does no harm: a document type or an entity ends the reading of the file
+(`xml_doctype`), and no external resource is fetched. A page whose text exceeds `max_bytes` characters is counted as
+`too_large`, and its text is not kept in memory. Pages of other namespaces (`namespace`), redirects (`redirect`), pages
+in another content model than wikitext (`content_model`) and pages without text (`empty`) are only counted.
 
 Plain dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between their
 streams of a hundred pages. Other compressed dumps are read in one piece.
@@ -36,7 +36,7 @@ _HIDDEN = ("-2", "6", "14")
 
 
 class Wiki(Reader):
-    """MediaWiki XML dumps: one document per article."""
+    """Reads MediaWiki XML dumps: one document per article."""
 
     name = "wiki"
     collection = True
@@ -78,7 +78,8 @@ class Wiki(Reader):
             yield bad(reason, slice, 0, ordinal, detail=str(e), fatal=True)
 
     def _head(self, local: str) -> _Pages:
-        """A parser that has read the head of the dump, in which the wiki describes itself before the first page."""
+        """Returns a parser that has read the head of a dump: the part before the first page, in which the wiki
+        describes itself."""
         pages = _Pages(self.config.max_bytes)
         for block in _blocks(local, Slice("", "")):
             pages.feed(block, False)
@@ -87,14 +88,15 @@ class Wiki(Reader):
         return pages
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges that must be fetched, None for the whole file. A slice needs its own bytes and the
-        head of the dump, before the first page."""
+        """Return the byte ranges of a dump that must be fetched to read a slice, or to split the dump if `slice` is
+        None. The result None stands for the whole file. A slice needs its own bytes and the head of the dump, which is
+        the part before the first page."""
         return None if slice is None or slice.stop is None else [(0, min(size, BEYOND)), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return pieces cut between pages or, for .bz2, between compressed streams that begin with a page. An XML
-        parser reads the whole file once. A damaged dump is not split; it is then read in one piece, up to the
-        damage."""
+        """Return the pieces in which a dump can be read, of about `target` bytes of XML. They are cut between pages or,
+        for .bz2, between compressed streams that begin with a page. An XML parser reads the whole file once to find the
+        cuts. Returns None for a dump that cannot be split, or is damaged; it is read in one piece, up to the damage."""
         check_file(local, path)
         with Stream(local) as stream:
             coding = stream.coding
@@ -139,8 +141,8 @@ class _Hostile(Exception):
 
 
 class _Xml:
-    """An XML parser that raises an error for doctypes and entities, which no dump has, and for tags that do not end,
-    which it would otherwise scan again and again."""
+    """An XML parser for dumps of wikis. It raises an error for doctypes and entities, which no dump has. It also raises
+    one for a tag that does not end, which would be scanned again for every block of the file."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -162,8 +164,8 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class _Pages(_Xml):
-    """Parses the pages of a dump. A page is a dict with the fields of `_FIELDS`; the keys `redirect` and `too_large`
-    are present only in pages that are redirects or too large."""
+    """Parses the pages of a wiki's dump. A page is a dict with fields such as `title` and `text` (`_FIELDS`). The keys
+    `redirect` and `too_large` are present only in pages that are redirects or too large."""
 
     def __init__(self, cap: int) -> None:
         super().__init__()
@@ -180,12 +182,13 @@ class _Pages(_Xml):
         self.parser.CharacterDataHandler = self._data
 
     def begin_after(self, head: _Pages) -> None:
-        """Take over what the parser `head` has read in the head of the dump, and begin with the pages."""
+        """Prepare to parse a piece of a dump that begins with a page. The wiki's URL and the names of its namespaces
+        are taken from `head`, a parser that has read the head of the dump."""
         self.feed(b"<mediawiki>", False)
         self.base, self.hidden = head.base, head.hidden
 
     def take(self) -> list[dict[str, str]]:
-        """Removes and returns the complete pages."""
+        """Returns the pages that were parsed completely since the last call, and removes them from the parser."""
         pages, self.complete = self.complete, []
         return pages
 
@@ -231,7 +234,8 @@ class _Pages(_Xml):
 
 
 def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
-    """Yield the decompressed XML of a file, or of a piece that `_Cuts` found, in blocks. Raises `Damaged`."""
+    """Yield the decompressed XML of a dump, or of one piece of a dump (from `Wiki.splits`), in blocks. Raises `Damaged`
+    if the file is damaged."""
     if slice.stop is None:
         with Stream(local) as stream:
             while block := stream.read(_BLOCK):
@@ -256,7 +260,7 @@ def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
 
 
 class _Cuts(_Xml):
-    """Finds where a dump can be cut."""
+    """Finds the places at which a wiki's dump can be cut into pieces of about `target` bytes of XML."""
 
     def __init__(self, target: int) -> None:
         super().__init__()

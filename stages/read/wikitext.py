@@ -1,9 +1,9 @@
 """Converts MediaWiki markup to text with Markdown's headings, lists and tables, in time linear in the markup's length.
 
-Kept: running text, headings, lists, labels of links, formulas ($TeX$), code (fenced), tables of data (class
-`wikitable`), the text of inline templates. Removed: references, other templates and tables, files and categories,
-galleries, comments, magic words. The rules are WikiExtractor's, plus what FineWiki keeps beyond them
-(https://www.mediawiki.org/wiki/Help:Formatting).
+These elements are kept: running text, headings, lists, labels of links, formulas ($TeX$), code (in fences), tables of
+data (class `wikitable`), and the text of inline templates. These are removed: references, other templates and tables,
+files and categories, galleries, comments, magic words. The rules are those of WikiExtractor, except that elements which
+FineWiki keeps are kept, too (https://www.mediawiki.org/wiki/Help:Formatting).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ _SPAN = re.compile(r"\b(col|row)span\s{0,3}=\s{0,3}[\"']?([1-9][0-9]{0,3})", re.
 
 
 def hidden_in(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the beginning of links to files and categories. `names` are the names of these
-    namespaces in the wiki; those of English and other large wikis are always included."""
+    """Return a pattern that matches the beginning of links to files and categories. `names` are the names that the wiki
+    gives to the namespaces of files and categories. The names in English and other large wikis are always included."""
     alternatives = sorted({*_HIDDEN_NAMES, *(name.lower() for name in names if name)},
                           key=lambda name: (-len(name), name))
     return re.compile(rf"\s*(?:{'|'.join(map(re.escape, alternatives))})\s*:", re.IGNORECASE)
@@ -104,8 +104,8 @@ HIDDEN = hidden_in(())
 
 
 def plain(markup: str, hidden: re.Pattern[str] = HIDDEN) -> str:
-    """Text of a page with Markdown's headings, lists and tables, paragraphs separated by a blank line. `hidden` is a
-    pattern of `hidden_in`."""
+    """Convert the MediaWiki markup of a page to text with Markdown's headings, lists and tables. A blank line separates
+    paragraphs. `hidden` matches the beginning of links that are not shown (`hidden_in`)."""
     placeholders = Placeholders()
     text = _without_comments(without_stand_ins(markup))
     text = _without_elements(text, _VERBATIM, lambda name, facts, inner: _verbatim(name, facts, inner, placeholders))
@@ -120,8 +120,9 @@ def is_redirect(markup: str) -> bool:
 
 
 def _variant(m: re.Match[str]) -> str:
-    """Return the text that a markup of language variants, `-{…}-`, shows: the first of several variants, or the text
-    that is the same in all. Returns "" for a conversion rule, which shows nothing."""
+    """Return the text to show for MediaWiki's markup for language variants, `-{…}-`, which `m` matches. It is the first
+    of several variants, or the text that is the same in all variants. Returns "" for a conversion rule, which shows no
+    text."""
     flags, content = (m[1] or "").upper(), m[2]
     if any(flag in flags for flag in "HT-D") and not flags.startswith("ZH"):
         return ""
@@ -131,7 +132,8 @@ def _variant(m: re.Match[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text without the markup of external links, emphasis, tags and entities. Labels and contents stay."""
+    """Return a text without the markup of external links, emphasis, tags and entities. Labels of links and contents of
+    tags stay, and entities become characters."""
     text = _EXTERNAL.sub(lambda m: (m[1] or "").lstrip(" \t"), text)
     text = re.sub(r"'{2,5}", "", text)
     text = _TAG.sub("", _BREAK.sub("\n", _RAISED.sub(_super_or_subscript, text)))
@@ -142,7 +144,9 @@ def _inline(text: str) -> str:
 
 
 def _super_or_subscript(m: re.Match[str]) -> str:
-    """10<sup>6</sup> → 10⁶, H<sub>2</sub>O → H₂O, x<sub>max</sub> → x_max; 19<sup>th</sup> stays a word."""
+    """Return the text for a superscript or subscript, which `m` matches: Unicode characters where they exist
+    (10<sup>6</sup> → 10⁶, H<sub>2</sub>O → H₂O), otherwise a sign (x<sub>max</sub> → x_max). An ordinal stays a word
+    (19<sup>th</sup> → 19th)."""
     content, low = m[2].strip(), m[1].lower() == "sub"
     script = content.rstrip(",;:")
     if script != content:
@@ -159,8 +163,9 @@ def _super_or_subscript(m: re.Match[str]) -> str:
 
 
 def _verbatim(name: str, facts: str, inner: str, placeholders: Placeholders) -> str:
-    """Return the placeholder for an element whose content is not parsed as markup. `placeholders` stores the
-    content."""
+    """Return the placeholder for an element whose content is not parsed as markup, such as code or a formula.
+    `placeholders` stores the content, written as Markdown. `name` is the element's name, `facts` its attributes,
+    `inner` its content."""
     content = inner if name in ("source", "syntaxhighlight") else html.unescape(_LONG_NUMBER.sub("", inner))
     if name == "math":
         mark = "$$" if "block" in facts else "$"
@@ -184,8 +189,8 @@ def _without_comments(text: str) -> str:
 
 
 def _without_elements(text: str, pattern: re.Pattern[str], replacement: Callable[[str, str, str], str]) -> str:
-    """Replaces the elements that a pattern finds by `instead(name, attributes, content)`; an unclosed one loses only
-    its tag.
+    """Replaces each element whose tags `pattern` matches with the result of `replacement(name, attributes, content)`.
+    An element without an end tag loses only its start tag.
     """
     tags = list(pattern.finditer(text))
     if not tags:
@@ -212,7 +217,8 @@ def _without_elements(text: str, pattern: re.Pattern[str], replacement: Callable
 
 
 def _without_brackets(text: str, placeholders: Placeholders, hidden: re.Pattern[str]) -> str:
-    """Resolves templates, tables and links from the inside out, in one pass with a stack."""
+    """Replaces templates, tables and links with the text that they show, from the innermost outwards, in one pass with
+    a stack."""
     stack: list[tuple[str, list[str]]] = [("", [])]
     at = 0
     for token in _TOKEN.finditer(text):
@@ -243,7 +249,8 @@ def _without_brackets(text: str, placeholders: Placeholders, hidden: re.Pattern[
 
 
 def _template(inner: str) -> str:
-    """The text that a template adds to a sentence; "" for most."""
+    """Returns the text that a template adds to a sentence; "" for most templates. `inner` is the text between {{ and
+    }}."""
     name, *args = inner.split("|")
     name = name.strip().lower().replace("_", " ")
     if ":" in name and not name.startswith("#"):                # {{formatnum:1234}}
@@ -278,7 +285,8 @@ def _template(inner: str) -> str:
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    """The label of a link; "" for files and categories, unless a colon in front makes them plain links."""
+    """Returns the label of a link; "" for links to files and categories, unless a colon in front makes them ordinary
+    links. `inner` is the text between [[ and ]]."""
     if hidden.match(inner):
         return ""
     target, bar, label = inner.partition("|")
@@ -289,8 +297,9 @@ def _link(inner: str, hidden: re.Pattern[str]) -> str:
 
 
 def _table(inner: str, placeholders: Placeholders) -> str:
-    """Return a table of data as Markdown, stored in `placeholders`. Other tables (layout, boxes) are removed. `inner`
-    is the text between {| and |}, with its links and templates resolved."""
+    """Return the placeholder for a table of data, which `placeholders` stores as Markdown. Any other table (layout,
+    boxes) becomes a line break. `inner` is the text between {| and |}, in which links and templates were replaced with
+    their text."""
     head, _, body = inner.partition("\n")
     if "wikitable" not in head or len(body) > _TABLE:
         return "\n"
@@ -316,8 +325,8 @@ def _table(inner: str, placeholders: Placeholders) -> str:
 
 
 def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
-    """Rows of plain cells. A cell that spans rows is repeated in each; one that spans columns is followed by empty
-    cells."""
+    """Yields the rows of a table as lists of cells that each fill one row and one column. A cell that spans rows is
+    repeated in each of them. A cell that spans columns is followed by empty cells."""
     repeats: dict[int, tuple[int, str]] = {}                    # column → (rows that still repeat a value, the value)
     for cells in rows:
         row: list[str] = []
@@ -342,8 +351,8 @@ def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
 
 
 def _paragraphs(text: str) -> str:
-    """Trims lines, gives lists Markdown's marks, puts one blank line between blocks, and drops headings with nothing
-    below."""
+    """Writes a text without inline markup as Markdown: trims lines, gives headings and list items Markdown's marks,
+    puts one blank line between blocks, and drops headings without text below them."""
     out: list[str] = []
     counts: list[int] = []                                      # items so far at each depth of the current list
     open_headings: list[tuple[int, int]] = []                   # (level, index in `out`) of headings with no text yet
@@ -377,7 +386,8 @@ def _paragraphs(text: str) -> str:
 
 
 def _mark(marks: str, counts: list[int]) -> tuple[str, list[int]]:
-    """Return (Markdown's mark before a list item, number of items so far at each depth of the list, with this one)."""
+    """Return (Markdown's mark for a list item with the wikitext marks `marks`, such as `*#`; number of items so far at
+    each depth of the list, including this item). `counts` are these numbers before the item."""
     depth = sum(c in "*#" for c in marks)
     if not depth:
         return "", counts if marks else []                      # a line of : between items continues their list

@@ -1,4 +1,5 @@
-"""Faster versions of trafilatura's fallback extractors, readability and justext, with the same results.
+"""Faster versions of readability and justext, the fallback extractors with whose results trafilatura compares its own.
+The results of the faster versions are the same.
 
 readability runs only on pages where trafilatura could choose its result. justext reads the tree itself instead of SAX
 events. `stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it supports.
@@ -22,8 +23,8 @@ _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
 
 
 def _normalize(text: str) -> str:
-    """Gives the same result as justext's normalize_whitespace. It is faster, because it skips single spaces, which
-    justext replaces by themselves."""
+    """Normalises white space with the same result as justext's function normalize_whitespace. It is faster, because it
+    skips single spaces, which justext replaces with single spaces."""
     return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
 
 
@@ -42,8 +43,8 @@ class _Paragraph:
 
 
 def make_paragraphs(root: Any) -> list[_Paragraph]:
-    """Returns the same paragraphs as justext's ParagraphMaker. It reads the tree without SAX events, and does not build
-    an XPath string for every paragraph."""
+    """Cuts a page into the same paragraphs as justext's class ParagraphMaker. It is faster, because it reads the tree
+    without SAX events and builds no XPath string for each paragraph."""
     paragraphs: list[_Paragraph] = []
     current = _Paragraph(False)
     link = br = False
@@ -95,9 +96,9 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
 
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
-    """Sets the context-free class (`cf_class`) of each paragraph as justext does with trafilatura's thresholds (50,
-    150, 0.1, 0.2, 0.25, no headings). The density of stop words is expensive, so it is computed only where it
-    decides."""
+    """Sets the context-free class (`cf_class`) of each paragraph: good, neargood, short or bad, judged from its own
+    text alone. The classes are those of justext with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings).
+    Counting stop words is expensive, so their share is computed only where the class depends on it."""
     for p in paragraphs:
         text = p.text
         length = len(text)
@@ -118,8 +119,8 @@ _stoplist: frozenset[str] = frozenset()
 
 
 def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
-    """Replaces trafilatura.external.try_justext. Returns a <body> that holds the good paragraphs of a tree. If a
-    language is given, the original function is called."""
+    """Replaces the function trafilatura.external.try_justext. Returns a <body> that holds the paragraphs of a tree
+    which justext classifies as good. If a language is given, the original function is called."""
     global _stoplist
     if target_language is not None:
         return _try_justext(tree, url, target_language)
@@ -145,12 +146,13 @@ _RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plain
 
 
 def longest_summary(tree: Any) -> int | None:
-    """Upper bound for the length of the text that readability can find in a tree; None when no bound is known.
+    """Returns an upper bound for the length of the text that readability can extract from a tree; None when no bound is
+    known.
 
     readability's summary consists of pieces of the page in their order, without scripts and styles, each used once.
-    Leaving pieces out never makes trimmed text longer. readability writes "VIDEO" into frames with a video, so the
-    bound counts this word for every frame. No bound is known if the tree holds an element whose empty form (`<title/>`)
-    HTML reads as an opening tag.
+    Leaving pieces out never makes trimmed text longer. readability writes "VIDEO" into each frame with a video, so the
+    bound adds this word for every frame. No bound is known if the tree holds an empty element that HTML reads as an
+    opening tag when it is written in XML's short form (`<title/>`).
     """
     extra = 0
     for element in tree.iter(*_RAW_TEXT):
@@ -163,8 +165,9 @@ def longest_summary(tree: Any) -> int | None:
 
 
 def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
-    """Whether trafilatura would reject every text that readability can find in this tree, so that readability need not
-    run. The conditions of trafilatura's `_prefer_readability` are tested for the longest possible text."""
+    """Whether trafilatura would reject every text that readability can extract from this tree, so that readability need
+    not run. The function tests the conditions of trafilatura's `_prefer_readability` for the longest possible text.
+    `body` and `text` are trafilatura's own result."""
     if options.focus != "balanced" or not text:
         return False
     longest = longest_summary(tree)
@@ -174,7 +177,8 @@ def cannot_win(tree: Any, body: Any, text: str, options: Any) -> bool:
 
 
 def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> tuple[Any, str]:
-    """Replaces trafilatura.core._extract_and_compare. It runs the fallback extractor readability only on pages where
+    """Replaces the function trafilatura.core._extract_and_compare, which extracts the main text and compares it with
+    the results of the fallback extractors. The replacement runs the fallback extractor readability only on pages where
     trafilatura could choose its result."""
     body, text = core.extract_content(cleaned, options)
     if options.fast:
@@ -185,8 +189,8 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """Run trafilatura's compare_extraction as if readability had found no text. It then only checks whether the text is
-    short or holds elements that cleaning should have removed; if so, it tries justext."""
+    """Runs trafilatura's function compare_extraction as if readability had extracted no text. In that case, the
+    function tries justext if `text` is short or `body` holds elements that cleaning should have removed."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)
@@ -195,7 +199,8 @@ def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, o
 
 
 class _Summary:
-    """Replaces trafilatura.external.try_readability. While its switch `skip` is set, it returns an empty element."""
+    """Replaces the function trafilatura.external.try_readability. While `skip` is set, a call returns an empty element
+    instead of readability's result."""
 
     def __init__(self) -> None:
         self.skip, self.original = False, external.try_readability

@@ -1,13 +1,13 @@
-"""The extraction engine `justext`: jusText (J. Pomikálek, Removing Boilerplate and Duplicate Content from Web Corpora,
-2011), in time linear in the length of a page.
+"""The extraction engine `justext`, which runs the algorithm jusText (J. Pomikálek, Removing Boilerplate and Duplicate
+Content from Web Corpora, 2011) in time linear in the length of a page.
 
 A page is cut into paragraphs at block elements. The length of a paragraph, its share of text in links and its share of
 stop words make it good, bad or undecided. The class of an undecided paragraph follows from its neighbours. The
 thresholds are the paper's.
 
 The package jusText must be told the language of a page. Here the language is the one whose stop words occur most often
-on the page; of several with equal counts, the first by name. In a script that does not separate words, a paragraph
-counts as full of stop words, so that only its length and its links decide.
+on the page; of several languages with equal counts, the first in alphabetical order is chosen. In a script that does
+not separate words, a paragraph counts as full of stop words, so that only its length and its links decide.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Paragraph:
 
 
 def make_paragraphs(root: Any) -> list[Paragraph]:
-    """Returns the paragraphs of a tree in their order. As in the package jusText, a paragraph ends at a block element
-    and at two line breaks in a row."""
+    """Returns the paragraphs of a page, given as an lxml tree, in their order. A paragraph ends at a block element and
+    at two line breaks in a row, as in the package jusText."""
     paragraphs: list[Paragraph] = []
     current = Paragraph()
     links = headings = 0
@@ -107,7 +107,7 @@ def make_paragraphs(root: Any) -> list[Paragraph]:
 
 @cache
 def stop_words() -> dict[str, tuple[str, ...]]:
-    """Returns {word: sorted names of the languages that have it on their lists of stop words}."""
+    """Returns {word: sorted names of the languages whose lists of stop words contain this word}."""
     result: dict[str, list[str]] = {}
     for language in sorted(get_stoplists()):
         for word in sorted({w.lower() for w in get_stoplist(language)}):
@@ -121,7 +121,7 @@ def _stoplist(language: str) -> frozenset[str]:
 
 
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
-    """The language whose stop words make up most of all words, e.g. 'English'."""
+    """Returns the name of the language whose stop words occur most often in the paragraphs, e.g. 'English'."""
     table, remaining = stop_words(), _WORDS
     result: Counter[str] = Counter()
     words: Counter[str] = Counter()
@@ -138,7 +138,8 @@ def language_of(paragraphs: Sequence[Paragraph]) -> str:
 
 
 def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
-    """Sets the class of each paragraph from its own text alone (`cf_class`): good, neargood, short or bad."""
+    """Sets the context-free class (`cf_class`) of each paragraph: good, neargood, short or bad, judged from its own
+    text alone. `stoplist` holds the stop words of the page's language."""
     for p in paragraphs:
         text, length = p.text, len(p.text)
         if p.in_links / length > LINK_DENSITY or "\xa9" in text or "&copy" in text:
@@ -157,9 +158,14 @@ def classify(paragraphs: Sequence[Paragraph], stoplist: frozenset[str]) -> None:
 
 
 def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
-    """Sets the final class of each paragraph (`class_type`) from its own class and those of its neighbours. The result
-    is that of `justext.core.revise_paragraph_classification`, but one walk in each direction suffices. The package
-    searches the neighbours of every paragraph separately, which takes minutes for 50,000 short paragraphs."""
+    """Sets the final class of each paragraph (`class_type`: good or bad) from its own class (`cf_class`) and the
+    classes of its neighbours. `distance` is the most characters between a heading and the good paragraph that makes the
+    heading good.
+
+    The result is that of `justext.core.revise_paragraph_classification`. This function takes one walk in each
+    direction, whereas the package searches the neighbours of every paragraph separately, which takes minutes for 50,000
+    short paragraphs.
+    """
     for p in paragraphs:
         p.class_type = p.cf_class
     # The package's first step, for headings, is left out: it reads classes that are not set yet, and so changes none.
@@ -193,7 +199,8 @@ def revise(paragraphs: Sequence[Any], distance: int = HEADING_DISTANCE) -> None:
 
 
 def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
-    """Whether a good paragraph begins within `distance` characters after paragraph `i`."""
+    """Whether a good paragraph follows paragraph `i` with at most `distance` characters of other paragraphs between the
+    two."""
     characters = 0
     for p in paragraphs[i + 1:i + 2 + distance]:             # each has at least one character
         if characters > distance:
@@ -205,8 +212,8 @@ def _good_follows(paragraphs: Sequence[Any], i: int, distance: int) -> bool:
 
 
 def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
-    """Returns for each paragraph (nearest earlier class that is good or bad; nearest earlier class that is good, bad or
-    near-good). Both are "bad" where there is none."""
+    """Returns, for each paragraph, two classes of earlier paragraphs: (the nearest that is good or bad; the nearest
+    that is good, bad or near-good). A class is "bad" where there is no such paragraph."""
     out, decided, near = [], "bad", "bad"
     for c in classes:
         out.append((decided, near))
@@ -218,7 +225,7 @@ def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
 
 
 class Engine:
-    """The extraction engine `justext` of the step `html`. It keeps prose, and does not recognise tables or readers'
+    """The extraction engine `justext` of the step `html`. It keeps prose. It does not recognise tables or readers'
     comments."""
 
     def __init__(self, *, max_depth: int = 255, **_: Any) -> None:

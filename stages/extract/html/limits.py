@@ -29,21 +29,22 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
 #: scripts that are kept because they hold text: metadata of the page, formulas
 _TEXT_SCRIPT = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: Limits of the search for scripts, styles and other stretches that are not text: how many are examined in one page,
-#: and how many bytes are searched, as a multiple of the bytes that may be kept
+#: Limits of the search for scripts, styles and other stretches that are not text: most stretches examined in one page,
+#: and most bytes searched, as a multiple of the bytes that may be kept
 _LOOKS, _REACH = 50_000, 10
 #: shorter data URIs stay
 _SHORT = 1_000
 
 
 class TooMuchWork(ValueError):
-    """An extractor would take too long for this page. Work is limited by a count of operations, never by time."""
+    """Raised when an extractor would take too long for a page. Work is limited by a count of operations, never by
+    time."""
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """Returns a page cut to at most `most` bytes. A page that is short enough is returned unchanged. From a longer
-    page, scripts, styles, comments, drawings and long data URIs are removed first. If it is still too long, it is cut
-    in front of a tag."""
+    """Returns a page shortened to at most `most` bytes. A page of no more bytes is returned unchanged. From a longer
+    page, scripts, styles, comments, drawings and long data URIs are removed first. If it is still too long, its end is
+    cut off, if possible in front of a tag."""
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])
@@ -90,9 +91,9 @@ def _many_marks() -> re.Pattern[str]:
 
 
 def stream_safe(text: str) -> str:
-    """Returns the text with at most `_MARKS` combining marks (accents, vowel points) on one character. More are
-    removed, because Unicode normalisation takes time that grows with the square of their number (UAX #15, stream-safe
-    text)."""
+    """Returns the text with at most `_MARKS` combining marks (accents, vowel points) on one character. Further marks
+    are removed, because the time for Unicode normalisation grows with the square of the number of marks on a character
+    (UAX #15, stream-safe text)."""
     return text if text.isascii() else _many_marks().sub(lambda m: m[0][:_MARKS], text)
 
 
@@ -122,9 +123,10 @@ _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
 def count_nodes(page: bytes, most: int) -> int:
-    """Counts the elements that an HTML5 parser makes of a page in UTF-8, including formatting elements that it reopens.
-    The count stops soon after it exceeds `most`. The result is also larger than `most` for a page that has more than
-    `ATTRIBUTES` attributes in one tag, more than `OPTIONS` options or more than `TEMPLATES` nested templates."""
+    """Counts the elements that an HTML5 parser makes of a page in UTF-8, including the formatting elements (such as
+    `<b>`) that the parser reopens in a new block because they were left open. The count stops soon after it exceeds
+    `most`. The result is also larger than `most` for a page that has more than `ATTRIBUTES` attributes in one tag, more
+    than `OPTIONS` options or more than `TEMPLATES` nested templates."""
     return int(_nodes(np.frombuffer(page, np.uint8), most, _NAMES, _END_OF_SCRIPT))
 
 
@@ -230,7 +232,7 @@ def _nodes(page, most, names, end_of_script):
                 tag = np.uint32((tag ^ np.uint32(page[k])) * np.uint32(16777619))
             for k in range(opened):
                 equal += tags[k] == tag
-            if equal < 3:  # of equal ones three stay open (the Noah's Ark clause)
+            if equal < 3:  # of equal elements, three stay open (HTML's Noah's Ark clause)
                 kinds[opened], tags[opened] = kind, tag
                 opened += 1
     return elements

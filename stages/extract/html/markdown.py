@@ -61,8 +61,8 @@ def _strays(table: Any) -> bool:
 
 
 class _Writer:
-    """Collects the blocks of one level of nesting, such as a quote or a list item. Inline text collects in `run` until
-    a block begins or ends."""
+    """Writes the blocks (paragraphs, lists, tables …) inside one element, such as a quote or a list item. Inline text
+    is collected in the list `run` until a block begins or ends."""
 
     def __init__(self, markup: bool, depth: int, lines: bool = False) -> None:
         self.markup, self.depth, self.lines = markup, depth, lines
@@ -76,7 +76,7 @@ class _Writer:
         return self.out
 
     def take(self) -> list[str]:
-        """Return the blocks so far and start again with none."""
+        """Return the blocks written so far, and remove them from the writer."""
         blocks, self.out = self.end(), []
         return blocks
 
@@ -129,7 +129,8 @@ class _Writer:
             self.inline(e, _RENDS.get(rend, "") if tag == "hi" else _MARKS.get(tag, ""))
 
     def inside(self, e: Any) -> list[str]:
-        """Returns the blocks of an element that is a level of its own, such as a quote, a list item or a table cell."""
+        """Returns the blocks inside an element that nests text one level deeper, such as a quote, a list item or a
+        table cell."""
         inner = _Writer(self.markup, self.depth + 1, self.lines)
         inner.walk(e)
         return inner.end()
@@ -244,9 +245,9 @@ class _Writer:
             self.out.append("\n".join(items))
 
     def table(self, e: Any) -> None:
-        """Write a table. It is written as rows of cells if it has at least two rows, 2 to `COLUMNS` columns, text only
-        in its cells, and no tables, lists, headings or code inside. Any other table serves for layout, and its cells
-        are written as blocks."""
+        """Write a table as rows of cells if it holds data, otherwise as the blocks in its cells. A table counts as data
+        if it has at least two rows, 2 to `COLUMNS` columns, few missing cells, text only in its cells, and no tables,
+        lists, headings or code inside. Any other table serves for layout."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

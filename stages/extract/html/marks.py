@@ -1,4 +1,5 @@
-"""Writes the Markdown that is the same in all extraction engines: formulas, and fences of code with its language."""
+"""Writes the Markdown that all extraction engines have in common: formulas, and code in fences that name its
+programming language."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ REFERENCE = re.compile(r"\s*\[[\w ]{1,12}\]\s*")
 
 
 def dollars(text: str) -> str:
-    r"""`\(…\)` → `$…$`, `\[…\]` → `$$…$$`; everything outside formulas stays."""
+    r"""Returns the text with its formulas marked by dollar signs: `\(…\)` becomes `$…$`, and `\[…\]` becomes `$$…$$`.
+    Text outside formulas is not changed."""
     for start, stop, mark in (("\\(", "\\)", "$"), ("\\[", "\\]", "$$")):
         if start not in text:
             continue
@@ -25,6 +27,6 @@ def dollars(text: str) -> str:
 
 
 def fence(text: str, language: str = "") -> str:
-    """A block of code in a fence longer than any fence inside it."""
+    """Returns a block of code in a Markdown fence that is longer than any fence inside the code."""
     ticks = max((len(run) for run in re.findall("`{3,}", text)), default=2) + 1
     return f"{'`' * ticks}{language}\n{text}\n{'`' * ticks}"

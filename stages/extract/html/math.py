@@ -1,8 +1,8 @@
-r"""Replaces the formulas of an HTML page by their TeX source, before an extraction engine reads the page.
+r"""Replaces the formulas of an HTML page with their TeX source, before an extraction engine reads the page.
 
 Pages hold the TeX of a formula beside its rendered form: in `<script type="math/tex">` (MathJax 2), in an annotation or
 the `alttext` of MathML (KaTeX, Wikipedia, arXiv's HTML), or in the `alt` of an image (WordPress, older Wikipedia). The
-TeX is written as `\(…\)` or `\[…\]`, and the rendered form is removed. No page takes long, because all searches run
+TeX is written as `\(…\)` or `\[…\]`, and the rendered form is removed. The work on a page is bounded: all searches run
 forwards over the page, no stretch is searched twice, and the number of tags read in rendered formulas is limited.
 """
 
@@ -47,8 +47,9 @@ def formulas_as_tex(page: str) -> str:
     next_matches: dict[str, re.Match[str] | None] = {}
 
     def following(name: str, at: int) -> re.Match[str] | None:
-        """Returns the first match of the pattern `_NEXT[name]` from position `at` on; None when it begins more than
-        `_LONGEST` characters later. The last match is cached, so that no stretch of the page is searched twice."""
+        """Returns the first match of the pattern `_NEXT[name]` from position `at` on; None when the match begins more
+        than `_LONGEST` characters after `at`, or there is none. The last match is cached, so that no stretch of the
+        page is searched twice."""
         match = next_matches.get(name)
         if name not in next_matches or (match is not None and match.start() < at):
             match = next_matches[name] = _NEXT[name].search(page, at)
@@ -114,8 +115,8 @@ def _without_rendered(page: str) -> str:
 
 
 def _end_of(page: str, start: re.Match[str], most: int) -> tuple[int, int]:
-    """Returns (position after the element whose start tag is `start`; number of tags read to find it). If the element
-    does not end within `_LONGEST` characters and `most` tags, the position is the end of its start tag."""
+    """Returns (position after the element whose start tag is `start`; number of tags read to find it). If the end of
+    the element is not within `_LONGEST` characters and `most` tags, the position is the end of the start tag."""
     depth = tags_read = 0
     for tag in _TAGS[start[1].lower()].finditer(page, start.start(), start.start() + _LONGEST):
         depth += -1 if tag[1] else 1

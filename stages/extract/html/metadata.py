@@ -1,10 +1,10 @@
 """Reads what a web page states about itself: title, author, date, canonical URL, language, licence, and forbidden uses.
 
-These are claims of the page, and they are not checked. Regular expressions run forwards once over the head and the
+Such facts are claims of the page, and they are not checked. Regular expressions run forwards once over the head and the
 JSON-LD of a page, so the cost is small beside extraction. The library that trafilatura uses for dates is not used here,
 because it reads the clock to tell which dates are plausible.
 
-Share of pages on which a fact equals the reference value, with only letters and digits compared:
+The table gives the share of pages on which a fact equals the reference value, with only letters and digits compared:
 
                                                          WCXB    Fundus
     titles                                               75 %    83 %
@@ -14,7 +14,7 @@ Share of pages on which a fact equals the reference value, with only letters and
     …, of the pages for which a date was found           92 %    98 %
 
 WCXB stands for the 310 development pages of the Web Content Extraction Benchmark, Fundus for 64 news pages from 27
-countries. The facts that were missed stand in the text of a page, which is not searched.
+countries. Missed facts stand in the text of a page, which is not searched.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
     - `tdm`, `tdm_policy`: the reservation of text and data mining ("1"), and the address of its terms.
     - `rights`: a copyright notice.
 
-    `crawled` is the ISO date of the fetch. A date on the page that is more than two days later is ignored.
+    `crawled` is the ISO date of the fetch. A date on the page that is more than two days later than the fetch is
+    ignored.
     """
     head = page[:next((end for end in (page.find(tag, 0, HEAD) for tag in _HEAD_ENDS) if end > 0), HEAD)]
     facts, authors, links, times = _head_facts(head + "".join(_microdata_tags(page, len(head))))
@@ -147,17 +148,18 @@ def describe(page: str, crawled: str = "") -> dict[str, str]:
 
 
 def unescape(text: str) -> str:
-    """Does what `html.unescape` does, for any text. That function itself raises ValueError for a character reference of
-    thousands of digits."""
+    """Replaces the HTML character references in a text, like `html.unescape`, but never raises an error.
+    `html.unescape` raises ValueError for a character reference of thousands of digits; such a reference becomes
+    U+FFFD."""
     if "&" not in text:
         return text
     return html.unescape(_LONG_REFERENCE.sub("\ufffd", text) if "&#" in text else text)
 
 
 def parse_date(text: str) -> datetime.date | None:
-    """Returns the first date in the first 100 characters of a text, written as year-month-day or, failing that, with
-    the English name of a month. Returns None when there is none, or when it is outside `_FIRST` … `_LAST`. The result
-    does not depend on today's date."""
+    """Returns the first date in the first 100 characters of a text. A date written as year-month-day is preferred to
+    one with the English name of a month. Returns None when there is no date, or when the date is outside the range from
+    `_FIRST` to `_LAST`. The result does not depend on today's date."""
     date = None
     if (m := _DATE.search(text[:100])) is not None:
         date = _day(m[1], m[3], m[4])
@@ -174,9 +176,13 @@ def _day(year: str, month: str, day: str) -> datetime.date | None:
 
 
 def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
-    """Reads the tags `<meta>`, `<link>` and `<time>` in `head`. Returns (facts from `<meta>`, by name; lists of the
-    authors that `<meta>` names, the most reliable list first; the address of the first `<link>` of each relation; the
-    `datetime` of each `<time>`, those of publication first)."""
+    """Reads the tags `<meta>`, `<link>` and `<time>` in `head`. Returns a tuple of four:
+
+    - the facts that `<meta>` tags state, by name
+    - the authors that `<meta>` tags name: one list for each kind of `<meta>` tag, the most reliable kind first
+    - the address in the first `<link>` of each relation, by relation
+    - the `datetime` of each `<time>`, with dates of publication first
+    """
     best: dict[str, tuple[int, str]] = {}
     authors: dict[int, list[str]] = {}
     links: dict[str, str] = {}
@@ -220,7 +226,7 @@ def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, s
 
 def _microdata_tags(page: str, at: int) -> Iterator[str]:
     """Yields the tags of a page's body that may state author or date: `<time>` and microdata. The body begins at
-    `at`."""
+    position `at` of `page`."""
     for mark in _MARKS if page.find('itemprop="', at, HEAD) >= 0 else _MARKS[:1]:
         place = at
         for _ in range(8):
@@ -234,7 +240,7 @@ def _microdata_tags(page: str, at: int) -> Iterator[str]:
 
 
 def _json_ld(page: str) -> Iterator[str]:
-    """The JSON-LD blocks of a page."""
+    """Yields the JSON-LD blocks of a page."""
     at = 0
     for _ in range(_BLOCKS):
         at = page.find("ld+json", at, 2 * HEAD)
@@ -247,7 +253,8 @@ def _json_ld(page: str) -> Iterator[str]:
 
 
 def _json_ld_values(blocks: list[str], fact: str) -> Iterator[str]:
-    """Yield the first match of the pattern `_LD[what]` in each block, decoded from JSON."""
+    """Yields the value of a fact, `date` or `licence`, from each JSON-LD block that states it. The value is the first
+    match of the pattern `_LD[fact]`, decoded from JSON."""
     for block in blocks:
         if (m := _LD[fact].search(block)) is not None:
             value = next(filter(None, m.groups()), "")
@@ -262,16 +269,17 @@ def _people(names: Iterable[str]) -> list[str]:
 
 
 def _authors(meta_authors: list[list[str]], json_ld: list[str]) -> str:
-    """Returns the authors, separated by "; ". `meta_authors` holds those that `<meta>` names, `json_ld` the page's
-    blocks of JSON-LD, which are used if they name more authors, since `<meta>` often names only one."""
+    """Returns the authors of a page, separated by "; ". `meta_authors` holds the authors that `<meta>` tags name,
+    `json_ld` the JSON-LD blocks of the page. The authors in JSON-LD are used if they are more, since `<meta>` tags
+    often name only one."""
     meta_names = next(filter(None, map(_people, meta_authors)), [])
     json_ld_names = next(filter(None, map(_people, map(_json_ld_authors, json_ld))), [])
     return "; ".join(json_ld_names if len(json_ld_names) > len(meta_names) else meta_names)
 
 
 def _byline(page: str) -> str:
-    """Returns the author in the first `itemprop="author"` of a page, or else in its first link with `rel="author"`; ""
-    when neither names one."""
+    """Returns the author that the first `itemprop="author"` of a page names, or else the author that its first
+    `rel="author"` names; "" when neither names one."""
     at = page.find('itemprop="author"', 0, HEAD)
     if at >= 0:
         nearby = page[at:at + _NEAR]
@@ -294,8 +302,8 @@ def _text_after_tag(tag: str) -> str:
 
 
 def _json_ld_authors(block: str) -> list[str]:
-    """Returns the names in the first `author` or `creator` of a JSON-LD block that yields a name. Only the first four
-    are tried."""
+    """Returns the names of the authors in a JSON-LD block. They come from the first `author` or `creator` field that
+    yields a name; only the first four such fields are tried."""
     for m in islice(_LD_AUTHOR.finditer(block), 4):
         value = block[m.end():m.end() + _AUTHORS]
         if value.count("[") + value.count("{") > _NESTED:
@@ -312,7 +320,8 @@ def _json_ld_authors(block: str) -> list[str]:
 
 
 def _names(value: Any) -> list[str]:
-    """The names in a schema.org author: a name, a person or organisation, or a list of these."""
+    """Returns the names in the value of a schema.org field `author`. The value may be a name, a person or organisation
+    (an object with a name), or a list of these."""
     if isinstance(value, str):
         return [unescape(value)]
     if isinstance(value, dict):
@@ -321,7 +330,8 @@ def _names(value: Any) -> list[str]:
 
 
 def _person(name: str) -> str:
-    """The name of a person or organisation, without "by"; "" for an address and for text too long to be a name."""
+    """Returns a name of a person or organisation without a leading "by"; "" for an address, a number, or a text too
+    short or too long to be a name."""
     name = " ".join(_BY.sub("", name, count=1).split()) if _BY.match(name) else " ".join(name.split())
     if "://" in name or "@" in name or "<" in name or not 2 <= len(name) <= 100 or name.isdecimal():
         return ""
@@ -329,8 +339,8 @@ def _person(name: str) -> str:
 
 
 def _title(full: str, heading: str) -> str:
-    """Returns the heading if its words occur in the title, which they usually do. Otherwise returns the title without
-    the name of the site after a bar or dash."""
+    """Returns the title of a page: its heading (`heading`) if the words of the heading occur in the content of the
+    <title> tag (`full`). Otherwise returns `full` without the name of the site after a bar or dash."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()
@@ -343,7 +353,7 @@ def _tag_title(head: str) -> str:
 
 
 def _heading(page: str) -> str:
-    """Text of the first `<h1>`."""
+    """Returns the text of the first `<h1>` of a page."""
     match = _H1.search(page, 0, HEAD)
     if match is None:
         return ""
@@ -354,8 +364,8 @@ def _heading(page: str) -> str:
 
 
 def _licence(page: str) -> str:
-    """Returns the target of a `rel=license` link at the end of a page, or else of a link there to a Creative Commons
-    licence; "" if there is neither."""
+    """Returns the URL of the licence that the end of a page links to: the target of a link with `rel=license`, or else
+    of a link to a Creative Commons licence; "" if there is neither."""
     begin = max(0, len(page) - _FOOT)
     for rel in _REL if page.find("license", begin) >= 0 else ():
         if (at := page.find(rel, begin)) >= 0:

@@ -1,8 +1,8 @@
-"""Loads a copy of trafilatura's modules under another name, for use by this project alone.
+"""Loads a second copy of trafilatura's modules, as `tokenmill_trafilatura`, for use by this project alone.
 
 Some extraction engines replace functions of trafilatura to bound its work, to let MemoryError through and to save CPU
-time. Replacing them in the package itself would change it for every other user in the process. So its modules are
-loaded a second time, as `tokenmill_trafilatura`; `import trafilatura` still gives the original.
+time. A replacement in the package itself would change the package for every other user in the process. The engines
+therefore change only the second copy; `import trafilatura` still gives the original.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SURVIVABLE = (etree.LxmlError, *(kind for kind in vars(builtins).values() if is
 
 
 def _load_package() -> None:
-    """Load the package under `NAME`; its modules import each other relatively, so they are loaded under it, too."""
+    """Load the package trafilatura under the name `NAME`. Its modules import each other relatively, so they are loaded
+    under this name, too."""
     original = importlib.util.find_spec("trafilatura")
     if original is None or original.origin is None:
         raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
@@ -62,9 +63,10 @@ def loud(parse: Callable[..., Any]) -> Callable[..., Any]:
 def _raise_memory_errors() -> None:
     """Keep trafilatura's exception handlers from catching MemoryError.
 
-    Its `except Exception` would otherwise make the text depend on the machine: with too little memory, a page would
+    If they caught it (`except Exception`), the text would depend on the machine: with too little memory, a page would
     silently lose its text or get a different one. Python looks the name `Exception` up in the module when an error is
-    raised. So it is enough to rebind this name, in each module, to a tuple of all other exceptions of lxml and Python.
+    raised. The function therefore binds this name, in each module, to a tuple of all exceptions of lxml and Python
+    except MemoryError.
     """
     for module in (baseline, core, external, readability_lxml, utils):
         module.Exception = _SURVIVABLE

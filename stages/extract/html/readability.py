@@ -1,10 +1,12 @@
-"""The extraction engine `readability`: arc90's algorithm, in trafilatura's copy, with limited work. The algorithm
-scores the blocks around paragraphs, and takes the best block together with the siblings that belong to it.
+"""The extraction engine `readability`: arc90's algorithm, as trafilatura's copy of readability-lxml implements it, with
+limited work. The algorithm scores the blocks around paragraphs, and takes the best block together with the siblings
+that belong to it.
 
 Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
-such blocks in a row take a quarter of an hour. It rereads nested blocks. When it removes an element, it appends the
-text after the element to the text before it. `Bounded` counts this work and stops at a fixed amount, which is many
-times what any of 1,864 real pages takes. If trafilatura uses readability as its fallback, it then continues without it.
+such blocks in a row take a quarter of an hour. It reads nested blocks once for every level. It joins the text after an
+element that it removes to the text before that element. The class `Bounded` counts this work and stops at a limit,
+which is many times the work for any of 1,864 real pages. Where trafilatura uses readability as a fallback extractor, it
+then continues without readability.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _LOOK = 2_000
 
 
 class _Work:
-    """Replaces `readability_lxml.text_length`; counts its work and raises TooMuchWork beyond `MOST`."""
+    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. A call counts as
+    work, by the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
 
     def __init__(self) -> None:
         self.remaining, self.original = MOST, private.readability_lxml.text_length
@@ -45,7 +48,8 @@ work = _Work()
 
 
 class Bounded(private.readability_lxml.Document):
-    """A readability document whose `summary` raises TooMuchWork where the original would run for very long."""
+    """A document of readability-lxml whose method `summary` raises TooMuchWork for a page on which the original would
+    run for very long."""
 
     __slots__ = ()
 
@@ -56,8 +60,9 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """Gives the same result as the package's method, which is slow because it finds the place of each new paragraph
-        by counting from the first."""
+        """Turns each `<div>` without blocks inside into a paragraph, and wraps the text directly inside any other
+        `<div>` in paragraphs. The result is that of the original method, which is slow because it locates each new
+        paragraph by counting from the first child."""
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
@@ -78,8 +83,9 @@ class Bounded(private.readability_lxml.Document):
 
 
 class Gentle(Bounded):
-    """Like `Bounded`, but keeps elements whose class makes them unlikely to be text. It is used for a second try when
-    the first finds little, as in readability-lxml; trafilatura's copy has no second try."""
+    """A variant of `Bounded` that keeps elements whose class suggests that they are not main text. It is used for a
+    second try when the first one extracts little, as in readability-lxml. (trafilatura's copy of readability-lxml has
+    no second try.)"""
 
     __slots__ = ()
 
@@ -91,8 +97,8 @@ private.readability_lxml.text_length = work
 
 
 class Engine:
-    """The extraction engine `readability` of the step `html`. `tables=False` leaves tables out. Readers' comments are
-    not recognised."""
+    """The extraction engine `readability` of the step `html`. With `tables=False`, tables are left out. The engine does
+    not recognise readers' comments."""
 
     def __init__(self, *, tables: bool = True, max_depth: int = 255, **_: Any) -> None:
         self.tables = tables

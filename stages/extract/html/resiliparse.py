@@ -1,5 +1,5 @@
-"""The extraction engine `resiliparse`, the fastest one: main-content extraction by the library Resiliparse (Bevendorff
-et al., ECIR 2018), which uses the parser Lexbor."""
+"""The extraction engine `resiliparse`, the fastest of the engines: it extracts the main text by the library Resiliparse
+(Bevendorff et al., ECIR 2018), which uses the parser Lexbor."""
 
 from __future__ import annotations
 

@@ -32,12 +32,13 @@ DEEPEST = 255
 
 
 class Engine(Protocol):
-    """Finds the main text of a web page. The constructor gets the settings `favor`, `fast`, `tables`, `comments` and
-    `max_depth` of the step as keyword arguments, and ignores those that it does not use.
+    """Interface of an extraction engine, which extracts the main text of a web page. The constructor gets the settings
+    `favor`, `fast`, `tables`, `comments` and `max_depth` of the step as keyword arguments, and ignores arguments that
+    it does not use.
 
     An engine must give the same text for the same page on every machine, whatever pages it read before. It therefore
     keeps no state between pages, reads no clock, and limits long work by counting operations. An engine that computes
-    signals (numbers stored beside the text, named in `SIGNALS`) keeps those of the last page in its attribute
+    signals (numbers stored beside the text, named in `SIGNALS`) keeps the signals of the last page in its attribute
     `signals`.
     """
 
@@ -75,39 +76,39 @@ VERSIONS = {"mill": 5}
 
 
 class Html(Stage):
-    """Extracts the main text of a web page, with the engine that you choose.
+    """Extracts the main text of a web page, with one of five extraction engines (setting `engine`).
 
     Reads the page's bytes from `raw` and writes `text`; a document without `raw` keeps its `text`. Reasons for dropping
     a document: `not_html`; `html_too_many_nodes`, when a parser would create more than `max_nodes` elements
-    (`stages.extract.html.limits`); `html_too_deep`, when elements nest too deep, or in a way that would make the engine
-    visit them too often; `no_text`.
+    (`stages.extract.html.limits`); `html_too_deep`, when elements nest too deep, or in a way that would take the engine
+    too much work; `no_text`.
 
-    No page is dropped for its length. A page above `max_bytes` is read without its scripts, styles, comments and
-    drawings; if it is still longer, its end is cut. The signal `html_cut_bytes` is the number of bytes that were not
-    read. About 1 % of real pages are above 2 MB, and nearly all of these lose only scripts and styles. All limits are
-    counts and there is no timeout, so the verdict is the same on any machine. No state is kept from one page to the
-    next. (trafilatura's option `deduplicate` is not offered, because it would make the text of a page depend on the
-    pages before it.) With the same versions of the libraries, the same bytes give the same text.
+    No page is dropped for its length. A page of more than `max_bytes` bytes is read without its scripts, styles,
+    comments and drawings; if it is still too long, its end is cut off. The signal `html_cut_bytes` is the number of
+    bytes that were not read. About 1 % of real pages are above 2 MB, and nearly all of these lose only scripts and
+    styles. All limits are counts and there is no timeout, so the verdict is the same on any machine. No state is kept
+    from one page to the next. (trafilatura's option `deduplicate` is not offered, because it would make the text of a
+    page depend on the pages before it.) With the same versions of the libraries, the same bytes give the same text.
 
-    Measured on 1,182 pages of seven kinds with reference texts, from sites on which the models of the engine mill were
-    not trained (benchmarks/html_extraction.py). The columns are the mean word F1 and the CPU milliseconds per page,
-    from decoded page to main text. The machine was busy, so read the times as ratios:
+    The engines were measured on 1,182 pages of seven kinds with reference texts, from sites on which the model of the
+    engine mill was not trained (benchmarks/html_extraction.py). The table gives the mean word F1 and the CPU
+    milliseconds per page, from decoded page to main text. The machine was busy, so only the ratios of the times count:
 
         mill (default)                 0.922   3.2      resiliparse                    0.844   2.5
         trafilatura 2.3.1 balanced     0.889  16.8      justext                        0.753   7.7
         … precision                    0.841  19.6      readability                    0.694   7.7
 
     Other settings of trafilatura (benchmarks/html_engines.py): with `fast` the F1 is 0.858, with `favor: recall` 0.875;
-    both take 0.6 of the time of balanced. With its own XPath expressions, instead of the rules that replace them
-    (`stages.extract.html.xpath_rules`), trafilatura takes 1.7 times as long. jusText and readability are made for
+    both take 0.6 of the time of `favor: balanced`. With its own XPath expressions, instead of the rules that replace
+    them (`stages.extract.html.xpath_rules`), trafilatura takes 1.7 times as long. jusText and readability are made for
     articles; on the articles among these pages their F1 is 0.80 and 0.90. docs/texts.md has the numbers for news pages.
     `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than plain text, most of it to search for
     formulas.
 
-    `meta` gets what the page says about itself: `title`, `author`, `date` (of publication, YYYY-MM-DD), `lang` (often
-    wrong), `canonical` (the page's canonical address, if it is not the document's URL), `license` (the URL of a licence
-    of something on the page), and what the step `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). It also gets
-    `encoding` when that is not UTF-8.
+    `meta` gets facts that the page states about itself: `title`, `author`, `date` (of publication, YYYY-MM-DD), `lang`
+    (often wrong), `canonical` (the page's canonical address, if it is not the document's URL), `license` (the URL of a
+    licence of something on the page), and declarations that the step `rights` reads (`robots`, `tdm`, `tdm_policy`,
+    `rights`). `meta.encoding` is set when the encoding of the page is not UTF-8.
     """
 
     name = "html"
@@ -206,8 +207,8 @@ def is_page(page: str, mime: str) -> bool:
     """Whether a text is HTML. `mime` is the content type that the server declared.
 
     A text declared as HTML counts as HTML if it holds a tag and does not begin like a feed or JSON. A text declared as
-    plain text does not count. Any other declaration is ignored, because some pages are declared as `application/xml`;
-    the text then counts if it begins like a page.
+    plain text does not count. A text with any other declaration counts if it begins like a page, because some pages are
+    declared as `application/xml`.
     """
     start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
     if mime in _DECLARED:

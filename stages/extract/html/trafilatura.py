@@ -1,5 +1,5 @@
-"""The extraction engine `trafilatura`: runs the library trafilatura on a page with one parse, without metadata and
-without state between pages."""
+"""The extraction engine `trafilatura`, which runs the library trafilatura. It parses each page only once, extracts no
+metadata, and keeps no state between pages."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ JOINED = 500_000_000
 
 
 class _Deletion:
-    """Replaces `trafilatura.xml.delete_element`; raises TooMuchWork when more than `JOINED` characters have been copied
-    in a page. Deleting an element joins the text after it to the text before it, so deleting 100,000 buttons in a row
-    would copy 10 GB."""
+    """Replaces the function `trafilatura.xml.delete_element`. Deleting an element joins the text after it to the text
+    before it, so deleting 100,000 buttons in a row would copy 10 GB. Raises TooMuchWork when more than `JOINED`
+    characters have been copied in a page."""
 
     def __init__(self) -> None:
         self.remaining, self.delete = JOINED, private.xml.delete_element
@@ -55,7 +55,7 @@ deletion = _Deletion()
 
 
 def many_paragraphs(tree: Any) -> bool:
-    """Whether a paragraph holds more than `PARAGRAPHS` others, as no sensible page does."""
+    """Whether more than `PARAGRAPHS` paragraphs are nested in one paragraph, which does not occur in sensible pages."""
     inside: dict[Any, int] = {}
     for p in tree.iter("p"):
         outer = next(p.iterancestors("p"), None)
@@ -70,8 +70,9 @@ def crowded_items(tree: Any) -> bool:
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether the tables of a page would take trafilatura too long, judged by counts. trafilatura pads all rows of a
-    table to the width of the widest, and rereads nested tables for every table around them."""
+    """Whether the tables of a page would take trafilatura too long, judged by the number of their cells and the depth
+    of their nesting. trafilatura pads all rows of a table to the width of the widest row, and rereads nested tables for
+    every table around them."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
@@ -99,12 +100,12 @@ xpath_rules.install()
 
 
 class Engine:
-    """The extraction engine `trafilatura` of the step `html`. It does what `trafilatura.extract(page, …)` does, without
-    repeated parsing and copying.
+    """The extraction engine `trafilatura` of the step `html`. It extracts the same text as `trafilatura.extract(page,
+    …)`, but parses the page only once.
 
-    The parameters are settings of the step (`stages.extract.html.step.Html.Config`). The engine does not call `extract`
-    but the function inside it that runs the extractors (`trafilatura_sequence`). So the page is parsed once, the tree
-    is not copied, and its depth can be checked before the work begins.
+    The parameters are settings of the step (`stages.extract.html.step.Html.Config`). The engine calls
+    `trafilatura_sequence`, the function that runs the extractors inside `extract`. The page is therefore parsed once,
+    its tree is not copied, and the depth of the tree can be checked before the work begins.
     """
 
     def __init__(self, *, favor: str = "balanced", fast: bool = False, tables: bool = True, comments: bool = False,
@@ -118,7 +119,8 @@ class Engine:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def text(self, page: str) -> str | None:
-        """Main text of a page ("" when it has none), None when it nests too deep or would take too much work."""
+        """Returns the main text of a page; "" when the page has none; None when its elements nest too deep or it would
+        take too much work."""
         trees = self._extracted(page, self.options)
         if not trees:
             return None if trees is None else ""
@@ -127,16 +129,16 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
-        """Returns the same as `text`, but as Markdown. It is written by `stages.extract.html.markdown`, because
-        trafilatura's own writer escapes characters that look like markup."""
+        """Returns the same as `text`, but as Markdown. The Markdown is written by `stages.extract.html.markdown`,
+        because trafilatura's own writer escapes characters that look like markup."""
         trees = self._extracted(page, self.formatted)
         if not trees:
             return None if trees is None else ""
         return str(private.utils.normalize_unicode(stream_safe("\n\n".join(filter(None, map(write, trees))))))
 
     def _extracted(self, page: str, options: Any) -> tuple[Any, ...] | None:
-        """Returns (main text, comments) as trees; () when there is no text; None when the page nests too deep or would
-        take too much work."""
+        """Returns (main text, comments) as trees; () when there is no text; None when the elements of the page nest too
+        deep or the page would take too much work."""
         tree = private.utils.load_html(page)
         if tree is None:
             return ()

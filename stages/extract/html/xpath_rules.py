@@ -2,13 +2,14 @@
 of the CPU time.
 
 Two thirds of trafilatura's time goes into evaluating XPath expressions whose `re:test(@class, …)` calls Python once for
-every element, attribute and expression. Class and id values repeat all over a site, so here a rule is a function that
-walks the elements once and caches its answer by attribute value. The answers depend on nothing but that value, and the
-cache is emptied as a whole when it is full, so no page can influence the text of another.
+every element, attribute and expression. The rules of this module replace these expressions. A rule is a function that
+walks the elements once and caches its answer for each attribute value, since class and id values repeat all over a
+site. An answer depends only on the attribute value, so no page can influence the text of another.
 
 `install` puts the rules into our copy of trafilatura's modules (`stages.extract.html.private`). It changes nothing if
-the installed trafilatura has other expressions than those from which the rules were derived; a fingerprint of their
-text is compared. `tests/stages/test_extract_trafilatura.py` compares the texts of real pages with those of the package.
+the installed trafilatura has other expressions than those from which the rules were derived; this is checked by a
+fingerprint of the expressions. `tests/stages/test_extract_trafilatura.py` checks that real pages give the same texts
+with and without the rules.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ LONGEST = 256
 
 
 class Memo(dict):
-    """A dictionary that computes a missing value by calling a pure function of its key, a string. It is emptied when it
-    has `MEMO` entries; keys longer than `LONGEST` are not stored."""
+    """A cache: a dictionary that computes a missing value by calling a pure function of its key, a string. The
+    dictionary is emptied when it has `MEMO` entries, and does not store keys longer than `LONGEST` characters."""
 
     def __init__(self, function: Callable[[str], Any]) -> None:
         super().__init__()
@@ -56,12 +57,14 @@ def _searcher(pattern: str, flags: int = 0) -> Memo:
 
 
 def _tests(path: str, subject: str) -> list[str]:
-    """Returns the patterns of the calls `re:test(subject, 'pattern'…)` in the XPath expression `path`, in order."""
+    """Returns the regular expressions with which the XPath expression `path` tests `subject` (such as `@class`), in
+    order: the second arguments of its calls `re:test(subject, 'pattern'…)`."""
     return re.findall(rf"re:test\({re.escape(subject)}, '([^']*)'", path)
 
 
 def first_of(element: etree._Element, a: str, b: str) -> str:
-    """XPath's string(@a|@b): the value of the attribute that comes first in the source."""
+    """Returns the result of the XPath expression string(@a|@b): the value of whichever of the two attributes comes
+    first in the source, "" if the element has neither."""
     for name in element.keys():  # noqa: SIM118 - an element is no dict
         if name in (a, b):
             return element.get(name)
@@ -69,7 +72,8 @@ def first_of(element: etree._Element, a: str, b: str) -> str:
 
 
 class Rule:
-    """Replaces an `etree.XPath`. A call with a tree returns the matching elements in document order."""
+    """Replaces a compiled XPath expression (`etree.XPath`) of trafilatura. A call with a tree returns the elements that
+    have one of the tags `tags` and pass `test`, in document order."""
 
     def __init__(self, tags: tuple[str, ...], test: Callable[[Any], Any]) -> None:
         self.tags, self.test = tags, test
@@ -80,7 +84,7 @@ class Rule:
 
 
 class First(Rule):
-    """A rule that returns only its first match, for callers that use no other."""
+    """A rule that returns only the first matching element, for callers that use no further one."""
 
     def __call__(self, tree: Any) -> list[Any]:
         for element in tree.iterdescendants(*self.tags):
@@ -94,8 +98,9 @@ _BLOCKS = ("div", "item", "list", "p", "section", "span")
 
 
 def _overall() -> Rule:
-    """The rule for OVERALL_DISCARD_XPATH. It tests both expressions in one walk, because the callers remove every
-    element that either of them selects, in any order."""
+    """Returns the rule that replaces trafilatura's list of expressions OVERALL_DISCARD_XPATH. The rule tests both
+    expressions of the list in one walk over the elements, because the callers remove every element that either of the
+    two selects, in any order."""
     first, second = (x.path for x in xpaths.OVERALL_DISCARD_XPATH)
     block_id, block_class = (_searcher(_tests(first, s)[0]) for s in ("@id", "@class"))
     any_id, any_class = (_searcher(_tests(second, s)[0]) for s in ("@id", "@class"))
@@ -136,8 +141,9 @@ def _overall() -> Rule:
 
 
 def _raw_prune() -> Rule:
-    """The rule for RAW_TREE_PRUNE_XPATH. trafilatura prunes by its two expressions one after the other. Here both are
-    tested at once, which gives the same result even if matches are nested."""
+    """Returns the rule that replaces trafilatura's list of expressions RAW_TREE_PRUNE_XPATH. trafilatura prunes by the
+    two expressions of the list one after the other. The rule tests both in one walk over the elements, which gives the
+    same result even if matches are nested."""
     path = xpaths.RAW_TREE_PRUNE_XPATH[0].path
     pattern, always = _tests(path, "@id")
     matches, unconditional = _searcher(pattern), _searcher(always)
@@ -155,7 +161,7 @@ def _raw_prune() -> Rule:
 
 
 def _comments_and_lists() -> Rule:
-    """The rule for REMOVE_COMMENTS_AND_LISTS_XPATH."""
+    """Returns the rule that replaces trafilatura's expression REMOVE_COMMENTS_AND_LISTS_XPATH."""
     path = xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH[0].path
     anywhere, in_list = (_searcher(p) for p in _tests(path, "@id"))
     by_class = _searcher(_tests(path, "@class")[0])
@@ -189,7 +195,7 @@ def _caption() -> Rule:
 
 
 def _basic() -> Rule:
-    """The rule for BASIC_CLEAN_XPATH."""
+    """Returns the rule that replaces trafilatura's expression BASIC_CLEAN_XPATH."""
     path = settings.BASIC_CLEAN_XPATH.path
     consent = _searcher(_tests(path, "@class")[0], re.IGNORECASE)
     removed_tags = frozenset(re.findall(r"\.//([a-z]+)(?=\|)", path))
@@ -211,10 +217,10 @@ _FRAMES = ("article", "div", "main", "section")
 
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
            more: Callable[[str], bool] | None = None) -> Rule:
-    """Returns the rule for the expression `BODY_XPATH[index]`, which finds the element that holds the main text. The
-    rule compares attributes with the values in `exact`, and searches id and class for the expression's patterns.
-    `ignoring_case` is the pattern that is searched for without regard to case. `more` is a further test of id and
-    class."""
+    """Returns the rule that replaces trafilatura's expression `BODY_XPATH[index]`, which finds the element with the
+    main text. The rule compares attributes with the values in `exact`, and searches id and class for the expression's
+    patterns. `ignoring_case` is the pattern that is searched for without regard to case. `more` is a further test of an
+    id or class value."""
     path = xpaths.BODY_XPATH[index].path
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
@@ -236,8 +242,9 @@ def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str =
 
 
 def _main() -> Rule:
-    """The rule for the last BODY_XPATH. It returns the first element that is a `main`, or that is an article, div or
-    section whose class, id or role begins with 'main'."""
+    """Returns the rule that replaces the last of trafilatura's expressions BODY_XPATH, which find the element with the
+    main text. The rule finds the first element that is a `main`, or that is an article, div or section whose class, id
+    or role begins with 'main'."""
     def test(e: Any) -> bool:
         return e.tag == "main" or any(e.get(k, "").startswith("main") for k in ("class", "id", "role"))
 
@@ -247,8 +254,8 @@ def _main() -> Rule:
 # -- parsing ---------------------------------------------------------------------------------------------------------
 class _InvalidChars:
     """Replaces the pattern trafilatura.utils.INVALID_XML_CHARS, which matches characters that XML forbids. Nearly all
-    pages hold none. For these pages `sub` only scans the bytes, instead of trying a regular expression at every
-    character."""
+    pages contain no such character. For these pages the method `sub` only scans the bytes, instead of trying a regular
+    expression at every character."""
 
     _CONTROLS = bytes({*range(0x20)} - {9, 10, 13})
 
@@ -264,9 +271,10 @@ class _InvalidChars:
 
 
 class _Forum:
-    """Replaces the pattern with which trafilatura.core searches a script for the JSON-LD of a forum thread. From every
-    `"@type": [` the original reads on to the next bracket, so its time can grow with the square of the script's length.
-    This search reads at most 500 characters there, and skips a script that does not contain `_WORD`."""
+    """Replaces the pattern with which trafilatura.core searches a script for the JSON-LD of a forum thread. The
+    original reads from every `"@type": [` up to the next bracket, so its time can grow with the square of the script's
+    length. The replacement reads at most 500 characters after each `[`, and skips a script that does not contain
+    `_WORD`."""
 
     _WORD = "DiscussionForumPosting"
     _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')
@@ -292,8 +300,9 @@ def fingerprint() -> str:
 
 
 def install() -> bool:
-    """Install the rules and the fallback extractors in our copy of trafilatura. Returns False, and changes nothing,
-    when the installed trafilatura is another version."""
+    """Replace XPath expressions and fallback extractors in this project's copy of trafilatura with the faster functions
+    of this package. Returns False, and changes nothing, when another version of trafilatura is installed or has other
+    expressions."""
     if isinstance(xpaths.BODY_XPATH[0], Rule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:

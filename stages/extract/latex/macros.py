@@ -1,11 +1,13 @@
-"""Does what TeX does with a source before typesetting: removes comments, puts verbatim pieces aside, expands macros.
+"""Prepares a LaTeX source for its conversion to text, as TeX does before typesetting: removes comments, puts verbatim
+pieces aside and expands macros.
 
 Only macros that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …) are
-expanded, with their arguments and in the order of the source. They are also expanded inside formulas, which can then be
-read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not expanded.
+expanded, with their arguments and in the order of the source. Macros inside formulas are expanded, too, so that
+formulas can be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not expanded.
 
-All work is bounded by counts: the number of macros, of their arguments (nine, as in TeX), the length of a body, how
-deep macros are expanded inside macros, and the characters that the whole expansion may produce.
+All work is bounded by counts: the number of macros, the number of arguments of a macro (nine, as in TeX), the length of
+a macro's body, the depth to which macros are expanded inside macros, and the characters that the whole expansion may
+produce.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Z
 
 
 def set_aside(text: str, keep: Callable[[str], str]) -> str:
-    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). Listings, \\verb and URLs, in
-    which nothing is a command or a comment, are passed to `keep` and replaced by the stand-in that it returns."""
+    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). Listings, \\verb and URLs are
+    passed to `keep` and replaced with the stand-in that `keep` returns, because nothing in them is a command or a
+    comment."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
     short = _SHORT_VERB.findall(text)[:4]                # marks that let a source write |…| for \verb|…|
     token = re.compile(
@@ -88,7 +91,8 @@ def _listing(name: str, body: str, keep: Callable[[str], str]) -> str:
 
 
 def _verb(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str, int] | None:
-    """(replacement of \\verb|…|, position after it), or None if it is not well formed."""
+    """Returns (stand-in for a piece of verbatim text, such as \\verb|…|; position after the piece); None if the piece
+    is not well formed. `word` is the command, `at` the position after it."""
     if word == "mintinline" and (m := re.compile(r"\{[A-Za-z0-9+#-]{1,30}\}").match(text, at)):
         at = m.end()
     if word in ("lstinline", "Verb", "mintinline") and (m := _OPTION.match(text, at)):
@@ -111,7 +115,8 @@ def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str
 
 
 def _end_of_false(text: str, at: int) -> int:
-    """Position after the \\fi or \\else that ends \\iffalse, or -1."""
+    """Returns the position after the \\fi or \\else that ends an \\iffalse, or -1. `at` is the position after
+    \\iffalse."""
     depth = 1
     while (m := _CONDITIONAL.search(text, at)) is not None:
         at = m.end()
@@ -123,7 +128,8 @@ def _end_of_false(text: str, at: int) -> int:
 
 # -- macros ------------------------------------------------------------------------------------------------------------
 def braces(text: str) -> dict[int, int]:
-    """{position of an opening brace: position of its closing one}. Escaped and unmatched braces are left out."""
+    """Returns {position of an opening brace: position of the matching closing brace} for a text. Escaped and unmatched
+    braces are left out."""
     result: dict[int, int] = {}
     open_: list[int] = []
     for m in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -172,8 +178,8 @@ _WORD_END = re.compile(r"\\[A-Za-z@]+$")
 
 
 class Expansion:
-    """Expands the macros that a text defines. `run` returns the text without the definitions, in which each use of a
-    macro is replaced by its body."""
+    """Expands the macros that a LaTeX source defines. The method `run` returns the source without the definitions, with
+    each use of a macro replaced with the macro's body."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -185,7 +191,8 @@ class Expansion:
         return self._expand(self.text, (), 0)
 
     def _expand(self, text: str, active: tuple[str, ...], depth: int) -> str:
-        """`text` with its macros expanded, except those in `active`, which are being expanded already."""
+        """Returns `text` with its macros expanded, except the macros in `active`, whose expansions contain `text`.
+        `depth` counts these nested expansions."""
         if depth and ((not self.macros and not self.environments) or "\\" not in text):
             return text
         closing = braces(text)
@@ -217,8 +224,9 @@ class Expansion:
     # -- uses --------------------------------------------------------------------------------------------------------
     def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
              active: tuple[str, ...], depth: int, out: list[str]) -> int:
-        """Expand one use of a macro. Appends the text before it and its expansion to `out` and returns the position
-        after it. If the use cannot be expanded, it returns -1 and appends nothing."""
+        """Expand one use of a macro. The name ends at `end`, the use begins at `begin`, and `at` is the position up to
+        which the text is already in `out`. Appends the text before the use, and the expansion of the use, to `out`.
+        Returns the position after the use. If the use cannot be expanded, returns -1 and appends nothing."""
         if depth >= _DEPTH or self.work <= 0:
             return -1
         if (parsed := self._arguments(macro, text, end, closing)) is None:
@@ -242,7 +250,8 @@ class Expansion:
 
     def _arguments(self, macro: _Macro, text: str, at: int,
                    closing: dict[int, int]) -> tuple[list[str], int] | None:
-        """(arguments of a use that begins at `at`, position after them), or None if some are missing."""
+        """Returns (arguments of one use of a macro; position after the last argument); None if some are missing. `at`
+        is the position after the macro's name."""
         arguments: list[str] = []
         if macro.default is not None:
             option = _OPTION.match(text, at)
@@ -256,7 +265,8 @@ class Expansion:
         return arguments, at
 
     def _argument(self, text: str, at: int, closing: dict[int, int]) -> tuple[str, int] | None:
-        """(next argument, position after it), or None. An argument is a group, a command or a character."""
+        """Returns (next argument from position `at` on; position after the argument); None if there is no argument. An
+        argument is a group in braces, a command or a character."""
         at = _behind_blanks(text, at)
         if text.startswith("{", at):
             if at not in closing:
@@ -268,7 +278,9 @@ class Expansion:
 
     # -- definitions -------------------------------------------------------------------------------------------------
     def _define(self, kind: str, text: str, at: int, closing: dict[int, int]) -> int:
-        """Read a definition; returns the position after it, or -1 if it cannot be read."""
+        """Read and store the definition of a macro or environment. Returns the position after the definition, or -1 if
+        the definition cannot be read. `kind` is a value of `_DEFINES`; `at` is the position after the defining
+        command."""
         if self.work <= 0:
             return -1
         if kind == "let":
@@ -319,9 +331,10 @@ class Expansion:
         return end[1]
 
     def _add(self, name: str, macro: _Macro) -> None:
-        """Store a macro. A macro whose body uses TeX's programming commands (such as conditionals), or that exceeds a
-        limit, is not stored, and an older macro of the same name is removed. A macro is ignored if its name is in
-        KNOWN, or if its name is in SIGNS and its body only composes that character out of others."""
+        """Store a macro. If the body uses TeX's programming commands (such as conditionals), or a limit is exceeded,
+        the macro is not stored and an older macro of this name is removed. A macro is ignored if its name is in KNOWN
+        (commands that the conversion knows). It is also ignored if its name is in SIGNS (commands for a character) and
+        its body draws the character from other characters."""
         body = macro.body
         if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
             return
@@ -333,14 +346,14 @@ class Expansion:
 
 
 def _behind_blanks(text: str, at: int) -> int:
-    """Position after blanks and at most one line break."""
+    """Returns the position after the blanks at `at`, which may include one line break."""
     match = _BLANKS.match(text, at)
     return at if match is None else match.end()
 
 
 def _filled(body: str, arguments: list[str]) -> str:
-    """A body with its arguments filled in. A space keeps commands from merging with letters: \\mathbf#1 with x is
-    \\mathbf x."""
+    """Returns the body of a macro with arguments in place of #1 to #9. A space is inserted where a command would merge
+    with a letter: \\mathbf#1 with the argument x becomes \\mathbf x."""
     if "#" not in body:
         return body
     out = ""

@@ -73,7 +73,8 @@ _AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5
 
 
 class Scan:
-    """Converts a LaTeX source to text in one pass. The source must be without comments and macro definitions."""
+    """Converts a LaTeX source to text in one pass. Comments and macro definitions must have been removed from the
+    source. `theorems` maps the names of environments that the source defines to their headings."""
 
     def __init__(self, text: str, theorems: dict[str, str], captions: bool, placeholders: Placeholders) -> None:
         self.text, self.theorems, self.captions, self.placeholders = text, theorems, captions, placeholders
@@ -126,7 +127,8 @@ class Scan:
         return " ".join(Scan(inner, {}, False, self.placeholders).run()[0].split())
 
     def _token(self, m: re.Match[str]) -> int:
-        """Write what one token stands for. Returns the position at which the scan continues."""
+        """Write the text for one token of the source (a command, a brace, a blank line …), the match `m`. Returns the
+        position at which the scan continues."""
         verb, name, word, sign, dollar, brace, ligature, blank = m.groups()
         write = self.out.append
         if verb == "begin":
@@ -189,7 +191,8 @@ class Scan:
         return end
 
     def _accent(self, at: int, combining: str, bare: str = "") -> int:
-        """Write the accented letter at `at`; `bare` is written for an accent without a letter."""
+        """Write the letter at position `at` with an accent, the character `combining`. `bare` is written if the accent
+        has no letter. Returns the position after the letter."""
         m = re.compile(r"[ \t]*(?:\{[ \t]*(\\?[A-Za-z]?)[ \t]*\}|(\\[ij](?![A-Za-z])|[A-Za-z]))").match(self.text, at)
         if m is None:
             return at
@@ -235,7 +238,8 @@ class Scan:
         return at
 
     def _statement(self, kind: str, option: re.Match[str] | None, at: int) -> int:
-        """Write the head of a statement: `Theorem.`, `Theorem (Main).` or `Proof of Theorem 1.`"""
+        """Write the head of a theorem, a proof or another statement, such as `Theorem.`, `Theorem (Main).` or `Proof of
+        Theorem 1.` Returns the position after the head."""
         note = option[1].strip() if option else ""
         if not note:
             self.out.append(f"\n\n{kind}. ")
@@ -259,12 +263,13 @@ class Scan:
 
     # -- commands ----------------------------------------------------------------------------------------------------
     def _group(self, at: int) -> int:
-        """Position of the opening brace of the next argument, or -1."""
+        """Returns the position of the opening brace of the next argument from position `at` on, or -1 if none
+        follows."""
         m = _GROUP.match(self.text, at)
         return m.end() - 1 if m is not None and m.end() - 1 in self.closing else -1
 
     def _past(self, at: int, n: int) -> int:
-        """Position after the next `n` arguments."""
+        """Returns the position after the next `n` arguments from position `at` on."""
         for _ in range(n):
             if (brace := self._group(at)) < 0:
                 break
@@ -325,8 +330,9 @@ class Scan:
         return at
 
     def _other_command(self, word: str, at: int, brace: int) -> int:
-        """Handle references, settings, spaces and unknown commands. Returns the position at which the scan
-        continues."""
+        """Handle a command that is a reference, a setting or a space, or that is unknown. `word` is its name, `at` the
+        position after it, and `brace` the position of the brace of its argument (-1 if there is none). Returns the
+        position at which the scan continues."""
         write = self.out.append
         if word in REFERENCES:
             if brace >= 0:
@@ -374,8 +380,8 @@ class Scan:
         return self._blank(option.end() if option else at)
 
     def _heading(self, word: str, at: int, brace: int) -> int:
-        """Begin a heading: \\section{…}, AMS-TeX's \\heading … \\endheading or plain TeX's \\beginsection (one
-        line)."""
+        """Write the beginning of a heading: \\section{…}, AMS-TeX's \\heading … \\endheading or plain TeX's
+        \\beginsection, whose heading is the rest of the line. Returns the position at which the scan continues."""
         if brace >= 0:
             self.after[self.closing[brace]] = "\n\n"
         elif word != "beginsection" and not 0 <= self._next(self.marks.get(f"end{word}", []), at) - at < 2000:
@@ -384,7 +390,8 @@ class Scan:
         return at
 
     def _dropped(self, word: str, at: int) -> int:
-        """Position after a command that is dropped with its arguments."""
+        """Returns the position after a command that is dropped with its arguments. `at` is the position after its name,
+        `word`."""
         if word == "label":
             self._strip_output()
         elif word in ("vskip", "hskip", "kern"):
@@ -399,7 +406,8 @@ class Scan:
         return self._past(at, DROPPED[word])
 
     def _algorithm(self, word: str, at: int) -> int:
-        """Write a line of pseudo-code (algorithmic, algpseudocode)."""
+        """Begin a line of pseudo-code for a command, `word`, of the packages algorithmic or algpseudocode. Returns the
+        position at which the scan continues."""
         write, (before, after, more) = self.out.append, ALGORITHM[word]
         self.indent = max(0, self.indent - (word in DEDENTS))
         self._strip_output(" ~\t\n")
@@ -417,7 +425,8 @@ class Scan:
         return at
 
     def _blank(self, at: int) -> int:
-        """Position after blanks and one line break; a blank line is not consumed."""
+        """Returns the position after the blanks at `at`, which may include one line break. A blank line is not
+        skipped."""
         match = _REST.match(self.text, at)
         return at if match is None else match.end()
 
@@ -430,14 +439,14 @@ class Scan:
 
 
 def _columns(name: str) -> int | None:
-    """Number of arguments a table environment begins with; None for other environments."""
+    """Returns the number of arguments after the \\begin of a table environment; None for any other environment."""
     bare = name.rstrip("*")
     return TABLES.get(name, TABLES.get(bare, 1 if bare.endswith(("tabular", "longtable")) else None))
 
 
 def _tidy(text: str) -> str:
-    """Put each paragraph on one line, as TeX reads it, with one empty line between paragraphs, and drop empty
-    headings."""
+    """Return the text with each paragraph on one line, since TeX ignores single line breaks, and one empty line between
+    paragraphs. Empty headings are dropped."""
     # each pattern sees only runs that the previous ones shortened, so the time is linear for any text
     text = re.sub(r"\n{3,}", "\n\n", re.sub(r" ?\n ?", "\n", re.sub(r"[ \t]+", " ", text)))
     text = re.sub(r" +", " ", re.sub(r"(?<!\n)\n(?!\n)", " ", text))

@@ -1,11 +1,12 @@
-"""Converts LaTeX source to text, in time linear in the length of the source. Formulas stay in LaTeX.
+"""The step `latex`, which converts LaTeX source to text, in time linear in the length of the source. Formulas stay in
+LaTeX.
 
-The content of a paper is kept: running text, formulas ($…$, \\[…\\] and display environments, verbatim except that
-labels are removed and the paper's own macros expanded), headings (Markdown's #), lists, theorems, captions, table
+The content of a paper is kept: running text, formulas ($…$, \\[…\\] and display environments, unchanged except that
+labels are removed and the paper's own macros are expanded), headings (Markdown's #), lists, theorems, captions, table
 cells, listings, pseudo-code, slides. Markup for typesetting is removed: comments, the preamble, the bibliography,
 graphics, layout commands, labels. (The rules include those that RedPajama used for arXiv:
-https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv.) References and citations become their
-labels in brackets. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
+https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv.) A reference or citation becomes its
+label in brackets. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
 
 Nothing recurses without bound: braces are matched once, and the ends of environments and formulas are looked up in
 lists. Macro expansion is bounded by counts (`stages.extract.latex.macros`).
@@ -31,10 +32,11 @@ _SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
 
 
 class Latex(Stage):
-    """Converts LaTeX source (`doc.text`, or else `doc.raw`) to text; formulas stay in LaTeX.
+    """Converts LaTeX source (`doc.text`, or `doc.raw` if there is no text) to plain text. Formulas stay in LaTeX.
 
     The paper's title, if the source gives one, goes to `meta.title`. Text without any command or formula is left
-    unchanged. Reasons for dropping a document: `too_large`, and `no_text` when the source holds nothing but commands.
+    unchanged. Reasons for dropping a document: `too_large` (more than `max_chars` characters), and `no_text` (the
+    source has no text besides commands).
     """
 
     name = "latex"
@@ -60,7 +62,8 @@ class Latex(Stage):
 
 
 def plain(source: str, *, captions: bool = True) -> tuple[str, str]:
-    """Returns (text of a LaTeX source; its title, "" if it gives none)."""
+    """Converts a LaTeX source to plain text. Returns (text; title of the paper, "" if the source gives none). Captions
+    of figures and tables are left out unless `captions` is set."""
     placeholders = Placeholders()                               # formulas and listings, put back at the end
     text = set_aside(without_stand_ins(source.replace("\r\n", "\n").replace("\r", "\n")), placeholders.keep)
     theorems = dict(_THEOREM.findall(text)[:MACROS])

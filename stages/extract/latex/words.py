@@ -1,5 +1,5 @@
-"""Lists what becomes of each LaTeX command and environment in the text (LaTeX 2.09 and 2e, amsmath, natbib, hyperref,
-beamer, algorithms, AASTeX, AMS-TeX, plain TeX)."""
+"""Tables of LaTeX commands and environments. They say what each becomes when LaTeX is converted to plain text (LaTeX
+2.09 and 2e, amsmath, natbib, hyperref, beamer, algorithms, AASTeX, AMS-TeX, plain TeX)."""
 
 from __future__ import annotations
 

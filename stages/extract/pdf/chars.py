@@ -1,4 +1,5 @@
-"""Groups the characters of a PDF page into pieces: stretches of one line without a wide gap, with their boxes.
+"""Groups the characters of a PDF page into pieces, which are stretches of one line without a wide gap. Each piece has
+its text and its box (bounding rectangle).
 
 Coordinates are integers in units of 1/64 point (`UNIT`), and y points downwards. The page is turned so that most of its
 text is upright. PDFium's floats are rounded to these units before any rule reads them.
@@ -21,8 +22,8 @@ HYPHEN = "\x02"
 
 
 class Piece(NamedTuple):
-    """A stretch of one line without a wide gap: its text in reading order, with single spaces between words, and its
-    box in units of 1/64 point (`UNIT`)."""
+    """A stretch of one line of a PDF page without a wide gap: its text in reading order, with single spaces between
+    words, and its box in units of 1/64 point (`UNIT`)."""
 
     left: int
     top: int
@@ -44,8 +45,9 @@ class PageChars(NamedTuple):
 
 
 def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -> PageChars:
-    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces, in the order
-    of the page's content. `page` is the box of the page in points: left, bottom, right, top."""
+    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces (stretches of
+    one line without a wide gap), in the order of the page's content. `page` is the box of the page in points: left,
+    bottom, right, top."""
     from stages.extract.pdf.native import read
 
     code, inserted, angle, loose, tight = read(layer, count)
@@ -84,7 +86,8 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
 
 
 def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
-    """Whether upright characters follow one another from top to bottom, as in Japanese and Chinese books."""
+    """Whether upright characters of a page follow one another from top to bottom, as in Japanese and Chinese books.
+    `inked` marks the characters to judge, and `loose` holds their boxes (`native.read`)."""
     wide = np.flatnonzero(inked & (code >= 0x3040) & (code < 0xA000))
     if len(wide) < 20:
         return False
@@ -98,12 +101,16 @@ def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
 
 def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
            page: tuple[float, float, float, float]) -> tuple[np.ndarray, int, int]:
-    """Returns (boxes of the characters, (n, 4) int64 left, top, right, bottom; width of the page; its height), after
-    the page was turned so that its main direction is upright. Its upper left corner is then (0, 0).
+    """Returns the boxes (bounding rectangles) of the characters of a page after the page was turned so that its main
+    direction is upright: (boxes, (n, 4) int64 left, top, right, bottom; width of the turned page; its height). The
+    upper left corner of the turned page is (0, 0).
 
-    The box of a character is as high as its font and as wide as its advance. Instead, the box of the character's ink is
-    used if the first box does not overlap the ink vertically, is much higher than the ink, or belongs to text turned by
-    a quarter.
+    The box of a character is as high as its font and as wide as its advance. The box of the character's ink is used
+    instead if the first box does not overlap the ink vertically, is much higher than the ink, or belongs to text turned
+    by a quarter.
+
+    `loose` and `tight` are as `native.read` returns them. `turn` holds the quarter turns of each character, `main`
+    those of the page's main direction.
     """
     ink = np.stack([tight[:, 0], tight[:, 3], tight[:, 1], tight[:, 2]], 1)         # left, top, right, bottom; y up
     box = loose.astype(np.float64)
@@ -124,8 +131,8 @@ def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
 
 
 def _text(code: np.ndarray) -> str:
-    """Returns a string with one character for each code. The codes are UTF-16: a surrogate pair becomes its character
-    and a NUL."""
+    """Returns a string with one character for each UTF-16 code. The two codes of a surrogate pair become the character
+    that they encode, followed by a NUL."""
     joined = code.copy()
     joined[joined == 0xFFFE] = 2
     high = np.flatnonzero((code[:-1] >= 0xD800) & (code[:-1] < 0xDC00) & (code[1:] >= 0xDC00) & (code[1:] < 0xE000))
@@ -148,11 +155,13 @@ def is_rtl(text: str) -> bool:
 
 @njit(cache=True, nogil=True)
 def _pieces(code, inserted, inked, box):
-    """Group the characters into pieces (stretches of one line without a wide gap). Returns four arrays: where each
-    piece begins, where it ends, its box, and the width of its characters if all are equally wide (else 0).
+    """Group the characters into pieces (stretches of one line without a wide gap). Returns four arrays with an entry
+    for each piece: the index of its first character, the index after its last character, its box, and the width of its
+    characters if all are equally wide (else 0).
 
     A piece ends at the end of a line, before a character that overlaps the previous one by less than 40 % of the
-    smaller of their heights, before a gap wider than a character is high, and where the text jumps back over the piece.
+    smaller of their heights, before a gap wider than a character is high, and before a character that jumps back to the
+    left, into the stretch that the piece already covers.
     """
     n = code.shape[0]
     starts = np.zeros(n + 1, np.int64)

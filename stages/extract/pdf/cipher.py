@@ -1,9 +1,9 @@
 """Detects pages whose extracted text has other letters than the page shows, because a font's map to Unicode is shifted.
 
-Such a page looks right, but its extracted text is `Sgd bnlonrhshnm ne` where the page shows "The composition of".
-Lengths of words are unchanged, so only the frequencies of letters reveal the shift. Real text in Latin script consists
-of likelier pairs of letters than the same text with every letter moved by the same number of places in the alphabet. If
-some move makes the pairs of a text likelier, the text is shifted.
+Such a page looks right, but its extracted text is `Sgd bnlonrhshnm ne` where the page shows "The composition of". The
+lengths of the words are unchanged, so only the frequencies of letters reveal the shift. Real text in Latin script
+consists of likelier pairs of letters than the same text with every letter moved by the same number of places in the
+alphabet. The text is shifted if some such move makes its pairs of letters likelier.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae
 
 
 def is_shifted(stretches: Sequence[str]) -> bool:
-    """Whether the letters of a page are moved to other places in the alphabet. Either all letters are or, where only
-    one font is shifted, those of some stretches, which must hold at least a tenth of the page's pairs of letters.
+    """Whether letters of a page's extracted text are shifted: every letter is moved by the same number of places in the
+    alphabet. All letters may be shifted, or only the letters of some stretches, if only one font is at fault. These
+    stretches must have at least a tenth of the page's pairs of letters.
 
-    `stretches` are parts of lines. Letters of scripts other than Latin, digits and signs do not count.
+    `stretches` are parts of the page's lines. Only Latin letters count.
     """
     pairs, owner = _pairs("\n".join(stretches))
     if len(pairs) < _PAGE:
@@ -73,14 +74,15 @@ def is_shifted(stretches: Sequence[str]) -> bool:
 
 
 def _reads_like_language(cost: np.ndarray, pairs: np.ndarray) -> bool:
-    """Whether text whose letters were moved back reads like a language: its pairs of letters are likely enough, and
-    they are not just a few that repeat."""
+    """Whether a shifted text reads like a language after its letters were moved back: its pairs of letters are likely
+    enough, and it has enough different pairs. `cost` holds the cost of each pair after the move (in quarter bits, small
+    for a likely pair), and `pairs` the pairs before the move."""
     return int(cost.sum()) <= _LANGUAGE * len(pairs) and len(np.unique(pairs)) >= _DIFFERENT
 
 
 def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (pairs of adjacent letters, as 26 times the first plus the second; the number of the line in which each
-    pair stands)."""
+    """Returns the pairs of adjacent Latin letters in a text, without accents: (26 times the number of the first letter
+    plus the number of the second, for each pair; the number of the line in which each pair stands)."""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFD", text.translate(_LETTERS))

@@ -1,8 +1,8 @@
-"""Finds running heads, feet and page numbers of a document: text at the edges of its pages that is not part of the
-body.
+"""Finds the running heads, running feet and page numbers of a document. They are text at the edges of its pages that is
+not part of the body.
 
-Text that repeats from page to page, or that counts the pages, is removed. Other text stays, even if it looks like a
-running head: a head that is left in costs a line, while a removed line of text breaks a sentence.
+Text that repeats from page to page, or that counts the pages, is removed. Most other text stays, even if it looks like
+a running head. A running head in the text does little harm, while a missing line of text breaks a sentence.
 """
 
 from __future__ import annotations
@@ -46,27 +46,30 @@ class _Row(NamedTuple):
 
 
 def furniture(pages: list[Page]) -> list[set[int]]:
-    """Returns the id() of the lines that are running heads, feet and page numbers: one set per page.
+    """Returns, for each page, the set of the id() of its lines that are running heads, running feet or page numbers,
+    and are therefore to be removed.
 
     A row is one or several lines at the same height. Only the three outermost rows near each edge of a page are judged,
     by two rules.
 
-    A row that repeats is removed: its text, numbers aside, occurs at that height on at least three pages and on a
-    quarter of all (FinePDFs: 25 %). In documents of four pages or more, two pages are enough when at least half of all
-    pages have a repeated row or a number at that height.
+    A row that repeats is removed. It repeats if its text, apart from numbers, occurs at the same height on at least
+    three pages and on a quarter of all pages (FinePDFs: 25 %). In documents of four pages or more, two pages are enough
+    when at least half of all pages have a repeated row or a number at this height.
 
-    Other rows are removed from the outside inwards, up to the first row that stays:
+    Rows that do not repeat are removed from the outside inwards, up to the first row that stays, if they are one of
+    these:
 
     - page numbers;
     - short rows that begin or end with the page's number. A number is the page's number when it differs from the page's
-      index by the same amount on at least three pages and, if arabic, on a tenth of all;
+      index by the same amount on at least three pages and, if it is an Arabic number, on a tenth of all pages;
     - notices that hosts print ("downloaded from");
     - in a document of fewer than four pages, where rows seldom repeat: a short row with a number at an end and a wide
       gap inside, and a last row that looks like a foot (an address, a copyright) and is more than two lines from the
       text.
 
-    Rows further than _EDGE from the edge are removed only from the outside inwards, and only if they repeat on at least
-    three pages and half of all, or are page numbers that count the pages.
+    A row further from the edge of the page than `_EDGE` (a share of the page's height) is removed only if all rows
+    outside of it are removed, and if it repeats on at least three pages and on half of all pages, or is a page number
+    that counts the pages.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()
@@ -107,9 +110,9 @@ def furniture(pages: list[Page]) -> list[set[int]]:
 
 
 def _key(text: str) -> str:
-    """Returns the text of a row with # in place of its first number, its last two numbers and all roman numerals, so
-    that rows that differ only in the page number are equal. A row of more than two numbers without letters is data and
-    is returned unchanged."""
+    """Returns a key that is equal for rows of text that differ only in the page number. The key is the text with # in
+    place of its first number, its last two numbers and all roman numerals. A row with more than two numbers and no
+    letters is data, so its text is returned unchanged."""
     numbers = list(_DIGITS.finditer(text))
     if len(numbers) > 2 and not any(map(str.isalpha, text)):
         return text
@@ -119,7 +122,8 @@ def _key(text: str) -> str:
 
 
 def _numbers(text: str) -> list[tuple[bool, int]]:
-    """Returns (whether it is roman, value) of the numbers at the beginning and at the end of a row."""
+    """Returns the numbers at the beginning and at the end of a row of text, each as (whether the number is a roman
+    numeral, value)."""
     words, out = text.split(), []
     for word in {words[0], words[-1]} if words else ():
         word = word.strip("-–—()[]|.,:•/").lower()
@@ -132,8 +136,8 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
 
 
 def _edge(page: Page) -> list[_Row]:
-    """Returns up to three rows nearest to the top and up to three nearest to the bottom of a page, each from the
-    outside inwards. Rows of tables are left out."""
+    """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows nearest
+    to the top, and up to three nearest to the bottom, both from the outside inwards. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []

@@ -1,5 +1,5 @@
-"""Turns glyphs as they are drawn into characters as they are written: joins accents to their letters and puts
-right-to-left lines in reading order."""
+"""Turns the characters that a PDF page draws into the characters of its text: joins accents to their letters, and puts
+lines with right-to-left letters in reading order."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
 def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
-    """Join each spacing accent to the letter it stands over (or under), and remove the spaces that PDFium inserted
-    between them. `code` and `inked` are changed in place; a removed character gets code 0.
+    """Join each accent that is a character of its own to the letter over or under which it stands, and remove the
+    spaces that PDFium inserted between accent and letter. `code` and `inked` are changed in place; a removed character
+    gets code 0.
 
-    `loose` and `tight` are as `stages.extract.pdf.native.read` returns them. The middle of the accent must be within a
-    third of the letter's width of the letter's middle. The accent must lie above the letter's middle (below it for
-    cedilla and ogonek), no further away than the letter is high.
+    `loose` and `tight` are as `stages.extract.pdf.native.read` returns them. An accent is joined if its middle is at
+    most a third of the letter's width left or right of the letter's middle. It must also lie above the letter's middle
+    (a cedilla or ogonek below), and no further from the letter than the letter is high.
     """
     far = 0
     for i in np.flatnonzero((code < 0x300) & _IS_ACCENT[np.minimum(code, 0x2FF)] & inked).tolist():
@@ -54,15 +55,15 @@ def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np
 
 
 def _composed(code: int, mark: str) -> int:
-    """Code of the letter with the accent; 0 if Unicode has none."""
+    """Returns the code of the letter `code` with the accent `mark`; 0 if Unicode has no such character."""
     letter = chr(code) if code < 0xD800 else " "
     composed = unicodedata.normalize("NFC", _DOTLESS.get(letter, letter) + mark)
     return ord(composed) if letter.isalpha() and len(composed) == 1 else 0
 
 
 def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) -> Any:
-    """Whether accent `i` lies where an accent of character `k` would be drawn. `k` may also be a slice; the result is
-    then an array."""
+    """Whether the accent with index `i` lies where an accent of character `k` would be drawn. `mark` is the accent's
+    combining character. If `k` is a slice, the result is an array with a value for each character."""
     left, right, bottom, top = loose[k, 0], loose[k, 2], tight[k, 2], tight[k, 3]
     near = (abs((tight[i, 0] + tight[i, 1]) / 2 - (left + right) / 2) <= (right - left) / 3) & (top > bottom)
     if mark in _BELOW:
@@ -71,7 +72,8 @@ def _carries(k: Any, i: int, mark: str, loose: np.ndarray, tight: np.ndarray) ->
 
 
 def _is_apart(a: int, b: int, inked: np.ndarray, loose: np.ndarray, high: float) -> bool:
-    """Whether two characters are separated by white or stand on different lines."""
+    """Whether the characters with the indexes `a` and `b` are separated by a gap, or stand on different lines. `high`
+    is the height of the letter, by which the gap is measured."""
     if not (inked[a] and inked[b]):
         return False
     beside = min(loose[a, 1], loose[b, 1]) > max(loose[a, 3], loose[b, 3])
@@ -84,15 +86,15 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
 
 
 def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
-    """Returns the text of a piece (a stretch of a line) with right-to-left letters, in reading order.
+    """Returns, in reading order, the text of a piece (a stretch of a line) that contains right-to-left letters.
 
-    PDFium usually puts such letters in reading order itself, but not where it takes the line for left-to-right. If most
-    successive right-to-left letters of a piece run to the right, the piece is still in drawing order, and the main
-    rules of the bidirectional algorithm (Unicode, annex 9) are applied in reverse. PDFium also reverses the letters of
-    a ligature, which share one box; their order is restored.
+    PDFium usually puts right-to-left letters in reading order itself, but leaves them in drawing order in a line that
+    it takes for left-to-right. If most successive right-to-left letters of a piece run to the right, the piece is in
+    drawing order, and the main rules of the bidirectional algorithm (Unicode, annex 9) are applied in reverse. PDFium
+    also reverses the letters of a ligature, which share one box. This function restores their order.
 
-    `box` is left, top, right, bottom of each character. Characters without ink are spaces; `inserted` marks those that
-    PDFium inserted.
+    `box` is left, top, right, bottom of each character. `inserted` marks the characters that PDFium inserted, such as
+    spaces.
     """
     parts: list[list] = []                    # text, left, right, space before it (1 PDFium's own, 2 in the file), box
     space, early_marks = 0, ""
@@ -130,11 +132,14 @@ def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
-    """Whether a space stands between two neighbouring characters (with their marks).
+    """Whether a space stands between two neighbouring characters `a` and `b` of a line. Each is given with its
+    combining marks, as a list (text, left, right, space before it, box). `letters` tells that both are right-to-left
+    letters, and `drawn` that the line is in drawing order.
 
-    Spaces in the file and those that PDFium inserted are trusted. The width of the gap decides instead between
-    right-to-left letters in drawing order (`drawn`), where PDFium's own spaces are not trusted, and before a mark that
-    belongs to the letter after it. Without a space, a wide gap counts as one, except between two right-to-left letters.
+    Between two right-to-left letters, the width of the gap decides in two cases: the line is in drawing order and the
+    file itself has no space at this place (spaces that PDFium inserts are not trusted in such a line), or the space
+    stands before a combining mark of `b`. In all other cases, a space that the file contains or PDFium inserted counts.
+    A wide gap counts as a space, too, unless both are right-to-left letters.
     """
     gap, high = max(b[1] - a[2], a[1] - b[2]), b[4][3] - b[4][1]
     if letters and (b[3] == _ABOUT or (drawn and b[3] < 2)):
@@ -143,13 +148,14 @@ def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
 
 
 def _kind(text: str) -> str:
-    """The direction of a text's first character: R right to left, L left to right, N digit, - anything else."""
+    """Returns the direction of a text's first character: R (right to left), L (left to right), N (digit) or - (any
+    other character)."""
     kind = unicodedata.bidirectional(text[0])
     return "R" if kind in ("R", "AL") else "L" if kind == "L" else "N" if kind in ("EN", "AN") else "-"
 
 
 def _reading_order(parts: list[str]) -> list[str]:
-    """Put parts that are given from left to right into reading order."""
+    """Returns the parts of a line in reading order. `parts` are its characters and spaces from left to right."""
     kinds = [_kind(part) for part in parts]
     if kinds.count("R") >= kinds.count("L"):
         return _reversed_but_numbers(parts, kinds)
@@ -167,7 +173,8 @@ def _reading_order(parts: list[str]) -> list[str]:
 
 
 def _reversed_but_numbers(parts: list[str], kinds: list[str]) -> list[str]:
-    """Reverse the order of all parts, but keep the order inside numbers and words that run to the right."""
+    """Returns the parts of a line in reverse order, except that numbers and left-to-right words keep their inner order.
+    `kinds` holds the direction of each part (`_kind`)."""
     out: list[str] = []
     at = len(parts) - 1
     while at >= 0:
@@ -186,7 +193,7 @@ def _reversed_but_numbers(parts: list[str], kinds: list[str]) -> list[str]:
 
 
 def _word(parts: list[str], space: int) -> int:
-    """Where the word before a space begins."""
+    """Returns the index of the first part of the word before a space. `space` is the index of the space."""
     k = space
     while k > 0 and parts[k - 1] != " ":
         k -= 1

@@ -1,7 +1,8 @@
-"""Finds the reading order of a page: columns, then lines from top to bottom. Tables become rows of cells.
+"""Finds the reading order of a PDF page: columns, and inside a column lines from top to bottom. Tables become rows of
+cells.
 
-The input is pieces, which are stretches of a line without a wide gap. A page is cut like an XY tree (Nagy and Seth
-1984), but along *gutters*: white strips that no piece crosses over a long run of lines (after Breuel 2002, "Two
+The input consists of pieces, which are stretches of a line without a wide gap. A page is cut like an XY tree (Nagy and
+Seth 1984), but along *gutters*: white strips that no piece crosses over a long run of lines (after Breuel 2002, "Two
 geometric algorithms for layout analysis"). The parts left and right of a gutter are read one after the other when they
 look like text, and line by line when they look like a table. All numbers are integers.
 """
@@ -31,8 +32,8 @@ LEADER = re.compile(r"(?: ?[.․·…_]){5,}")
 
 
 class Line(NamedTuple):
-    """A line of text or, with `cells`, a row of a table. Positions and sizes are in units of 1/64 point
-    (`chars.UNIT`)."""
+    """A line of text on a PDF page or, if `cells` is not empty, a row of a table. Positions and sizes are in units of
+    1/64 point (`chars.UNIT`)."""
 
     left: int
     top: int
@@ -54,7 +55,7 @@ class Page(NamedTuple):
 
 
 def blocks_of(page: PageChars) -> list[Block]:
-    """The page's lines in reading order, one block per column (or part of a column)."""
+    """Returns the lines of a page in reading order. A block is a list of lines: one column, or a part of a column."""
     pieces = page.pieces
     if len(pieces) > _PIECES:
         return [[Line(*p) for p in pieces]]
@@ -66,7 +67,8 @@ def blocks_of(page: PageChars) -> list[Block]:
 
 
 def _initials(pieces: list[Piece]) -> list[Piece]:
-    """Put drop initials (letters nearly two lines high or more) in front of the first line beside them."""
+    """Returns the pieces (stretches of a line) of a page with each drop initial, a letter about two lines high or more,
+    merged into the first line beside it."""
     heights = sorted(p.bottom - p.top for p in pieces)
     usual = heights[len(heights) // 2] if heights else 0
     large = [p for p in pieces if len(p.text) == 1 and p.text.isalpha() and 5 * (p.bottom - p.top) > 9 * usual]
@@ -81,8 +83,8 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
 
 
 def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
-    """Groups pieces that stand side by side into rows, each sorted from left to right. A piece joins a row when it
-    overlaps the row's tallest piece by more than half of the smaller of their heights."""
+    """Groups pieces (stretches of a line) that stand side by side into rows, each sorted from left to right. A piece
+    joins a row when it overlaps the row's tallest piece by more than half of the smaller of their heights."""
     rows: list[tuple[int, int, list[Piece]]] = []
     for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
         middle, best = piece.top + piece.bottom, None
@@ -105,7 +107,8 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
-    """Cut `rows` into columns and append each column to `out` as a list of rows."""
+    """Cut `rows` (rows of pieces, which are stretches of a line) into columns, and append each column to `out` as a
+    list of rows. `rtl` tells that columns are read from right to left, and `depth` is the nesting of the cut."""
     if not rows:
         return
     if len(rows) >= _LINES and depth < _DEPTH:
@@ -127,9 +130,9 @@ def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth
 
 
 def _columns(rows: list[list[Piece]], at: int) -> bool:
-    """Whether the parts left and right of `at` are two columns of text and not cells of one table. They are columns
-    when their lines are long, when their lines seldom stand side by side, or when both have at least twelve lines and
-    the difference in height between neighbouring lines varies."""
+    """Whether the parts of `rows` left and right of the position `at` are two columns of text and not cells of one
+    table. They are columns in three cases: their lines are long, their lines seldom stand side by side, or both have at
+    least twelve lines and the difference in height between lines side by side varies."""
     lines, pieces, chars, side_by_side, steps = [0, 0], [0, 0], [0, 0], 0, []
     for row in rows:
         beside = [p for p in row if p.left < at][-1:] + [p for p in row if p.left >= at][:1]
@@ -151,12 +154,14 @@ def _columns(rows: list[list[Piece]], at: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _gutters(boxes, row, rows, wide, lines):
-    """Returns the white strips that are at least `wide` units wide, the best first and at most 8: (g, 3) int64 of x,
-    first row, last row.
+    """Returns the gutters of a page, which are white strips that no piece (stretch of a line) crosses over a run of
+    rows. They are at least `wide` units wide. The best 8 are returned, the best first: (g, 3) int64 of x, first row,
+    last row. `row` holds the row of each piece.
 
-    A strip is tried at the right edge of every piece. It is as long as a run of rows that no piece crosses. The score
-    of a run is the smaller of two counts: its rows with a piece left of the strip, and its rows with a piece right of
-    it. Of the runs at one edge, only the one with the highest score is kept.
+    A strip is tried at the right edge of every piece. The strip extends over a run of rows in which no piece crosses
+    it. The score of a run is the smaller of two counts: the rows with a piece left of the strip, and the rows with a
+    piece right of the strip. Only the run with the highest score is kept for each edge, and only if the score is at
+    least `lines`.
     """
     n = boxes.shape[0]
     strips = np.zeros((n, 4), np.int64)
@@ -230,14 +235,15 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
 
 
 def _box(row: list[Piece]) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a row: as wide as all its pieces, and as high as the piece with the longest
-    text."""
+    """Returns the box of a row: (left, top, right, bottom). The box is as wide as all pieces of the row, and as high as
+    the piece with the longest text."""
     longest = max(row, key=lambda p: len(p.text))
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
 def _joined_line(row: list[Piece], rtl: bool) -> Line:
-    """The pieces of a row as one line. In a fixed-pitch font, gaps become as many spaces as fit."""
+    """Joins the pieces (stretches of a line) of a row to one line. In a fixed-pitch font, a gap becomes as many spaces
+    as fit into it."""
     mono = _pitch(row)
     if mono:
         text, right = "", row[0].left
@@ -255,7 +261,8 @@ def _joined_line(row: list[Piece], rtl: bool) -> Line:
 
 
 def _read_leftwards(row: list[Piece]) -> list[Piece]:
-    """The pieces from right to left, with adjacent words in Latin script from left to right."""
+    """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script: from right to
+    left, except that adjacent pieces in Latin script stay in the order from left to right."""
     out: list[Piece] = []
     words = 0
     for p in row[::-1]:
@@ -265,16 +272,16 @@ def _read_leftwards(row: list[Piece]) -> list[Piece]:
 
 
 def _pitch(row: list[Piece]) -> int:
-    """Width of a character if the row is set in a fixed-pitch font, else 0. Digits are ignored, because they are
-    equally wide in most fonts."""
+    """Returns the width of a character if a row is set in a fixed-pitch font, else 0. Digits are ignored, because they
+    are equally wide in most fonts."""
     pitch = max((p.mono for p in row if p.mono and len({c for c in p.text if not c.isdigit()}) >= 4), default=0)
     return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
 
 
 def _run(rows: list[list[Piece]], at: int) -> int:
-    """End of the longest run of rows from `at` on that may be one table. Its rows have two or more pieces, but one row
-    of a single piece may stand between two of them. No row is in a fixed-pitch font, and no gap exceeds two and a half
-    lines."""
+    """Returns the end (an index) of the longest run of rows from index `at` on that may be one table. The rows of such
+    a run have two or more pieces (stretches of a line), but a row of a single piece may stand between two of them. No
+    row is in a fixed-pitch font, and no gap between rows exceeds two and a half lines."""
     end, since = at, 0
     for k in range(at, len(rows)):
         row = rows[k]
@@ -288,11 +295,12 @@ def _run(rows: list[list[Piece]], at: int) -> int:
 
 
 def _edges(rows: list[list[Piece]]) -> list[int]:
-    """Left edges of the columns of a table; empty if the rows are not a table.
+    """Returns the left edges of the columns of a table; an empty list if `rows` are not a table.
 
-    Columns are stretches covered by cells. The strips between them are at least half a line's height wide, and at most
-    one row in six reaches into a strip. In a table, at least three rows and at least a third of all rows fill two
-    columns. Its first column holds more than list marks or line numbers of code.
+    A column is a horizontal stretch that cells cover. The strips between columns are at least half a line's height
+    wide, and at most one row in six reaches into a strip. In a table, at least three rows and at least a third of all
+    rows have text in two columns. Rows are not a table if the first column holds only list marks or line numbers of
+    code, or if they are a table of contents.
     """
     full = [row for row in rows if len(row) >= 2]
     if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
@@ -331,8 +339,8 @@ def _column(edges: list[int], piece: Piece) -> int:
 
 
 def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
-    """Returns the rows of a table as lines with cells. A single piece outside the first column, close below a row,
-    continues that row."""
+    """Returns the rows of a table as lines with cells. `edges` are the left edges of its columns. A row that consists
+    of a single piece outside the first column, close below the previous row, continues the previous row."""
     out: Block = []
     for row in rows:
         inside: list[list[Piece]] = [[] for _ in edges]

@@ -1,8 +1,8 @@
-"""Calls PDFium's character functions from compiled code, by their addresses. This module is imported only when the
-first page is read.
+"""Calls PDFium's functions for the characters of a page from compiled code, by the addresses of the functions. The
+module is imported only when the first page is read.
 
-Calling PDFium from Python for four values per character takes four times as long as loading the page. The addresses are
-passed as arguments, so that numba can cache the compiled code on disk.
+If Python called PDFium for four values of each character, this would take four times as long as loading the page. The
+addresses are passed as arguments, so that numba can cache the compiled code on disk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _I32, _F32 = ir.IntType(32), ir.FloatType()
 
 
 def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
-    """Emits a C call of the function at address `values[0]`, with the other values as arguments. `kinds` has a letter
-    for each argument: p (pointer) or i (int)."""
+    """Emits LLVM code for a C call of the function at the address `values[0]`, whose arguments are the values after it
+    and whose result has the type `result`. `kinds` has a letter for each argument: p (pointer) or i (int)."""
     arguments = [builder.inttoptr(v, cgutils.voidptr_t) if kind == "p" else v for kind, v in zip(kinds, values[1:])]
     function = ir.FunctionType(result, [v.type for v in arguments])
     return builder.call(builder.inttoptr(values[0], function.as_pointer()), arguments)
@@ -32,21 +32,21 @@ def _call(builder: Any, values: Any, result: Any, kinds: str) -> Any:
 
 @intrinsic
 def _integer(typing: Any, address: Any, page: Any, index: Any) -> Any:
-    """Calls `int f(page, index)`."""
+    """Calls the C function `int f(page, index)` at `address`."""
     return types.int32(types.intp, types.intp, types.int32), lambda context, builder, signature, values: _call(
         builder, values, _I32, "pi")
 
 
 @intrinsic
 def _real(typing: Any, address: Any, page: Any, index: Any) -> Any:
-    """Calls `float f(page, index)`."""
+    """Calls the C function `float f(page, index)` at `address`."""
     return types.float32(types.intp, types.intp, types.int32), lambda context, builder, signature, values: _call(
         builder, values, _F32, "pi")
 
 
 @intrinsic
 def _rectangle(typing: Any, address: Any, page: Any, index: Any, out: Any) -> Any:
-    """Calls `int f(page, index, out*)`."""
+    """Calls the C function `int f(page, index, out*)` at `address`."""
     return types.int32(types.intp, types.intp, types.int32, types.intp), \
         lambda context, builder, signature, values: _call(builder, values, _I32, "pip")
 
@@ -58,7 +58,8 @@ _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).val
 
 @njit(cache=True, nogil=True)
 def _read(addresses, page, code, inserted, angle, loose, tight):
-    """Fill the arrays, one entry per character. `loose` is left, top, right, bottom (FS_RECTF) of a box as wide as the
+    """Fill the arrays `code`, `inserted`, `angle`, `loose` and `tight` with one entry per character of a text page, by
+    calling the PDFium functions at `addresses`. `loose` is left, top, right, bottom (FS_RECTF) of a box as wide as the
     character's advance and as high as its font. `tight` is left, right, bottom, top of the character's ink."""
     for i in range(code.shape[0]):
         code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
@@ -71,7 +72,8 @@ def _read(addresses, page, code, inserted, angle, loose, tight):
 
 @intrinsic
 def _rectangle4(typing: Any, address: Any, page: Any, index: Any, out: Any) -> Any:
-    """Calls `int f(page, index, double*, double*, double*, double*)`."""
+    """Calls the C function `int f(page, index, double*, double*, double*, double*)` at `address`, with pointers to four
+    successive doubles at `out`."""
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         where = [builder.add(values[3], ir.Constant(values[3].type, 8 * k)) for k in range(4)]
         return _call(builder, [*values[:3], *where], _I32, "pipppp")

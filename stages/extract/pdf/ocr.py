@@ -1,10 +1,10 @@
 """Reads the text in the picture of a PDF page with an OCR engine: the command tesseract, or rapidocr.
 
-Each page gets a process of its own, which draws the picture and then becomes the OCR engine (exec). The kernel enforces
-the process's limits of CPU time and memory, so that a hostile picture harms no other page. The process has one thread
-and ends with its parent. Whether a page is read is decided by counts (pixels, letters, pages), never by time.
-ProcessDied is raised when the process is killed; the engine that runs the recipe then decides whether the document is
-to blame.
+Each page gets a process of its own, which draws the picture and then replaces itself with the OCR engine (exec). The
+kernel enforces the process's limits of CPU time and memory, so that a hostile picture harms no other page. The process
+has one thread and ends with its parent. Whether a page is read depends on counts (pixels, letters, pages), never on
+time. ProcessDied is raised when the process is killed. The program that runs the recipe then decides whether the
+document is to blame.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _WIDE = re.compile("[\u2e80-\u9fff\ua000-\uabff\uf900-\uffef]")
 
 
 class MissingEngine(MissingModel):
-    """An OCR engine, or a language of it, is not installed. The message names the setting and says how to install what
-    is missing."""
+    """Raised when an OCR engine, or one of its languages, is not installed. The message names the setting and says how
+    to install what is missing."""
 
 
 class Engine(NamedTuple):
@@ -76,7 +76,7 @@ def engine(name: str, languages: str) -> Engine:
     """Returns the installed OCR engine: `tesseract` with its languages ("eng+deu"), or `rapidocr`.
 
     Raises:
-        MissingEngine: the engine, or a language of it, is not installed.
+        MissingEngine: the engine, or one of its languages, is not installed.
     """
     if sys.platform != "linux":
         raise MissingEngine(f"pdf: `ocr: {name}` needs Linux, to hold it to its budget")
@@ -95,7 +95,7 @@ def _rapidocr() -> Engine:
 
 def languages_of_tesseract() -> tuple[str, str, set[str]]:
     """Returns (path of the program tesseract; folder of its models; names of the languages that have a model there).
-    Raises MissingEngine."""
+    Raises MissingEngine if tesseract is not installed or does not name the folder."""
     binary = shutil.which("tesseract")
     if binary is None:
         raise MissingEngine("pdf: `ocr: tesseract` is not installed: apt install tesseract-ocr on every node, or use "
@@ -124,8 +124,8 @@ def _tesseract(languages: str) -> Engine:
 
 
 def _parts(binary: str) -> dict[str, str]:
-    """Returns {name: path} of the shared libraries that affect the output of the program `binary`. Nearly all of
-    tesseract's code is in such libraries, and hardly any in the program itself."""
+    """Returns {name: path} of the shared libraries that affect the output of the program `binary`. They matter because
+    nearly all of tesseract's code is in libraries, and hardly any in the program itself."""
     # does what ldd does; ldd itself is a script and needs a shell
     libraries = subprocess.run([binary], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}).stdout
@@ -134,14 +134,14 @@ def _parts(binary: str) -> dict[str, str]:
 
 
 def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
-    """Returns the words that OCR finds in a picture, in the order in which the engine reads them; None for a blank
-    picture; [] for a picture of more than `engine.glyphs` letters, which is not read. `draw` is called in the engine's
-    process and returns the picture: (height, width) uint8, black on white.
+    """Returns the words that OCR recognises in a picture, in the order in which the OCR engine reads them. The result
+    is None for a blank picture. A picture with more than `engine.glyphs` letters is not read; the result is then [].
+    `draw` is called in the process of the OCR engine and returns the picture: (height, width) uint8, black on white.
 
     Raises:
         ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps for want of more than
             `memory_mb` of private memory), or was killed from outside.
-        RuntimeError: the engine ended with an error.
+        RuntimeError: the OCR engine ended with an error.
     """
     env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_THREAD_LIMIT": "1",
            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -161,8 +161,9 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """Runs in the new process before it becomes the OCR engine: sets the limits of the process, draws the picture and
-    makes it the standard input."""
+    """Prepares a new process that is about to become the OCR engine (exec): sets its limits of CPU time and memory,
+    draws the picture, and makes the picture its standard input. Ends the process if the picture is blank or has more
+    than `most` letters."""
     process.die_with_parent(parent)
     faulthandler.disable()                                               # it would write into the parent's log
     try:
@@ -194,8 +195,8 @@ def is_inked(image: np.ndarray) -> bool:
 
 @njit(cache=True, nogil=True)
 def glyphs(image):
-    """Number of connected dark areas of a picture (height, width) uint8 that are as high as letters, 4 to 200
-    pixels."""
+    """Returns the number of letters in a picture ((height, width) uint8): connected dark areas that are 4 to 200 pixels
+    high."""
     height, width = image.shape
     parent = np.zeros(1024, np.int64)
     top = np.zeros(1024, np.int64)
@@ -253,7 +254,8 @@ def glyphs(image):
 
 
 def _words(table: str) -> list[Word]:
-    """Words (level 5) from tesseract's TSV: level page block par line word left top width height conf text."""
+    """Returns the words in tesseract's TSV output, whose columns are: level page block par line word left top width
+    height conf text. The rows with level 5 are words."""
     out = []
     for row in table.split("\n"):
         cells = row.rstrip("\r").split("\t")
@@ -265,12 +267,13 @@ def _words(table: str) -> list[Word]:
 
 
 def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
-    """Returns (the words in the same form as the characters of a text layer; the confidence of the OCR, 0 to 99). The
-    confidence is that of the engine, averaged over letters and digits.
+    """Turns the words that OCR recognised in the picture of a page into the form in which the characters of a PDF's
+    text layer are held. Returns (the page in this form; the confidence of the OCR, 0 to 99). The confidence is the mean
+    of the OCR engine's own confidence over all letters and digits.
 
-    `width` and `height` of the picture are in pixels. The page is turned so that its lines, whose direction is seen
-    from the positions of successive words, run to the right. Lines whose heights differ only because some lack
-    ascenders or descenders all get the usual height.
+    `width` and `height` of the picture are in pixels. The page is turned so that its lines run to the right; the
+    positions of successive words show in which direction they run. A line of nearly the usual height gets exactly this
+    height, since the difference comes from letters without ascenders or descenders.
     """
     turn = _quarter_turns(words)
     turned = [_rotated_word(word, turn, width, height) for word in words]
@@ -306,8 +309,8 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
 
 
 def _quarter_turns(words: list[Word]) -> int:
-    """Returns by how many quarter turns, clockwise, the text is turned: 0 for upright text; 1, 2, 3 for lines that run
-    downwards, to the left, upwards."""
+    """Returns by how many clockwise quarter turns the text of a picture is turned: 0 for upright text; 1, 2, 3 for
+    lines that run downwards, to the left, upwards."""
     votes: Counter[int] = Counter()
     for a, b in pairwise(words):
         if a.line == b.line and not (is_rtl(a.text) or is_rtl(b.text)):

@@ -1,5 +1,6 @@
-"""Command that reads a PGM picture on standard input by rapidocr (PP-OCRv4 in ONNX) and writes its lines as tesseract's
-TSV to standard output. `stages.extract.pdf.ocr` runs it as a script, once per picture."""
+"""A command that recognises the text in a PGM picture with rapidocr (PP-OCRv4 in ONNX). It reads the picture from
+standard input and writes the lines of text to standard output in the format of tesseract's TSV.
+`stages.extract.pdf.ocr` runs it as a script, once per picture."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Draws a page of a PDF, and measures the pictures on it. The pixels of these pictures are counted before any is
-decoded, so that a page with too many is never drawn."""
+"""Draws a page of a PDF, and measures the pictures on it. The pixels of these pictures are counted before a picture is
+decoded, so that a page with too many pixels is never drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OBJECTS, _LEVELS = 10_000, 3
 
 
 def dots(page: pdfium.PdfPage) -> int:
-    """Dots per inch at which a page is drawn; 0 for a page larger than PDF allows."""
+    """Returns the dots per inch at which a page is drawn; 0 for a page larger than PDF allows, which is not drawn."""
     width, height = page.get_size()
     if not (0 < width <= _SIDE and 0 < height <= _SIDE):
         return 0
@@ -34,19 +34,21 @@ def dots(page: pdfium.PdfPage) -> int:
 
 
 def size(page: pdfium.PdfPage, dpi: int) -> tuple[int, int]:
-    """Width and height of a page's picture, pixels."""
+    """Returns the width and height, in pixels, of a page drawn at `dpi` dots per inch."""
     width, height = page.get_size()
     return math.ceil(width * dpi / 72), math.ceil(height * dpi / 72)
 
 
 def draw(page: pdfium.PdfPage, dpi: int, turn: int = 0) -> np.ndarray:
-    """The page as it is shown, turned by `turn` (0 or 180) degrees: (height, width) uint8, white is 255."""
+    """Returns a picture of the page in grey, turned by `turn` (0 or 180) degrees: (height, width) uint8, white is
+    255."""
     return page.render(scale=dpi / 72, rotation=turn, grayscale=True).to_numpy()
 
 
 def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
-    """Returns (whether one picture covers at least half of the page; number of pixels that all its pictures declare). A
-    picture inside a form (a group of objects that may be shown several times) counts each time the form is shown."""
+    """Measures the pictures on a page. Returns (whether one picture covers at least half of the page; number of pixels
+    that all pictures together declare). A picture inside a form (a group of objects that may be shown several times)
+    counts each time the form is shown."""
     left, bottom, right, top = page.get_bbox()
     sides = [ctypes.c_float() for _ in range(4)]
     covers, total, remaining = False, 0, _OBJECTS
@@ -63,7 +65,9 @@ def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
 
 
 def _pixels(object_: Any, remaining: int, levels: int) -> tuple[int, int]:
-    """Returns (pixels of a picture, or of the pictures in a form; number of objects that may still be searched)."""
+    """Returns (number of pixels of a picture, or of all pictures in a form; number of objects that may still be
+    searched). A form is a group of objects. `remaining` objects may be searched in all, `levels` levels of forms
+    deep."""
     kind, remaining = pdfium_c.FPDFPageObj_GetType(object_), remaining - 1
     if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
         wide, high = ctypes.c_uint(), ctypes.c_uint()

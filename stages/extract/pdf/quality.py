@@ -1,7 +1,8 @@
-"""Estimates how far a page's text can be trusted, from that text alone: without a dictionary, a model or the picture.
+"""Estimates how far the extracted text of a PDF page can be trusted. Only the text itself is used: no dictionary, no
+model and no picture of the page.
 
-The estimate decides which pages are read by OCR. It does not matter whether a page looks like a scan: where this
-decided about OCR, 28.7 % of a crawl had degraded text (Marin, "pdf-extraction-routing").
+The estimate decides which pages are read by OCR. It does not matter whether a page looks like a scan: when OCR was
+chosen by the look of the page, 28.7 % of a crawl had degraded text (Marin, "pdf-extraction-routing").
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Quality(NamedTuple):
 
 
 def quality_of(page: PageChars) -> Quality:
-    """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted. A
-    word is judged when it has two letters or more. It looks like a word when it meets four conditions:
+    """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted.
+    Each stretch of two letters or more between spaces is judged. It looks like a word when it meets four conditions:
 
     - It consists of letters, with hyphens and apostrophes inside. Combining marks, frequent in Indic scripts, belong to
       their letters.
@@ -48,14 +49,15 @@ def quality_of(page: PageChars) -> Quality:
     - It has a vowel if it consists of four or more Latin letters.
 
     Confidence, an integer, is 99 for text without garbled characters in which at least six in ten words look like
-    words. It falls to 0 when a tenth of the characters are garbled. It is cut to four tenths in four cases:
+    words. It falls to 0 when a tenth of the characters are garbled. The value is multiplied by four tenths in four
+    cases:
 
     - Fewer than 3 % of the characters are spaces though the script uses them.
-    - Letters stand apart.
+    - Many letters stand alone, separated by spaces.
     - Fewer than 22 % of the Latin letters are vowels. Languages have 33 to 50 %; a font whose encoding is lost leaves
       "7KLV LV QRW".
-    - More than half of the Latin letters are not ASCII. Vietnamese has most, 28 %; Cyrillic, Greek or Arabic in 8 bits
-      leaves "Ïðèâåò".
+    - More than half of the Latin letters are not ASCII. Of all languages, Vietnamese has the most, 28 %; Cyrillic,
+      Greek or Arabic text whose encoding is lost becomes letters like "Ïðèâåò".
     """
     words = wordlike = wide = single = letters = vowels = beyond_ascii = 0
     for piece in page.pieces:
@@ -87,8 +89,8 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 @lru_cache(maxsize=1 << 16)
 def _judge_chunk(chunk: str) -> tuple[int, int, int, int]:
-    """Returns (kind of a chunk of text without spaces, `_NONE` … `_LIKE`; number of its Latin letters; of its vowels;
-    of its Latin letters outside ASCII)."""
+    """Judges a chunk, a stretch of text between spaces. Returns (its kind, from `_NONE` (no letters) to `_LIKE` (looks
+    like a word); number of Latin letters; number of vowels; number of Latin letters outside ASCII)."""
     if not chunk.isascii():
         if _is_wide(chunk):
             return _WIDE, 0, 0, 0
@@ -108,7 +110,8 @@ def _judge_chunk(chunk: str) -> tuple[int, int, int, int]:
 
 
 def _is_wide(chunk: str) -> bool:
-    """Whether more than half of a chunk is in scripts without spaces between words."""
+    """Whether more than half of the characters in a chunk of text are of scripts without spaces between words, such as
+    Chinese or Thai."""
     wide = sum("\u0e00" <= c <= "\u0eff" or "\u1000" <= c <= "\u109f" or "\u1780" <= c <= "\u17ff"
                or "\u2e80" <= c <= "\u9fff" or "\uf900" <= c <= "\ufaff" or "\uff66" <= c <= "\uff9f" for c in chunk)
     return 2 * wide > len(chunk)

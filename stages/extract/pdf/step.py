@@ -1,5 +1,5 @@
-"""The step `pdf`, which extracts the text of a PDF: from the text layer by the positions of its characters, and by OCR
-where that fails."""
+"""The step `pdf`, which extracts the text of a PDF: from the text layer (the characters that the file stores), by their
+positions, or by OCR where the text layer is missing or unusable."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
 class _PageRead(NamedTuple):
-    """A page as it was read. `route` says how: t by its text layer, o by OCR. It is e for an empty page, and s for a
-    page that has something on it but gave no text, even if OCR was not tried. It is c if the letters of the text layer
-    differ from those drawn and OCR did not help."""
+    """A page after it was read. `route` says how it was read: t by its text layer, o by OCR. The route is e for an
+    empty page. It is s for a page that shows something but gave no text, even if OCR was not tried. It is c if the
+    letters of the text layer differ from the letters that the page shows, and OCR did not help."""
 
     page: Page
     quality: Quality
@@ -59,12 +59,13 @@ class _PageRead(NamedTuple):
 
 
 class Pdf(Stage):
-    """Extracts the text of a PDF, from its text layer and, where that fails, by OCR.
+    """Extracts the text of a PDF from its text layer (the characters that the file stores), or by OCR where the text
+    layer is missing or unusable.
 
     Reads the file from `raw` and writes `text`. Reasons for dropping a document: `not_pdf`, `pdf_too_large` (bytes
     stored or inflated), `pdf_encrypted`, `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text`
-    (mostly scans, which need OCR), `pdf_cipher` (no page gave text, and the fonts of some pages map to other letters
-    than they draw).
+    (mostly scans, which need OCR), `pdf_cipher` (no page gave text, and fonts of some pages draw other letters than the
+    text layer has).
 
     The text layer is read by the positions of its characters: columns one after the other, tables as rows of cells
     between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out. Words cut at
@@ -74,24 +75,24 @@ class Pdf(Stage):
     `ocr: tesseract` or `rapidocr` reads the pages whose text layer is missing (fewer than 16 characters, or fewer than
     200 over a picture of half the page), degraded (confidence below 50) or made of shifted letters (other letters than
     those drawn). OCR text is used only if its confidence exceeds 58. It must also have a higher confidence than the
-    text layer or, where that is missing, be more than twice as long. OCR reads at most `ocr_pages` pages of a document,
-    and no page whose pictures have too many pixels or which has too many letters. A page that exceeds its own limits of
-    CPU seconds or memory sends the document to quarantine. An engine or language that is not installed stops the run
-    before it begins.
+    text layer or, where the text layer is missing, be more than twice as long as the text layer's few characters. OCR
+    reads at most `ocr_pages` pages of a document, and no page with too many letters or with pictures of too many
+    pixels. A page that exceeds its own limits of CPU seconds or memory sends the document to quarantine. An engine or
+    language that is not installed stops the run before it begins.
 
-    A page of shifted letters (`stages.extract.pdf.cipher`) that OCR does not read gives no text.
+    A page of shifted letters (see `stages.extract.pdf.cipher`) gives no text unless OCR reads it.
 
     `meta.pdf_routes` and `meta.pdf_confidence` have one character per page: how the page was read (t text layer, o OCR,
-    e empty, s no text though something is on it, x does not load, c shifted letters), and its confidence (0 to 9).
-    Signals:
+    e empty page, s no text on a page that shows something, x page that does not load, c shifted letters), and its
+    confidence (0 to 9). The signals are:
 
-    - `pdf_pages`, and `pdf_chars_per_page`, the mean
+    - `pdf_pages`: number of pages; `pdf_chars_per_page`: mean number of characters
     - `pdf_garbled`: share of characters that are U+FFFD, private or control characters (a broken font encoding)
     - `pdf_spaces`: share of characters that are spaces
     - `pdf_wordlike`: share of words that look like words (1 where there are none)
     - `pdf_confidence`: mean over the pages, 0 to 1
     - `pdf_ocr`: share of pages read by OCR
-    - `pdf_unread`: share of pages that nothing could read though something is on them (s, x, c)
+    - `pdf_unread`: share of pages that show something but gave no text (s, x, c)
 
     PDFium may crash on a damaged file; the document is then quarantined.
     """
@@ -137,8 +138,8 @@ class Pdf(Stage):
         return engine(self.config.ocr, self.config.ocr_languages)
 
     def resource_files(self) -> dict[str, str]:
-        """Returns {name: path} of the OCR engine's program, libraries and models; {} without OCR. Raises
-        MissingEngine."""
+        """Returns {name: path} of the OCR engine's program, libraries and models; {} without OCR. Raises MissingEngine
+        if the OCR engine is not installed."""
         return dict(self._engine.files) if self._engine else {}
 
     def problems(self) -> dict[str, str]:
@@ -147,8 +148,8 @@ class Pdf(Stage):
         return {}
 
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """Returns the step's key, a hash of what determines its results. With OCR the key also covers the contents of
-        the engine's program, libraries and models."""
+        """Returns the step's key, a hash of everything that determines its results. With OCR the key also covers the
+        contents of the engine's program, libraries and models."""
         files = sorted((name, file_sha256(path)) for name, path in self.resource_files().items())
         base_key = super().key(roles)
         if not files or "resource" not in roles:
@@ -156,8 +157,8 @@ class Pdf(Stage):
         return hashlib.blake2b(repr((base_key, files)).encode(), digest_size=16).hexdigest()
 
     def setup(self) -> None:
-        """Check that the OCR engine works on this machine. If it did not, every scanned document would be quarantined,
-        although the machine is at fault."""
+        """Check that the OCR engine works on this machine. Without this check, a machine with a broken OCR engine would
+        quarantine every scanned document."""
         for field, message in self.problems().items():
             raise ValueError(f"pdf: {field}: {message}")
         if self._engine:
@@ -211,9 +212,9 @@ class Pdf(Stage):
         return self._finish(doc, file, reads)
 
     def _read(self, page: pdfium.PdfPage, cap: int, tries: int) -> _PageRead | None:
-        """Read one page. Its text layer is used if it is neither missing nor degraded. Otherwise OCR is tried, provided
-        that it was tried on fewer than `ocr_pages` pages of the document before (`tries`). The text of OCR is used if
-        it is better. `cap` is the number of characters that the document may still have."""
+        """Read one page. Its text layer is used if it is neither missing nor degraded. Otherwise OCR is tried, unless
+        it was tried on `ocr_pages` earlier pages of the document (`tries` is their number). OCR's text is used if it is
+        better than the text layer. `cap` is the number of characters that may still be added to the document."""
         layer = page.get_textpage()
         try:
             chars = pieces_of(layer.raw, min(max(layer.count_chars(), 0), cap + 1), page.get_bbox())
@@ -244,8 +245,9 @@ class Pdf(Stage):
         return _PageRead(Page(blocks_of(chars), chars.height), quality, route, ocr_tried)
 
     def _read_by_ocr(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
-        """Returns (page as OCR reads it, confidence 0 to 99); None for a blank page. A page of little text and low
-        confidence is also read upside down, since OCR engines detect the orientation only of longer text."""
+        """Reads a page by OCR. Returns (words and their positions, in the form of a text layer; confidence, 0 to 99);
+        None for a blank page. A page of little text and low confidence is also read upside down, since OCR engines
+        detect the orientation only of longer text."""
         best: tuple[PageChars, int] | None = None
         for turn in (0, 180):
             words = words_of(engine, partial(draw, page, dpi, turn), self.config.ocr_cpu_s, self.config.ocr_memory_mb)
@@ -279,10 +281,11 @@ class Pdf(Stage):
         return None if doc.text else "pdf_cipher" if "c" in routes else "pdf_no_text"
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Returns what the report adds up for a document; None when the step has not read it.
+        """Returns the numbers of one document that the report of a run adds up over all documents; None when the step
+        has not read the document.
 
         - `docs`: 1
-        - `unread`: 1 if pages with something on them could not be read, else 0
+        - `unread`: 1 if a page that shows something gave no text, else 0
         - `pages`: {how a page was read: number of pages}
         - `confidence`: {confidence, "0" to "9": number of pages with text}
         """
@@ -295,7 +298,8 @@ class Pdf(Stage):
 
 
 def title_of(file: pdfium.PdfDocument) -> str:
-    """The title in the file's metadata, at most 500 characters; "" without. Halves of surrogate pairs are removed."""
+    """Returns the title in the metadata of a PDF, at most 500 characters; "" if there is none. Halves of surrogate
+    pairs are removed."""
     size = pdfium_c.FPDF_GetMetaText(file.raw, b"Title", None, 0)
     buffer = ctypes.create_string_buffer(size)
     pdfium_c.FPDF_GetMetaText(file.raw, b"Title", buffer, size)
@@ -303,17 +307,18 @@ def title_of(file: pdfium.PdfDocument) -> str:
 
 
 def _specimen() -> np.ndarray:
-    """A picture with a dark area, on which the OCR engine is tried."""
+    """Returns a picture with a dark area, to test whether the OCR engine works."""
     image = np.full((100, 100), 255, np.uint8)
     image[40:60, 20:80] = 0
     return image
 
 
 def inflates_beyond(data: bytes, cap: int) -> bool:
-    """Whether the Flate streams of a PDF inflate to more than `cap` bytes in all. They are inflated and discarded to
-    find out.
+    """Whether the Flate streams of a PDF inflate to more than `cap` bytes in all. The function inflates the streams to
+    count their bytes, and discards them.
 
-    Deflate shrinks at most 1,032 to 1, so most files need no check. A stream deflated twice always counts as too large.
+    Deflate shrinks data by a factor of at most 1,032, so a small file needs no check. A file with a stream that is
+    deflated twice always counts as too large.
     """
     if _TWICE.search(data):
         return True

@@ -1,5 +1,5 @@
-"""Chooses which blocks of a page are its main text. A block is a stretch of text between block-level tags, and the
-model has given each a probability of being main text."""
+"""Chooses which blocks of a page are its main text, from the probability that the model of the engine `mill` gave to
+each block. A block is a stretch of text between block-level tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEA
 
 #: weight of recall against precision: β² of F_β, in 1/1000
 FAVORS = {"precision": 250, "balanced": 1000, "recall": 4000}
-#: no block of a smaller probability (1/1000) is kept
+#: smallest probability (1/1000) of a chosen block
 LEAST = 20
 #: resolution of F_β: distinct fractions
 SCALE = 1_000_000
@@ -25,20 +25,22 @@ COMMENT = 25
 
 
 def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: int = 1000) -> tuple[np.ndarray, int]:
-    """Returns (which blocks to keep, as bool[blocks]; the expected F1 of their words, in 1/1000).
+    """Chooses the blocks (stretches of text between block-level tags) that make up the main text of a page. Returns
+    (chosen blocks, as bool[blocks]; the expected F1 of their words, in 1/1000).
 
-    `chances` holds the probability that each block is main text, in 1/1000. With words w and chances p, F_β of a choice
-    S is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp), and the best S holds the blocks above some chance (Lipton et al.
-    2014, arXiv 1402.1892).
+    `blocks` are the rows of `Page.blocks`, and `chances` holds the probability that each block is main text, in 1/1000.
+    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000, the weight
+    of recall in F_β. Blocks in the page's <title> are never chosen.
+
+    The choice maximises an approximate F_β. If w are the numbers of words of the blocks, p their chances and S the
+    chosen blocks, F_β is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp). The best S holds all blocks above some chance
+    (Lipton et al. 2014, arXiv 1402.1892).
 
     The errors on one page are correlated: where a template misleads the model, all chances are too high, or all are too
     low. F_β is therefore computed for several shifts of all chances, and the choice with the largest mean wins. On a
-    page of which the model is sure, the shifts hardly change the choice. On an uncertain page more blocks are kept,
-    since losing text costs more than keeping some words around it. The expected F1 is computed from the unshifted
-    chances.
-
-    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000. Blocks in
-    the page's <title> are never chosen.
+    page of which the model is sure, the shifts hardly change the choice. On an uncertain page the shifts lead to more
+    blocks, since losing text costs more than including some words around it. The expected F1 is computed from the
+    unshifted chances.
     """
     chosen = np.zeros(len(blocks), np.bool_)
     which = np.flatnonzero(blocks[:, B_FLAGS] & IN_TITLE == 0)
@@ -57,10 +59,13 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 
 def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
-    """Returns (which blocks are the main text of a page, as bool[blocks]; the expected F1 of their words, in 1/1000).
-    The main text consists of the blocks that `choose` picks and the headline above them. With `comments`, readers'
-    comments are added. Otherwise comments are left out, except on a page where they hold at least half of the chosen
-    words, such as a forum."""
+    """Selects the main text of a page: the blocks (stretches of text between block-level tags) that `choose` picks, and
+    the headline above them. Returns (selected blocks, as bool[blocks]; the expected F1 of their words, in 1/1000).
+
+    `chances` and `shifts` are as in `choose`. `favor` weighs precision against recall (a key of `FAVORS`). With
+    `comments`, readers' comments are added. Otherwise comments are left out, except on a page where they hold at least
+    half of the chosen words, such as a forum.
+    """
     chosen, expected = choose(page.blocks, level(page, chances), shifts, FAVORS[favor])
     if (at := headline(page, chosen)) is not None:
         chosen[at] = True
@@ -73,11 +78,12 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
 
 
 def level(page: Page, chances: np.ndarray) -> np.ndarray:
-    """Returns the chances (probabilities of the blocks, in 1/1000), averaged over similar paragraphs: if more than MANY
-    paragraphs have the same tags and classes, as in a book, each of them gets their mean.
+    """Returns the chances (the probability of each block, in 1/1000), levelled over similar paragraphs. If more than
+    MANY paragraphs have the same tags and classes, as in a book, each of these paragraphs gets the mean of their
+    chances.
 
-    The model was not trained on pages that long. It would tell such paragraphs apart only by their position on the
-    page, and would so cut a book in the middle.
+    The model was not trained on pages with so many paragraphs. On such a page it would tell the paragraphs apart only
+    by their position, and would thus cut a book in the middle.
     """
     b = page.blocks
     if len(b) <= MANY:
@@ -91,11 +97,11 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
 
 
 def headline(page: Page, chosen: np.ndarray) -> int | None:
-    """Returns the number of the block that is the headline above the chosen blocks; None when it is already chosen or
-    there is none.
+    """Returns the number of the block that is the headline above the chosen blocks; None when the headline is already
+    chosen or there is none.
 
-    The headline is the last heading above the first chosen block that consists mainly of words of the page's title. If
-    the page has no such heading, it is the last h1 above that block.
+    The headline is the last heading before the first chosen block among the headings that consist mainly of words of
+    the page's title. If no heading of the page does, it is the last h1 before the first chosen block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
@@ -109,7 +115,8 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: Page) -> np.ndarray:
-    """Which blocks could be readers' comments (bool): those with enough text that is not in a link, form or button."""
+    """Returns which blocks could be readers' comments, as bool[blocks]. A block could be one if it has enough text, and
+    the text is mostly outside links and not in a form, a button, navigation or a hidden element."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

@@ -19,10 +19,12 @@ ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
 class Model:
-    """The trained weights, as arrays: weights of the words in class and id attributes, the decision trees of both
-    passes, a table that maps log odds to probabilities, and shifts of probabilities (`choice.choose`).
+    """The trained weights of the engine `mill`, as arrays: weights of the words in class and id attributes, the
+    decision trees of the first and the second pass over a page, a table that maps log odds to probabilities, and shifts
+    of probabilities (see `choice.choose`).
 
-    benchmarks/train_mill.py writes them. All are integers, so that extraction gives the same result on every machine.
+    benchmarks/train_mill.py writes these arrays to a file. All numbers are integers, so that extraction gives the same
+    result on every machine.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
@@ -38,12 +40,12 @@ class Model:
 
     @classmethod
     def load(cls, path: Any = None) -> Model:
-        """Returns the model of the package, or the one in the file `path`."""
+        """Returns the model in the file `path`, or the model that the package contains if `path` is None."""
         with (path or resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
             return cls(dict(np.load(file, allow_pickle=False)))
 
     def chances(self, page: Page) -> np.ndarray:
-        """The probability that each block is main text: int32[blocks], 0..1000."""
+        """Returns the probability that each block of a page is main text: int32[blocks], in 1/1000."""
         n, m = len(page.elements), len(page.blocks)
         rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
         f.describe(page.elements, n, page.blocks, m, page.text, rows)
@@ -57,9 +59,9 @@ class Model:
 
 
 class Engine:
-    """The extraction engine `mill` of the step `html`. `favor` weighs precision against recall (`choice.FAVORS`).
-    `comments` keeps readers' comments. `tables=False` leaves out rows of data tables; the cells of layout tables
-    stay."""
+    """The extraction engine `mill` of the step `html`. `favor` weighs precision against recall (a key of
+    `choice.FAVORS`). With `comments`, readers' comments are extracted, too. With `tables=False`, tables of data are
+    left out, but not the cells of tables that serve for layout."""
 
     def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
                  model: Model | None = None, **_: Any) -> None:
@@ -70,7 +72,8 @@ class Engine:
         self.markdown("<p>A page.")               # compiles the kernels here, so that no document is charged for it
 
     def text(self, page: str) -> str | None:
-        """Main text of a page ("" when it has none), None when its elements nest deeper than `max_depth`."""
+        """Returns the main text of a page; "" when the page has none; None when its elements nest deeper than
+        `max_depth`."""
         return self._extracted(page, markup=False)
 
     def markdown(self, page: str) -> str | None:

@@ -1,5 +1,5 @@
-"""Computes the features by which the engine `mill` judges a block of a page, which is a stretch of text between
-block-level tags. They are integers, computed from the arrays of the page alone."""
+"""Computes the features by which the extraction engine `mill` judges a block of a page. A block is a stretch of text
+between block-level tags. The features are integers, computed only from the arrays of the page (`page.Page`)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def count_alike(keys, n):
     """Returns how often each of the first `n` keys (int64) occurs among them: int32[n]. Keys are counted in an
     open-addressing hash table.
 
-    A key that meets PROBES slots taken by other keys counts as occurring once, since a hostile page may choose keys
-    that collide.
+    A search in this table ends after PROBES slots, since a hostile page may choose keys that collide. A key that finds
+    only slots of other keys up to there counts as occurring once.
     """
     size = 16
     while size < 2 * n:
@@ -117,8 +117,9 @@ def per_mille(part, total):
 
 @njit(cache=True, nogil=True)
 def describe(elements, n_el, blocks, n_bl, text, out):
-    """Write the features of each block to `out` (int32[blocks, FEATURES]), in the order of `NAMES`. Also fill the
-    columns of `elements` that hold sums over the blocks inside an element, and the column B_TITLED of `blocks`."""
+    """Write the features of each block (stretch of text between block-level tags) to `out` (int32[blocks, FEATURES]),
+    in the order of `NAMES`. Also fill the columns of `elements` that hold sums over the blocks inside an element, and
+    the column B_TITLED of `blocks` (the share of a block's words that occur in the page's title, in 1/1000)."""
     if n_bl == 0:
         return
     depth = np.zeros(n_el, np.int32)
@@ -333,9 +334,9 @@ SECOND = ["own", "before1", "before2", "before3", "after1", "after2", "after3", 
 
 
 def structures(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Returns a number for the structure of each block (int64[blocks]). Two blocks get the same number when their block
-    elements have the same tag and classes, and the parents of these elements do, too. This function is not compiled,
-    since numba takes three seconds to compile a sort."""
+    """Returns a number for each block (int64[blocks]) that stands for its structure. Two blocks get the same number
+    when their block-level elements have the same tag and classes, and the parents of these elements also have the same
+    tag and classes. The function is not compiled, since numba takes three seconds to compile a sort."""
     signature = elements[:, E_SIGNATURE].astype(np.int64)
     box = blocks[:, B_BOX]
     keys = signature[elements[box, E_PARENT]] << 32 ^ signature[box] & 0xFFFFFFFF
@@ -344,12 +345,12 @@ def structures(elements: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def second_features(elements, n_el, blocks, n_bl, structure, first, out):
-    """Write the features of the second pass to `out` (int32[blocks, len(SECOND)]). They are probabilities from the
-    first pass (`first`, int32[blocks], 0..1000): those of the block and its neighbours, and means over larger parts of
-    the page.
+    """Write the features for the second pass of the model to `out` (int32[blocks, len(SECOND)]). They are computed from
+    the probabilities that the first pass gave to the blocks (`first`, int32[blocks], 0..1000): the probabilities of the
+    block and its neighbours, and means over larger parts of the page.
 
-    Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `make[k]` is
-    the number that `structures` gave to the structure of block k.
+    Means are weighted by the lengths of the blocks. The mean of an element is over all blocks inside it. `structure[k]`
+    is the number that the function `structures` gave to block k.
     """
     total = np.zeros(n_el, np.int64)
     weight = np.zeros(n_el, np.int64)

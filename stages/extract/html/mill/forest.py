@@ -1,4 +1,4 @@
-"""Evaluates boosted decision trees in integer arithmetic."""
+"""Evaluates the boosted decision trees of the extraction engine `mill` in integer arithmetic."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ STEP, REACH = 16, 8 * 1024
 
 @njit(cache=True, nogil=True)
 def scores(features, roots, feature, threshold, left, right, leaf, odds, out):
-    """Write the probability of each row of `features` (int32[rows, n]) to `out` (int32[rows], 0..1000).
+    """Write the probability that boosted decision trees give to each row of `features` (int32[rows, n]) to `out`
+    (int32[rows], 0..1000).
 
-    Each node of a tree tests one feature: it goes on to its left child when the value is ≤ the threshold, otherwise to
-    its right child. A child number below zero means the leaf -1 - number. The score of a row is the sum of the leaves
-    that it reaches in all trees, and `odds` maps the score to the probability.
+    Each node of a tree tests one feature. The path continues at the left child when the value is ≤ the threshold,
+    otherwise at the right child. A negative child number c stands for the leaf -1 - c. The score of a row is the sum of
+    the leaves that it reaches in all trees, and `odds` maps the score to the probability.
     """
     for r in range(len(features)):
         row = features[r]

@@ -1,5 +1,5 @@
-"""Turns a page into flat arrays. The HTML parser lexbor reads the page and writes it as normalised markup; a compiled
-function (`scan`) then walks over that markup once."""
+"""Turns a web page into flat arrays of its elements and blocks of text. The HTML parser lexbor reads the page and
+writes it as normalised markup; a compiled function (`scan`) then walks over that markup once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HIDDEN = np.frombuffer(b"display: none", np.uint8)
 
 
 class Page(NamedTuple):
-    """A page as arrays, whose columns are named in `stages.extract.html.mill.columns`.
+    """A web page as arrays. Their columns are named in `stages.extract.html.mill.columns`.
 
     - `elements`: int32[n, ELEMENT], a row for each element. The first row stands for the document.
     - `blocks`: int32[m, BLOCK_COLUMNS], a row for each block, which is a stretch of text between block-level tags.
     - `text`: the text of all blocks, as bytes (uint8).
-    - `marks`: int32[k, MARK_COLUMNS], where inline marks such as emphasis begin and end in `text`.
+    - `marks`: int32[k, MARK_COLUMNS], the positions in `text` where inline marks such as emphasis begin and end.
     - `markup`: the normalised markup of the page.
-    - `words`, `words_of`: hashes (uint32) of the words in class, id, itemprop and role attributes, and the numbers of
-      their elements (int32). Both are empty unless `walk` collects them.
+    - `words`, `words_of`: hashes (uint32) of the words in class, id, itemprop and role attributes, and the number of
+      the element that has each word (int32). Both arrays are empty unless `walk` was called with `collect`.
     """
 
     elements: np.ndarray
@@ -47,8 +47,8 @@ def serialised(page: str) -> bytes:
 
 
 def table(hashes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (keys, values) of an open-addressing hash table, for `scan.lookup`. `hashes` are uint32; 0 is not
-    allowed, because it marks an empty slot."""
+    """Returns an open-addressing hash table from `hashes` (uint32) to `values`, as two arrays (keys, values) for
+    `scan.lookup`. No hash may be 0, because 0 marks an empty slot."""
     size = 16
     while size < 3 * len(hashes):
         size *= 2
@@ -69,7 +69,7 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
     """Returns the arrays of a page from its normalised markup; None when its elements nest deeper than `deepest`.
 
     `tokens` holds the learned weights of words in class, id and similar attributes, as a hash table made by `table`.
-    With `collect`, the hashes of these words are returned, too.
+    With `collect`, `Page.words` holds the hashes of these words on the page.
     """
     most = markup.count(b"<") + 2
     elements = np.empty((most, ELEMENT), np.int32)

@@ -1,4 +1,5 @@
-"""Writes those blocks of a page that were chosen as its main text, as plain text or Markdown."""
+"""Writes the blocks of a page that were chosen as its main text, as plain text or Markdown. A block is a stretch of
+text between block-level tags."""
 
 from __future__ import annotations
 
@@ -43,14 +44,14 @@ _Block = tuple[int, list[int], list[int]]
 
 
 def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
-    """Writes the chosen blocks (bool[blocks]) of a page in their order, as plain text or, with `markup`, as Markdown.
-    Without `tables`, data tables are left out.
+    """Returns the text of the chosen blocks (bool[blocks]) of a page in their order, as plain text or, with `markup`,
+    as Markdown. A block is a stretch of text between block-level tags. Without `tables`, data tables are left out.
 
     In plain text a block is one line (several for code, and for a block with line breaks), the cells of a row are
     joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables whose first row is
     the head, fenced code with its language, quotes, emphasis, inline code, superscripts and subscripts, and formulas
     (which `stages.extract.html.math` has marked in the page); an empty line separates its blocks. In both forms, a
-    table or list that `structure` takes for layout is written as plain blocks.
+    table or list that serves only for layout (by the rules of the module `structure`) is written as plain blocks.
     """
     which = np.flatnonzero(chosen)
     body = page.text.tobytes()
@@ -101,7 +102,8 @@ def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool
 
 
 def _spaced(parts: list[tuple[str, _Group]]) -> str:
-    """Joins `parts`, each (text, group), to one Markdown text. A blank line separates parts of different groups."""
+    """Joins `parts`, which are pairs (text, group), to one Markdown text. A blank line separates parts of different
+    groups."""
     out: list[str] = []
     last: _Group = ("", 0)
     for n, (text, group) in enumerate(parts):
@@ -114,8 +116,8 @@ def _spaced(parts: list[tuple[str, _Group]]) -> str:
 
 # -- tables, lists, code ---------------------------------------------------------------------------------------------
 def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]], markup: bool) -> str:
-    """Returns the blocks of one table as rows of cells. In Markdown, cells without text stay empty, and columns without
-    any text are left out."""
+    """Returns the blocks of one table as lines, one for each row, with the cells between bars. In Markdown, cells
+    without text stay empty, and columns without any text are left out."""
     rows: dict[int, dict[int, str]] = {}
     for k, b, at in blocks:
         text = " ".join(_inline(body, b[B_START], b[B_END], marks.get(k, [])).split())
@@ -129,8 +131,10 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 
 
 def _in_list(text: str, at: list[int], open_items: list[tuple[int, int, int]], markup: bool) -> str:
-    """Returns the text of a block in a list item as it is written: after the item's mark if it is the first block of
-    the item, otherwise (in Markdown) indented below the mark. `open_items` is updated."""
+    """Returns the text of a block in a list item with the mark or the indent that it needs. The first block of an item
+    follows the item's mark, such as `- `. In Markdown, the item's further blocks are indented to the text after the
+    mark. The function updates `open_items`, the items in which the next block may stand: (number of the element, depth,
+    width of the mark)."""
     is_new = all(item != at[P_ITEM] for item, _, _ in open_items)
     depth = at[P_DEPTH]
     while open_items and (open_items[-1][1] >= depth if is_new else open_items[-1][0] != at[P_ITEM]):
@@ -153,8 +157,9 @@ def _code(body: bytes, blocks: list[_Block]) -> str:
 
 
 def _language(page: Page, pre: int) -> str:
-    """Returns the programming language that a code block declares in its own class, in the class of its parent, or in
-    that of the <code> with which it begins; "" if none does."""
+    """Returns the programming language that the class of a code block names, or else the class of the <code> at its
+    beginning, or else the class of its parent; "" if none names a language. `pre` is the number of the code block's
+    element."""
     for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue
@@ -171,7 +176,8 @@ CODE = MARKS.index("`")
 
 
 def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
-    """Returns {number of a block: its inline marks} for those of the blocks `which` that have marks."""
+    """Returns {number of a block: its inline marks, such as emphasis} for the blocks whose numbers are in `which`.
+    Blocks without marks are left out."""
     of = page.marks[:, M_BLOCK]
     starts, stops = np.searchsorted(of, which), np.searchsorted(of, which, "right")
     return {k: page.marks[a:b, 1:].tolist() for k, a, b in zip(which.tolist(), starts.tolist(), stops.tolist())

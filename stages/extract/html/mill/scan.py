@@ -1,12 +1,12 @@
 """Writes the elements and the blocks of text of a page to flat arrays, in one pass over the page's markup.
 
-The markup is what the HTML parser lexbor serialises (HTML §13.3): every element is closed, attributes are quoted, text
-is escaped, and the content of raw elements such as `script` is not. So one walk suffices and no parser is needed. On
-some pages the serialised form is ambiguous (elements inside a `script` that stands in SVG or MathML). Such a page is
-misread, but in the same way every time and never out of bounds.
+The markup is HTML as the parser lexbor serialises it (HTML §13.3): every element is closed, attributes are quoted, text
+is escaped, and the content of raw elements such as `script` is not escaped. So one walk suffices and no parser is
+needed. The serialised form is ambiguous on some pages, which have elements inside a `script` in SVG or MathML. Such a
+page is misread, but always in the same way, and never beyond the bounds of an array.
 
-All functions of the walk stand in one file. numba's cache notices only changes in the file of the calling function, so
-after a change to a function in another file, its old version would still run.
+All functions of the walk stand in one file. numba's cache notices only changes in the file of the calling function.
+After a change to a function in another file, the old version of that function would still run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TAG_FACTS = 5
 
 @njit(cache=True, nogil=True)
 def lookup(keys, values, h):
-    """The value of a hash in an open-addressing table, 0 when it is missing."""
+    """Returns the value of the hash `h` in an open-addressing hash table, 0 when the table does not contain `h`."""
     mask = len(keys) - 1
     at = np.int64(h) & mask
     while keys[at] != 0:
@@ -57,12 +57,12 @@ def lookup(keys, values, h):
 
 @njit(cache=True, nogil=True)
 def words_of(page, start, stop, kind, hashes, count):
-    """Append hashes of the words in an attribute's value, page[start:stop], to `hashes`, and return the new number of
-    hashes.
+    """Append the hashes of the words in an attribute's value, page[start:stop], to `hashes`, of which `count` are set.
+    Return the new number of hashes.
 
     A word is a run of at least two ASCII letters, and camelCase is cut into words. The hash is FNV-1a of the lower-case
-    letters, changed by `kind`, so that a class and a role with the same name have different hashes. No more than
-    `len(hashes)` hashes are kept.
+    letters, combined with `kind` (the kind of attribute), so that a class and a role with the same name have different
+    hashes. When `hashes` is full, further words are ignored.
     """
     h = np.uint32(FNV)
     size = 0
@@ -98,7 +98,7 @@ def contains(page, start, stop, word):
 
 @njit(cache=True, nogil=True)
 def hash_of(page, start, stop, h):
-    """FNV-1a of a stretch of the page, starting from `h`."""
+    """Returns the FNV-1a hash of page[start:stop], continued from the hash `h`."""
     for i in range(start, stop):
         h = np.uint32((h ^ np.uint32(page[i])) * np.uint32(16777619))
     return h
@@ -106,8 +106,8 @@ def hash_of(page, start, stop, h):
 
 @njit(cache=True, nogil=True)
 def after_raw(page, i, h):
-    """Returns the position after a raw element, such as `script`: after the next end tag whose name has the hash
-    `h`."""
+    """Returns the position after a raw element (such as `script`) in whose content position `i` stands. It is the
+    position after the next end tag whose name has the hash `h`."""
     n = len(page)
     while i < n:
         if page[i] == 60 and i + 1 < n and page[i + 1] == 47:
@@ -122,8 +122,9 @@ def after_raw(page, i, h):
 
 @njit(cache=True, nogil=True)
 def character(page, i):
-    """Returns (code point, number of bytes) of the character at `i`. Only the entities that the serialiser writes are
-    decoded; a no-break space counts as a space. 65535 stands for any character beyond the BMP."""
+    """Returns (code point, number of bytes) of the character at position `i` of a page in UTF-8. The function decodes
+    only the entities that the serialiser writes: `&lt;`, `&gt;`, `&amp;` and `&nbsp;`, which becomes a space. The code
+    point 65535 stands for any character beyond the BMP."""
     c = page[i]
     available = len(page) - i
     if c < 0x80:
@@ -150,8 +151,8 @@ def character(page, i):
 
 @njit(cache=True, nogil=True)
 def past_attributes(page, j):
-    """Returns the position of the `>` that ends a start tag, whose name ends at `j`. In serialised HTML, another `>`
-    can occur only in the value of an attribute."""
+    """Returns the position of the `>` that ends a start tag. The tag's name ends at position `j`. In serialised HTML,
+    any earlier `>` stands in the value of an attribute."""
     n = len(page)
     while j < n and page[j] != 62:
         if page[j] == 34 and page[j - 1] == 61:
@@ -164,7 +165,8 @@ def past_attributes(page, j):
 
 @njit(cache=True, nogil=True)
 def list_number(page, start, stop):
-    """Returns the integer from 0 to 999,999 in page[start:stop]; 0 if it holds anything else."""
+    """Returns the number that page[start:stop] spells, an integer from 0 to 999,999; 0 if the text is no such
+    number."""
     number: int | np.int64 = 0
     for i in range(start, stop):
         if not 48 <= page[i] <= 57 or i - start >= DIGITS:
@@ -175,12 +177,12 @@ def list_number(page, start, stop):
 
 @njit(cache=True, nogil=True)
 def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_word, hidden_word, tag_facts, hashes):
-    """Read the attributes of a start tag whose name ends at `j`.
+    """Read the attributes of a start tag whose name ends at position `j` of `page`.
 
-    Flags, signature (hash of tag and classes), position of the class attribute and list number are written to
-    `tag_facts` (int64[TAG_FACTS]); on entry, the signature there is the hash of the tag. The hashes of class words
-    (words in class, id, itemprop and role attributes) are written to `hashes`. Returns (position of the `>` that ends
-    the start tag, number of class words).
+    The function writes the tag's flags, signature (hash of tag and classes), position of the class attribute and list
+    number to `tag_facts` (int64[TAG_FACTS], columns F_…). At the call, column F_SIGNATURE must hold the hash of the
+    tag's name. The hashes of class words (words in class, id, itemprop and role attributes) go to `hashes`. Returns
+    (position of the `>` that ends the start tag, number of class words).
     """
     n = len(page)
     n_hash = np.int64(0)
@@ -232,9 +234,13 @@ def attributes(page, j, attr_keys, attr_values, role_keys, role_values, none_wor
 @njit(cache=True, nogil=True)
 def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, comment_values, class_words,
           word_elements, n_words):
-    """Write the learned weights of an element's class words (words in its class and similar attributes) to the
-    element's row, counting each word once: their sum, and the highest and lowest on the path from the root. Set a flag
-    in the row if a word means readers' comments. Append the words to `class_words` and return the new `n_words`."""
+    """Write the learned weights of an element's class words (words in its class, id, itemprop and role attributes) to
+    row `el` of `elements`: the sum of the weights, and the highest and the lowest weight on the path from the root.
+    Each word counts once. A flag in the row is set if a word stands for readers' comments.
+
+    `hashes` holds the hashes of the `n_hash` words. Hashes and `el` are appended to `class_words` and `word_elements`,
+    which hold `n_words` entries. Returns the new `n_words`.
+    """
     above = elements[el, E_PARENT]
     total = best = worst = np.int32(0)
     for k in range(n_hash):
@@ -261,8 +267,9 @@ def weigh(elements, el, hashes, n_hash, token_keys, token_values, comment_keys, 
 
 @njit(cache=True, nogil=True)
 def count(blocks, k, char_class, code, flags, in_word):
-    """Count a character of class `char_class` (`tags.LETTER` and others) in row `k` of `blocks`. Returns whether the
-    next character may continue a word."""
+    """Count a character in row `k` of `blocks`. `char_class` is its class (`tags.LETTER` and others), `code` its code
+    point, and `flags` are the flags of the element around it. `in_word` says whether the character may continue a word.
+    Returns whether the next character may continue one."""
     blocks[k, B_LAST] = char_class
     units = 1
     if char_class in (STOP, COMMA, PUNCTUATION, CURRENCY, OTHER):
@@ -295,7 +302,7 @@ def count(blocks, k, char_class, code, flags, in_word):
 
 @njit(cache=True, nogil=True)
 def after_markup(page, i):
-    """The position after a comment, a doctype or other markup with `<!` that begins at `i`."""
+    """Returns the position after a comment, a doctype or other markup with `<!` that begins at position `i`."""
     n = len(page)
     j = i + 2
     if i + 3 < n and page[i + 2] == 45 and page[i + 3] == 45:
@@ -312,15 +319,16 @@ def after_markup(page, i):
 def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_values, role_keys, role_values,
          token_keys, token_values, comment_keys, comment_values, mark_of, none_word, hidden_word, elements, blocks,
          text, marks, class_words, word_elements, deepest):
-    """Walk over `page` (uint8) and fill the arrays `elements`, `blocks`, `text` and `marks`, whose columns `columns`
-    names.
+    """Walk over the markup of a page (`page`, uint8) and fill the arrays `elements`, `blocks`, `text` and `marks`. The
+    module `columns` names their columns.
 
     `token_keys` and `token_values` are a hash table of the learned weights of class words (words in class, id, itemprop
     and role attributes). `class_words` and `word_elements` receive the hash and the element of each class word. Returns
     the numbers of (elements, blocks, bytes of text, class words, marks); the first is -1 when elements nest deeper than
     `deepest`.
-    The arrays that `page.walk` passes are long enough for any page: an element, a block and a line break need a `<`
-    each, an element has at most two marks, and text is never longer than its source.
+
+    The arrays that `page.walk` passes are long enough for any page, since each element, block and line break takes a
+    `<`, an element has at most two marks, and text is never longer than its source.
     """
     n = len(page)
     stack = np.zeros(deepest + 2, np.int32)

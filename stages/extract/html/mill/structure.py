@@ -1,10 +1,10 @@
-"""Finds the structure around the chosen blocks of a page: table cells, list items, quotes and code. It reads only the
-arrays of the page (`page.Page`).
+"""Determines in which table cells, list items, quotes and pieces of code the chosen blocks of a page stand. A block is
+a stretch of text between block-level tags. Only the arrays of the page (`page.Page`) are read.
 
-Pages, above all older ones, use tables and lists for layout as often as for data. A table counts as data when at least
+Pages, above all old ones, use tables and lists for layout as often as for data. A table counts as data when at least
 two of its rows have at least two cells with text, all its cells are short, and it holds neither tables, lists, headings
-nor code. A list counts as a list when it has at least two items, and all are short and without headings. Blocks in any
-other table or list count as plain blocks.
+nor code. A list counts as such when it has at least two items, and all its items are short and without headings. Blocks
+in other tables and lists count as plain blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stages.text.compiled import njit
 #: definition of a definition list; preformatted code.
 (P_TABLE, P_CELL, P_COLUMN, P_ROW, P_QUOTE, P_LEVEL, P_LIST, P_DEPTH, P_ITEM, P_NUMBER, P_DEFINED, P_PRE) = range(12)
 PLACES = 12
-#: Longest table cell and longest list item, in bytes, and most blocks in either. A table or list beyond these is
-#: layout.
+#: Longest table cell and longest list item, in bytes, and most blocks in a cell or item. A table or list beyond these
+#: limits is layout.
 CELL, ITEM, BLOCKS = 1000, 2000, 8
 #: most columns of a table
 WIDEST = 60
@@ -38,8 +38,8 @@ _LEVELS[[TAG[f"h{n}"] for n in range(1, 7)]] = np.arange(1, 7)
 
 
 def places(page: Page, chosen: np.ndarray) -> np.ndarray:
-    """Returns the table, list, quote and so on in which each chosen block stands: int32[blocks, PLACES], with the
-    columns P_…. Rows of blocks that are not chosen are 0."""
+    """Returns, for each chosen block, the table, list, quote and so on in which it stands, as int32[blocks, PLACES].
+    The constants P_… name the columns. The rows of other blocks are 0."""
     return _places(page.elements, page.blocks, chosen, _KINDS, _LEVELS, TAG["ol"])
 
 

@@ -1,5 +1,5 @@
-"""Tables for the compiled functions of the engine `mill`: HTML tags, kinds of tags, attributes, and classes of
-characters. Their only words of natural languages are names that pages give to comment sections."""
+"""Tables for the compiled functions of the extraction engine `mill`: HTML tags, kinds of tags, attributes, and classes
+of characters. The only words of natural languages in these tables are names that pages give to comment sections."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def fnv(name: bytes) -> int:
 
 
 def _slots(words: dict[str, int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (keys, values) of an open-addressing hash table from the hash of a word to its value. Key 0 is an empty
-    slot."""
+    """Returns an open-addressing hash table with `size` slots from the hash of each word to its value, as two arrays
+    (keys, values). The key 0 marks an empty slot."""
     keys, values = np.zeros(size, np.uint32), np.zeros(size, np.int32)
     for word, value in words.items():
         at = fnv(word.encode()) & size - 1
@@ -94,8 +94,8 @@ OTHER, LETTER, UPPER, DIGIT, STOP, COMMA, PUNCTUATION, CURRENCY, SPACE, WIDE = r
 
 def _classes() -> np.ndarray:
     """Returns the class (LETTER, DIGIT and so on) of each character of the BMP, by its Unicode category. Sentence ends
-    are listed by hand, because `unicodedata` lacks the property Sentence_Terminal: the main ones of living scripts, and
-    the ellipsis."""
+    are listed by hand, because `unicodedata` lacks the property Sentence_Terminal. The list has the main sentence ends
+    of living scripts, and the ellipsis."""
     by_category = {"Lu": UPPER, "Lt": UPPER, "Nd": DIGIT, "Nl": DIGIT, "No": DIGIT, "Sc": CURRENCY, "Zs": SPACE,
                    "Zl": SPACE, "Zp": SPACE}
     table = np.zeros(65536, np.uint8)
