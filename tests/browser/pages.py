@@ -32,34 +32,39 @@ STOPS = """() => {
     e.tabIndex >= 0 && !e.disabled && e.checkVisibility({visibilityProperty: true}));
   return window.stops.map((e) => e.outerHTML.slice(0, 120));
 }"""
-#: the place of what has the focus among them, whether it is seen to have it, and whether it is in sight
+#: the place of what has the focus among them, whether it is seen to have it, and whether its middle, as far as it is in
+#: the window, is in sight
 FOCUSED = """() => {
   const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
+  const middle = (from, to, end) => (Math.max(from, 0) + Math.min(to, end)) / 2;
+  const seen = document.elementFromPoint(middle(box.left, box.right, innerWidth),
+                                         middle(box.top, box.bottom, innerHeight));
   return [window.stops.indexOf(e), style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
-          box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth];
+          seen !== null && (e.contains(seen) || seen.contains(e) && seen.tagName !== 'BODY')];
 }"""
 
 
 def kinds_of_pages(settings: Settings) -> list[str]:
     """An address of each kind of page that links from the first lead to. Pages are of one kind when their paths differ
-    in names only, and they show the same kind of documents."""
+    in names only, and they show the same kind of documents, or moves of a threshold."""
     client = TestClient(create_app(settings), base_url=BASE, headers={"Accept": "text/html"})
     pages: dict[tuple[str, ...], str] = {}
     seen, todo = set(), ["/"]
     while todo:
         where = todo.pop(0)
         place = urlsplit(where)
-        kind = (NAMED.sub(r"/\1/*", place.path), *parse_qs(place.query).get("kind", ["kept"]))
+        query = parse_qs(place.query)
+        kind = (NAMED.sub(r"/\1/*", place.path), *query.get("kind", ["kept"]), *["move"] * ("move" in query))
         if kind in seen:
             continue
         seen.add(kind)
         answer = client.get(where)
-        assert answer.status_code == 200, where
-        if "script-src" in answer.headers["content-security-policy"]:          # of those that may have one
-            pages[kind] = where
+        if answer.status_code == 200 and "script-src" in answer.headers["content-security-policy"]:
+            place = urlsplit(str(answer.url))                      # where a redirect has led
+            pages[kind] = where = f"{place.path}?{place.query}".rstrip("?")
             hrefs = lxml.html.document_fromstring(answer.text).xpath("//a/@href")
             todo += [urljoin(where, href).partition("#")[0] for href in hrefs if not href.startswith("#")]
-    return list(pages.values())
+    return list(dict.fromkeys(pages.values()))
 
 
 def faults(page: Page) -> list[str]:

@@ -21,8 +21,10 @@ Open = Callable[..., Page]
 @pytest.fixture(scope="module")
 def addresses(root: Path, hostile: Path) -> list[str]:  # noqa: F811
     """An address of every kind of page of a real store, and of one in which all names are hostile."""
-    pages = [*kinds_of_pages(settings_of({"main": root})), *kinds_of_pages(settings_of({"evil": hostile})), "/login"]
-    assert len(pages) > 15, pages
+    pages = [*kinds_of_pages(settings_of({"main": root})), *kinds_of_pages(settings_of({"evil": hostile})), "/login",
+             *(f"/stores/main/datasets/clean/label?by=me&draw=random&run={run.name}" for run in root.glob("runs/*"))]
+    assert {"/stores/main/queue", "/stores/main/datasets/clean/labels"} <= set(pages)
+    assert len(pages) > 18 and any("/tune?" in address for address in pages), pages
     return list(dict.fromkeys(pages))
 
 
@@ -49,7 +51,7 @@ def test_every_page_is_accessible_and_fits_a_phone(origin: str, addresses: list[
 def test_every_page_is_walked_by_keyboard(origin: str, addresses: list[str], report: Path, open_page: Open) -> None:
     page = open_page(origin, "narrow")
     for address in [*addresses, report.as_uri()]:
-        page.goto(address)
+        page.goto(address, wait_until="networkidle")               # until its scripts have changed it
         assert (address, tab_order(page)) == (address, [])
 
 
