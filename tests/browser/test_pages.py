@@ -40,6 +40,7 @@ def report(root: Path) -> Path:  # noqa: F811
     return file
 
 
+@pytest.mark.slow
 def test_every_page_is_accessible_and_fits_a_phone(origin: str, addresses: list[str], report: Path,
                                                    open_page: Open) -> None:
     page = open_page(origin)
