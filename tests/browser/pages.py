@@ -1,0 +1,104 @@
+"""Which pages a service has, and what holds for each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import lxml.html
+from playwright.sync_api import Page
+from starlette.testclient import TestClient
+
+from pipeline.service.app import create_app
+from pipeline.service.settings import Settings
+from tests.browser.conftest import MODES
+from tests.service.conftest import BASE
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+#: the rules of WCAG 2.2 AA, and what axe recommends beyond them
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+#: parts of a path behind which a name stands
+NAMED = re.compile(r"/(stores|runs|datasets|documents|queue|trainings)/[^/]+")
+OPENED = """() => {
+  document.querySelectorAll('ol.documents > li:nth-child(n + 4)').forEach((e) => e.remove());
+  document.querySelectorAll('details').forEach((e) => { e.open = true });
+}"""
+#: all that can have the focus
+STOPS = """() => {
+  const all = 'a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]';
+  window.stops = [...document.querySelectorAll(all)].filter((e) =>
+    e.tabIndex >= 0 && !e.disabled && e.checkVisibility({visibilityProperty: true}));
+  return window.stops.map((e) => e.outerHTML.slice(0, 120));
+}"""
+#: the place of what has the focus among them, whether it is seen to have it, and whether its middle, as far as it is in
+#: the window, is in sight
+FOCUSED = """() => {
+  const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
+  const middle = (from, to, end) => (Math.max(from, 0) + Math.min(to, end)) / 2;
+  const seen = document.elementFromPoint(middle(box.left, box.right, innerWidth),
+                                         middle(box.top, box.bottom, innerHeight));
+  return [window.stops.indexOf(e), style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
+          seen !== null && (e.contains(seen) || seen.contains(e) && seen.tagName !== 'BODY')];
+}"""
+
+
+def kinds_of_pages(settings: Settings) -> list[str]:
+    """An address of each kind of page that links from the first lead to. Pages are of one kind when their paths differ
+    in names only, and they show the same kind of documents, or moves of a threshold."""
+    client = TestClient(create_app(settings), base_url=BASE, headers={"Accept": "text/html"})
+    pages: dict[tuple[str, ...], str] = {}
+    seen, todo = set(), ["/"]
+    while todo:
+        where = todo.pop(0)
+        place = urlsplit(where)
+        query = parse_qs(place.query)
+        kind = (NAMED.sub(r"/\1/*", place.path), *query.get("kind", ["kept"]), *["move"] * ("move" in query))
+        if kind in seen:
+            continue
+        seen.add(kind)
+        answer = client.get(where)
+        if answer.status_code == 200 and "script-src" in answer.headers["content-security-policy"]:
+            place = urlsplit(str(answer.url))                      # where a redirect has led
+            pages[kind] = where = f"{place.path}?{place.query}".rstrip("?")
+            hrefs = lxml.html.document_fromstring(answer.text).xpath("//a/@href")
+            todo += [urljoin(where, href).partition("#")[0] for href in hrefs if not href.startswith("#")]
+    return list(dict.fromkeys(pages.values()))
+
+
+def faults(page: Page) -> list[str]:
+    """What is wrong with an open page in any mode: what axe calls serious or critical, and what is too wide. The page
+    is changed: all its details are opened, and three entries stand for a long list of documents."""
+    page.evaluate(OPENED)
+    page.evaluate(AXE)
+    wrong = []
+    for mode, options in MODES.items():
+        page.set_viewport_size(options["viewport"])
+        page.emulate_media(color_scheme=options["color_scheme"])
+        run_only = ["color-contrast"] if mode == "dark" else RULES             # other rules do not see colours
+        for violation in page.evaluate("async (only) => (await axe.run({runOnly: only})).violations", run_only):
+            if violation["impact"] in ("serious", "critical"):
+                nodes = json.dumps([node["html"][:160] for node in violation["nodes"][:3]])
+                wrong.append(f"{mode}: {violation['impact']} {violation['id']}: {nodes}")
+        too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        if too_wide > 0:
+            wrong.append(f"{mode}: {too_wide} pixels wider than the window")
+    return wrong
+
+
+def tab_order(page: Page) -> list[str]:
+    """What is wrong with a walk through a page by Tab alone: every stop must come in its turn, in sight, and be seen to
+    have the focus. The browser adds stops of its own, at what can be scrolled."""
+    stops, reached, wrong = page.evaluate(STOPS), [], []
+    for _ in range(2 * len(stops) + 10):
+        if reached and reached[-1] == len(stops) - 1:
+            break
+        page.keyboard.press("Tab")
+        at, seen, in_sight = page.evaluate(FOCUSED)
+        if at >= 0:
+            reached.append(at)
+            wrong += [f"{stops[at]}: not shown to have the focus"] * (not seen)
+            wrong += [f"{stops[at]}: out of sight"] * (not in_sight)
+    order = list(range(len(stops)))
+    return wrong if reached == order else [*wrong, f"stops {order} are reached as {reached}"]
