@@ -130,7 +130,7 @@ def is_generated(path: str, text: str) -> bool:
 def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
     """Yields (number of lines of code above it, text) for each paragraph of the comments in `head`, the first lines of
     a file. The text has no comment marks and keeps its line breaks. Text inside a string is not taken for a comment,
-    because a generator holds the header of its output in a string."""
+    because a program that writes code has the header of the files that it writes in a string."""
     lines: list[str] = []
     closer = string = ""
     code_above = 0
