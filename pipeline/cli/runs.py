@@ -233,7 +233,7 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
     nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
-    side, and lists documents that only one of the runs kept, those nearest to a threshold first.
+    side, and lists documents that the two runs treated differently, those nearest to a threshold first.
 
     \b
     Examples:

@@ -6,7 +6,8 @@ when no verdict can be known. In these cases the outcome is `unknown`, with the 
 
 * A step dropped the document and would now let it pass. The later steps have not seen it, so their signals are missing,
   unless the run had `signals: all`.
-* A step that edits the text is changed. The later steps would see another text than they saw.
+* A step that edits the text or sets the language is left out, or an editing step would now keep a document that it
+  dropped. The later steps would see another text or language than they saw.
 * The step is after the next barrier (a step over all documents at once, such as deduplication) or in the next pass. It
   would see other documents than it saw.
 """

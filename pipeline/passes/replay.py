@@ -224,8 +224,8 @@ def without_zeros(counters: Mapping[str, Any]) -> Counters:
 
 
 class _SideRows:
-    """Reads the rows of a side table (values that a stage computed for a later barrier) in ascending order. The table
-    has at most one row for each kept document."""
+    """Reads a side table: values that a stage computed for a later barrier (a step that sees all documents, such as
+    deduplication). The table has at most one row for each kept document, in the order of the documents."""
 
     def __init__(self, path: str) -> None:
         self._rows = self._read(path)

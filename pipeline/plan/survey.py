@@ -125,8 +125,8 @@ class _Survey:
 
 
 def survey(nodes: list[Node], get: Get, fresh: FreshNodes | None = None, *, keep: bool = False) -> list[NodeState]:
-    """Return the states of the nodes of a plan, in their order. `get` returns the record that the log has for a task's
-    key, or None. With `keep`, each state also lists the tasks that have to run.
+    """Return the states of the nodes of a plan, in their order. `get` returns the records that the log has for the
+    keys of tasks, as {key: record}. With `keep`, each state also lists the tasks that have to run.
 
     A document pass makes one part (file of documents) from each part that it reads, so it can be planned before all of
     its inputs exist. Other nodes (barriers, tokenizer, shards) can be planned only when their inputs are complete.

@@ -16,8 +16,8 @@ ALIKE = 5
 def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
     documents, `dropped`. An edge leads from the node `from` to the node `to`. It has `docs`, the number of documents
-    that `to` gets from `from`, or `tokens`, those that a stream gives to the curriculum (a token that is read
-    repeatedly counts once).
+    that `to` gets from `from`, or `tokens`, all tokens of a stream that the curriculum reads (a token counts
+    once, however often it is read).
 
     The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. If a
     pass reads several passes and selects documents by `where`, `docs` is left out, because a pass counts what it reads

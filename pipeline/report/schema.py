@@ -26,7 +26,7 @@ class About(Part):
 
 
 class Made(Part):
-    """How the report was made. Date, host and author are those of the run's latest attempt. Secrets and personal data
+    """How the run was made. Date, host and author are those of the run's latest attempt. Secrets and personal data
     are masked."""
 
     at: str | None = fact("when the attempt began", "UTC, ISO 8601")
@@ -79,8 +79,8 @@ class Source(Part):
 
 
 class Step(Part):
-    """A row of a funnel: how many documents of a source are left after a step. Rows of datasets have `bytes`, rows of
-    token streams have `tokens`."""
+    """A row of a funnel: how many documents of a source are left after a step. Rows of token streams have `tokens`,
+    all other rows have `bytes`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")

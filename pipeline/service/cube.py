@@ -87,9 +87,10 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
-    """How far each document is from changing sides when the run's threshold moves, in bins of the threshold's cube: 0.5
-    for a document that changes sides at the next edge, infinity for one that never does. Raises PlaygroundError when
-    this threshold can have no cube."""
+    """Return, for each document, how far the threshold `key` of a step must move from its value in the run before the
+    document is dropped instead of kept, or kept instead of dropped. The unit is a bin of the threshold's cube (a table
+    of all its moves, cut into bins of numbers): 0.5 is the nearest edge of a bin, infinity means never. Raises
+    PlaygroundError when a threshold can have no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)

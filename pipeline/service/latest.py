@@ -21,7 +21,7 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """The finished runs that made a dataset, the latest first."""
+    """Those of the NEWEST latest finished runs that made a dataset, the latest first."""
     names = [name for name in run_names(at) if bad_name(name) is None and at.exists(f"runs/{name}/tasks.parquet")]
     last = latest_run(at)
     begun = {name: str(facts_of(at, name).get("begun") or "") for name in names}
@@ -31,7 +31,8 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
 
 
 def latest_with(at: Store, dataset: str) -> str:
-    """The name of the latest finished run that made a dataset. Raises Problem when no finished run made it."""
+    """The name of the latest finished run that made a dataset. Raises Problem when none of the NEWEST latest finished
+    runs made it."""
     for name in runs_with(at, dataset):
         return name
     raise Problem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}", "dataset",

@@ -52,7 +52,7 @@ class Sessions:
 
     def role_of(self, request: Request) -> Role | None:
         """The role of a request's sender, from its bearer token or else its cookie; None if it has no valid one. With a
-        wrong bearer token, a valid cookie does not count."""
+        wrong bearer token, a valid cookie does not count. If the service has no tokens, everybody is an operator."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")

@@ -141,7 +141,8 @@ class Store:
         ranges may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
-        remote file has another size or version. A file that is never overwritten needs no `version`.
+        downloaded file is shorter than `size` or, if `version` is given, has another size or version. A file that is
+        never overwritten needs no `version`.
         """
         if self.local is not None:
             return self.at(path)

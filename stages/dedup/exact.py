@@ -91,8 +91,9 @@ def same_url(url: str) -> str:
 
 
 class ExactHash(Stage):
-    """Compute the xxh3_128 hashes of a document's text and of its URL, by which `exact` finds duplicates. A hash is
-    empty if `by` does not compare the text or the URL, or if the document has no URL."""
+    """Compute the xxh3_128 hashes of a document's text and of its URL, by which `exact` finds duplicates. The hash of
+    the text is empty if the setting `by` of `exact` is `url`. The hash of the URL is empty if `by` is `text`, or if the
+    document has no URL."""
 
     name = "exact_hash"
     version = 1

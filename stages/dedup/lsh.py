@@ -66,7 +66,7 @@ class BandMap:
 
 class BandReduce:
     """Task that links documents of different groups that share a band key (the hash of one band of a MinHash
-    signature), for one range of keys. A group is a few of the files of documents, called parts.
+    signature), for one range of keys. A group is a run of files of documents, called parts.
 
     Arguments: `maps` (references to the files `bands.seg`, one per group), `firsts` (number of the first part of each
     group), `bucket` (number of the range).

@@ -165,8 +165,9 @@ class Language(Stage):
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
-        """Identify the language of each line, and write the document's signals (stored numbers) about it. Returns the
-        text without the lines in other languages, or None if no line is deleted."""
+        """Identify the language of each line that is long enough, and write the document's signals (stored numbers)
+        about it. Returns the text without the lines in other languages, or None if no line is deleted (always None if
+        the setting `drop_foreign` is off)."""
         lines = doc.text.split("\n")
         sizes: dict[str, int] = {}
         foreign, identified = [], 0

@@ -227,8 +227,8 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
 
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
               calibrated: bool, seed: int) -> dict[str, Any]:
-    """Measure how well `scores` tell the `good` documents from all others, for the question `name`. `raw` holds the
-    scores before calibration."""
+    """Measure how well `scores` tell the `good` documents from all others. `name` is the question that the scores
+    answer: a label such as "hq", or "grade >= 3". `raw` holds the scores before calibration."""
     values = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
     ranking = measure.Ranking(values, good)
     measures = {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}

@@ -285,8 +285,9 @@ def _template(inner: str) -> str:
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    """Returns the label of a link; "" for links to files and categories, unless a colon in front makes them ordinary
-    links. `inner` is the text between [[ and ]]."""
+    """Returns the label of a link, or the target of a link without a label. The result is "" for links to files and
+    categories, and for links without a label to other wikis, templates, talk pages and the like, unless a colon in
+    front makes them ordinary links. `inner` is the text between [[ and ]]."""
     if hidden.match(inner):
         return ""
     target, bar, label = inner.partition("|")

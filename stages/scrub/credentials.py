@@ -95,8 +95,9 @@ _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
 def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service), where the service is
-    the one that issues such keys. The matches are in no order and may overlap."""
+    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service). The service is the
+    one that issues such keys, "private_key", or "named" for a value that the text assigns to a name such as `api_key`.
+    The matches are in no order and may overlap."""
     text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
@@ -115,7 +116,7 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
     """Find values that a text assigns to a name that says that they are secret, such as `api_key = …`. `codes` are the
-    spans of long runs of characters that keys consist of. Yields (start, end, service)."""
+    spans of long runs of characters that keys consist of. Yields (start, end, "named")."""
     place, name_occurs = 0, None
     for start, end in codes:
         # a match may begin before the run, with the equals sign, blanks and opening quote, and end after it, with the

@@ -236,9 +236,9 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """The finders (functions that each search for one kind of personal data) that the settings turn on. Returns
-    (finders that run once, finders that are repeated), the arguments of `find` after the text. In each list, the
-    finders whose values have the most certain forms come first."""
+    """Return the finders (functions that each search for one kind of personal data) that the settings turn on, as two
+    lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new.
+    In each list the most reliable finders come first."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))

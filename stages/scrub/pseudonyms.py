@@ -40,9 +40,9 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """Return the fake that replaces `value`. Values that differ only in capitals get one fake; in numbers and
-        names, blanks and hyphens make no difference either. In keys and addresses of cryptocurrencies, only the amount
-        of white space makes no difference."""
+        """Return the fake that replaces `value`. Values that differ only in capitals get one fake, except keys and
+        addresses of cryptocurrencies, in which only the amount of white space makes no difference. Blanks and hyphens
+        in numbers make no difference, nor do the signs that stand between the words of names and postal addresses."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             canonical = " ".join(value.split())

@@ -61,7 +61,7 @@ def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, 
     """Add the ends that a model lacks. The end of an n-gram is all its words but the first, and belongs to the order
     below.
 
-    `orders` holds (word ids, values) for every order from 1 on. Returns (hashes, values) of the n-grams for every order
+    `orders` holds (word ids, values) for every order from 2 on. Returns (hashes, values) of the n-grams for every order
     from 2 on; a value is a log10 probability with a back-off weight.
     """
     ids = [i for i, _ in orders]

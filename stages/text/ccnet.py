@@ -117,7 +117,8 @@ class TextModel:
         self._plain = all(len(piece.split()) == 1 for piece in pieces)
 
     def ids(self, text: str) -> np.ndarray:
-        """Normalise a text, cut it into SentencePiece pieces, and return the model's word ids of the pieces, int64."""
+        """Normalise a text, cut it into SentencePiece pieces, and return the number of each piece in the vocabulary of
+        the n-gram model, int64."""
         text = self.normalize(text)
         piece_ids = np.array(self._pieces.encode(text), np.int64)
         ids, unknown = self._ids[piece_ids], np.flatnonzero(piece_ids == self._unknown)

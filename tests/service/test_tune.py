@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeline.cluster.queue import Submission
 from pipeline.recipe.marks import parse_yaml
 from pipeline.service.app import create_app
 from pipeline.service.playground import Changes, Playground
@@ -101,6 +102,22 @@ def test_a_recipe_is_saved_with_the_changes(app, site):
     assert refused.status_code == 403
     text = client(app, OPERATOR).post(f"{PLACE}/recipe.yaml", json=body).text
     assert text.startswith("# mine\n") and text.endswith("# end\n") and '"min_doc_words": 77' in text
+
+
+def test_a_recipe_that_came_by_the_queue_keeps_its_comments(app, site):
+    """Not if the run differs from its text."""
+    text = "# why 60: jane.roe@home.example.com\n" + (site / "r.yaml").read_text()
+    queue = app.state.queues["s"]
+    saved = {}
+    for run, inputs in (("plain", ()), ("other", ("more/*.jsonl",))):
+        shutil.copytree(site / "store/runs/r", site / "store/runs" / run)
+        queue.submit(Submission(run, run, "operator", "r", "/data", text, inputs=inputs))
+        saved[run] = client(app).get(f"{PLACE.replace('runs/r/', f'runs/{run}/')}/recipe.yaml",
+                                     params=asked({1: {"min_doc_words": 77}})).text
+        steps = parse_yaml(saved[run], "")[0]["datasets"]["clean"]["steps"]
+        assert steps[1]["gopher_quality"]["min_doc_words"] == 77
+    assert saved["plain"].startswith("# why 60: ") and "home.example" not in saved["plain"]
+    assert "why 60" not in saved["other"]
 
 
 def test_a_saved_recipe_tells_no_more_than_that_of_the_run(app, site):

@@ -265,7 +265,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
     """Return how many tokens a super-window (the block in which phases reserve data) has: the value `longest` of the
-    recipe's `shards`. Raises CurriculumError if the streams `names` have different values."""
+    recipe's `shards`, or `default` if no stream has one. Raises CurriculumError if the streams `names` have different
+    values."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

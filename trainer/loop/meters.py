@@ -176,8 +176,8 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Update the alert about loss spikes. Called after every step that was not skipped. `bad` is whether the step's
-        loss or gradient norm was an outlier."""
+        """Update the alert about loss spikes. Called for every step that was computed, even if its update was skipped.
+        `bad` is whether the step's loss or gradient norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:

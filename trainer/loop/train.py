@@ -77,8 +77,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """A training on one rank, with all its state; it lives from the start of the process to its end. The position in
-    the training is `number` (steps done), `samples` (samples read) and `tokens` (targets read)."""
+    """A training on one rank, with all its state, from the point where this process continues it. The position in the
+    training is `number` (steps done), `samples` (samples read) and `tokens` (targets read)."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -283,9 +283,10 @@ class Trainer:
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Finish a training that has reached the end of its curriculum: make the last evaluation, a sample of text and
-        the summary. `before` is the first evaluation; `seconds` is how long this process has run. Returns the summary
-        on rank 0."""
+        """Finish the training in this process. At the end of the curriculum, make the last evaluation, a sample of text
+        and the summary. If the training stops earlier, only close its metrics. `before` is the first evaluation;
+        `seconds` is how long the steps of this process took, with the evaluations and checkpoints between them. Returns
+        the summary on rank 0, {} on other ranks and if the training stops earlier."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}

@@ -3,9 +3,9 @@ snapshot.
 
 `samples` computes the values from the snapshot that `Progress` writes to `runs/RUN/progress.json`. The Ray backend
 exports them on the metrics port of the driver's machine (`RayBackend.emit`). Only the driver exports metrics. They form
-few time series, because their labels are the run and the *kind* of plan node (pass, barrier, …), never the partition,
-file or worker. They serve monitoring only: counters begin at zero with every driver and vanish with it. The store keeps
-the lasting facts of a run.
+few time series, because their labels are the run, the *kind* of plan node (pass, barrier, …), and the state of tasks or
+the outcome of documents, never the partition, file or worker. They serve monitoring only: counters begin at zero with
+every driver and vanish with it. The store keeps the lasting facts of a run.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ Row = tuple[str, str, int]
 class TaskRecords(OnDisk[PartRecord]):
     """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
-    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the plan node that the
-    tasks belong to. `origins` are the sources or datasets that they read (`TaskSpec.origin`).
+    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the plan node, or the wave
+    of a plan node, that the tasks belong to. `origins` are the sources or datasets that they read (`TaskSpec.origin`).
     """
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:

@@ -12,8 +12,9 @@ from pipeline.store.records import READING
 
 def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
     """Returns the fault if the child process exceeds a limit, otherwise None. The CPU limits apply to the time that the
-    child spends on one document in one stage, as its crash cursor shows. Each call therefore notes in `child` where the
-    cursor is and how much CPU time had been used when it got there, for comparison in the next call."""
+    child spends at one position of its crash cursor: on a batch of documents (or one document) in one stage, on reading
+    one record, or outside any document. Each call therefore notes in `child` where the cursor is and how much CPU time
+    had been used when it got there, for comparison in the next call."""
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)

@@ -68,9 +68,10 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 
 class Supervisor:
     """Runs tasks in up to `slots` child processes, which it starts and watches. `memory_mb` bounds the memory that
-    concurrent tasks declare together (default: the free memory of the cgroup or machine). `devices` are the GPUs that
-    the children share (default: all of this machine). The first event, `Ready`, gives the versions of `libraries`, and
-    says whether the path `witness` exists in the store."""
+    concurrent tasks declare together (default: the share `Limits.memory_share` of the memory of the cgroup or machine,
+    less the memory in use and OWN_MB). `devices` are the GPUs that the children share (default: all of this machine).
+    The first event, `Ready`, gives the versions of `libraries`, and says whether the path `witness` exists in the
+    store."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,

@@ -246,8 +246,8 @@ class _Writer:
 
     def table(self, e: Any) -> None:
         """Write a table as rows of cells if it holds data, otherwise as the blocks in its cells. A table counts as data
-        if it has at least two rows, 2 to `COLUMNS` columns, few missing cells, text only in its cells, and no tables,
-        lists, headings or code inside. Any other table serves for layout."""
+        if it has at least two rows, 2 to `COLUMNS` columns, not too many missing cells, text only in its cells, and no
+        tables, lists, headings or code inside. Any other table serves for layout."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

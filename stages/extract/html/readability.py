@@ -60,9 +60,10 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """Turns each `<div>` without blocks inside into a paragraph, and wraps the text directly inside any other
-        `<div>` in paragraphs. The result is that of the original method, which is slow because it locates each new
-        paragraph by counting from the first child."""
+        """Turns each `<div>` without blocks inside into a paragraph, unless it has links and no text directly inside.
+        Wraps the text directly inside any other `<div>` in paragraphs, and removes each `<br>` there. The result is
+        that of the original method, which is slow because it locates each new paragraph by counting from the first
+        child."""
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (
