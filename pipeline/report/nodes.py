@@ -49,8 +49,8 @@ class Node:
 
     def lineage(self) -> dict[str, Any]:
         """Return the node's inputs, its costs and a hash of its output, for the section `lineage` of the report. The
-        hash is made from the sorted `content` hashes of the node's kept parts or row sets, so it does not depend on the
-        order of the files. For nodes other than passes it is made from those of all files."""
+        hash is made from the sorted `content` hashes of the node's output files, so it does not depend on their order.
+        Of a pass over documents, only the files with the kept documents (or with the numbers of their rows) count."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 

@@ -58,8 +58,9 @@ def distinct(document: Mapping[str, Any]) -> int:
 
 
 def steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the funnel over all sources. Each step has its documents, bytes or tokens, added up over the sources that
-    go through the step. The first step is reading, followed by the datasets and the streams in plan order."""
+    """Return the funnel over all sources: how many documents, bytes or tokens there are after reading, in each dataset,
+    and in each stream (a token sequence made from datasets). Each row adds up the sources that reach it. The rows are
+    in plan order, with reading first."""
     out: dict[tuple[int, str], dict[str, Any]] = {}
     for rows in document["funnel"].values():
         for place, row in enumerate(rows):

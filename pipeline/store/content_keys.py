@@ -65,8 +65,9 @@ class SharedArgs:
 
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:
-    """Encode each argument that enters the key as a member '"name":value' of a JSON object, without locations. Returns
-    the members by name."""
+    """Encode the arguments of a task that enter its content key, each as a member '"name":value' of a JSON object.
+    Paths of folders are taken out of the values, so that the key does not depend on where files lie. Returns {name of
+    the argument: member}."""
     return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
 
 
