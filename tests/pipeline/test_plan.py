@@ -223,7 +223,7 @@ class Odd(Stage):
 def test_a_store_without_measurements_takes_what_steps_say_of_themselves():
     assert measured([]).of("html", Html()) == (5000 * 1000 / Html.cost_ms, Html.leaves) and not measured([]).stages
     assert measured([]).of("Odd", Odd()) == (estimate.UNKNOWN_SPEED, 1.0)
-    own = estimate.Speeds(stages={"Odd": 1e6}, left={"Odd": 0.5})      # counters have the name of the class
+    own = estimate.Speeds(stages={"Odd": 1e6}, remaining={"Odd": 0.5})      # counters have the name of the class
     assert own.of("Odd", Odd()) == (1e6, 0.5)
 
 
