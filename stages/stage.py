@@ -206,7 +206,8 @@ class Stage:
 
         When a threshold changes, this method is called on stored documents without their text. It may use only
         `doc.language`, `doc.source` and the signals that `process` writes or `reads` names. If the verdict is the same
-        under the new thresholds, the stored result is reused. `process` would then have to give this result, too.
+        under the new thresholds, the stored result is reused and `process` is not called. In this case, `process` must
+        give this result under the new thresholds, too.
 
         If a stage does not define this method (NotImplementedError), the whole stage runs again when a threshold
         changes.
@@ -234,8 +235,8 @@ class Stage:
 
     def reads(self) -> dict[str, str]:
         """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
-        "language" is added if the verdict uses `doc.language`. A recipe is refused if it has no earlier step that
-        writes one of these signals."""
+        "language" is added if the verdict uses `doc.language`. A recipe is refused if one of these signals is written
+        by no earlier step."""
         return {}
 
     def forget(self, doc: Document) -> None:

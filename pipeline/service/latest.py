@@ -22,12 +22,19 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
     """Those of the NEWEST latest finished runs that made a dataset, the latest first."""
-    names = [name for name in run_names(at) if bad_name(name) is None and at.exists(f"runs/{name}/tasks.parquet")]
     last = latest_run(at)
+    # mostly the one that a caller wants: listing the runs takes long in a store that has many
+    if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
+        yield last
+    names = [name for name in run_names(at) if name != last and _is_finished(at, name)]
     begun = {name: str(facts_of(at, name).get("begun") or "") for name in names}
-    for name in sorted(names, key=lambda name: (name == last, begun[name]), reverse=True)[:NEWEST]:
+    for name in sorted(names, key=begun.__getitem__, reverse=True)[:NEWEST - (last is not None)]:
         if dataset in made_datasets(at, name):
             yield name
+
+
+def _is_finished(at: Store, run: str) -> bool:
+    return bad_name(run) is None and at.exists(f"runs/{run}/tasks.parquet")
 
 
 def latest_with(at: Store, dataset: str) -> str:

@@ -17,7 +17,7 @@ from pipeline.service.browse import CHOSEN, MANY, View, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
 from pipeline.service.html import STATIC, own_path, page, static_file
-from pipeline.service.latest import made_datasets
+from pipeline.service.latest import made_datasets, runs_with
 from pipeline.service.problems import Problem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
@@ -152,7 +152,8 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
         shown=shown, listed=listed, counts=counts, problems=problems, signals=signals, chosen=CHOSEN, groups=GROUPS,
         many=[name for name in MANY if name in columns], has_text="text" in columns, linkable=linkable,
         sorts=[STORED, *(name for name in SORTED_BY if name in columns), *(f"signals.{s}" for s in signals)],
-        may_search=role is Role.operator, by=COUNTS[kind])
+        may_search=role is Role.operator, by=COUNTS[kind],
+        tunable=await run_in_threadpool(lambda: any(runs_with(at, dataset))))
 
 
 def _kind_of(view: View) -> Kind:

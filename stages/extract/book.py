@@ -55,8 +55,8 @@ _NARROW, _WIDE = 55, 100
 
 
 class Book(Stage):
-    """Cleans a plain-text book. Removes Project Gutenberg's header and licence, transcribers' notes and page numbers,
-    and joins the lines of each paragraph into one line.
+    """Removes Project Gutenberg's header and licence, transcribers' notes and page numbers from a plain-text book, and
+    joins the lines of each paragraph into one line.
 
     Drops the document as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author,
     translator, language, dates) go to `meta`. If lines were joined, `meta.wrapped_at` is the width, in characters, at

@@ -44,7 +44,7 @@ class CodeConfig(RepositoryConfig):
 
 
 class Code(Files):
-    """Source code: one document per file, or per repository."""
+    """Reads source code: one document per file, or per repository."""
 
     name = "code"
     version = 4

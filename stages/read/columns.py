@@ -153,7 +153,7 @@ def json_value(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """Text for types that JSON lacks: dates, decimals, UUIDs."""
+    """Return the text of a value whose type JSON lacks, such as a date, a decimal or a UUID."""
     return _text(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
 
 

@@ -1,5 +1,5 @@
-"""Reads records of post-training sets as turns, and writes turns as text in which only the assistant's part counts for
-the loss.
+"""Reads records of post-training data sets as turns of a conversation, and writes the turns as text in which only the
+assistant's part counts for the loss.
 
 These formats of a record are read (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca
 conventions):

@@ -85,7 +85,7 @@ class Files(Reader):
 
 
 class HtmlFiles(Files):
-    """Saved web pages (.html, .htm, .xhtml; .gz)."""
+    """Saved web pages (.html, .htm, .xhtml, .html.gz, .htm.gz), from which the step `html` extracts the text."""
 
     name = "html"
     extractor = "html"
@@ -98,7 +98,7 @@ class HtmlFiles(Files):
 
 
 class PdfFiles(Files):
-    """PDF files. The step `pdf` extracts their text."""
+    """PDF files, from which the step `pdf` extracts the text."""
 
     name = "pdf"
     extractor = "pdf"

@@ -111,8 +111,8 @@ class Jsonl(Reader):
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
         None. The result None stands for the whole file. A slice needs its own bytes and the first bytes of the file,
-        which show how the file is compressed. For a compressed file, which cannot be split, its first bytes suffice to
-        find this out."""
+        which show how the file is compressed. To split a compressed file, its first bytes suffice: they show that it
+        cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]

@@ -217,7 +217,8 @@ def _text(data: bytes) -> str:
 
 
 def _inflated(data: bytes, cap: int) -> bytes | None:
-    """Return the content of a gzip file; None when it has more than `cap` bytes. Raises Damaged."""
+    """Return the content of a gzip file; None when it has more than `cap` bytes. Raises Damaged if the file is corrupt
+    or ends too early."""
     try:
         with_header = zlib.decompressobj(31)
         out = with_header.decompress(data, cap + 1)
@@ -232,7 +233,7 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
 
 def _untarred(data: bytes) -> dict[str, bytes]:
     """Return {name: content} of the regular files in a tar archive whose names end like those of LaTeX sources or
-    macros. If several files have one name, the last counts. Raises Damaged."""
+    macros. If several files have one name, the last counts. Raises Damaged if the archive is corrupt."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:

@@ -200,8 +200,8 @@ class Records(Reader):
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
         """Yields (answer, function that returns the turns) for each document to be made of a record. `answer` says
-        which of the record's answers the document contains: "chosen" or "rejected", or "" if the record has only
-        one."""
+        which of the record's answers the document contains: "chosen" or "rejected", or "" for the reader `sft`, whose
+        records have one answer."""
         raise NotImplementedError
 
 
@@ -236,8 +236,8 @@ class Sft(Records):
 
 class Preference(Records):
     """Reads preference data, whose records have a prompt, a chosen and a rejected answer. A document consists of the
-    prompt and the chosen answer. With `answers: both`, a second document has the rejected answer, for use in judging or
-    in a classifier. `meta.answer` says which of the two a document contains."""
+    prompt and one answer, the chosen one by default. The setting `answers` can also select the rejected answer, or both
+    for two documents, for use in judging or in a classifier. `meta.answer` says which answer a document contains."""
 
     name = "preference"
 

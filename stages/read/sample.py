@@ -1,5 +1,5 @@
-"""Stores a sample of the records that other readers have read in a Parquet file, and reads the sample back unchanged.
-`tokenmill plan --sample` makes a cost forecast (CPU time, disk space, number of documents) from such a sample.
+"""Stores a sample of the records of other readers in a Parquet file, and reads the sample back unchanged. `tokenmill
+plan --sample` makes a cost forecast (CPU time, disk space, number of documents) from such a sample.
 
 A row holds the whole result of a reader for one record: the document with its raw bytes or text, or the reason why
 there is no document. The steps of a recipe therefore get the records of a sample exactly as they would get them from

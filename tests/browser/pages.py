@@ -20,7 +20,7 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"
 #: the rules of WCAG 2.2 AA, and what axe recommends beyond them
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 #: parts of a path behind which a name stands
-NAMED = re.compile(r"/(stores|runs|datasets|documents|queue|trainings)/[^/]+")
+NAMED = re.compile(r"/(stores|runs|datasets|documents|queue|trainings|windows)/[^/]+")
 OPENED = """() => {
   document.querySelectorAll('ol.documents > li:nth-child(n + 4)').forEach((e) => e.remove());
   document.querySelectorAll('details').forEach((e) => { e.open = true });
@@ -68,8 +68,8 @@ def kinds_of_pages(settings: Settings) -> list[str]:
 
 
 def faults(page: Page) -> list[str]:
-    """What is wrong with an open page in any mode: what axe calls serious or critical, and what is too wide. The page
-    is changed: all its details are opened, and three entries stand for a long list of documents."""
+    """What is wrong with an open page in any mode: what axe finds, and what is too wide. The page is changed: all its
+    details are opened, and three entries stand for a long list of documents."""
     page.evaluate(OPENED)
     page.evaluate(AXE)
     wrong = []
@@ -78,9 +78,8 @@ def faults(page: Page) -> list[str]:
         page.emulate_media(color_scheme=options["color_scheme"])
         run_only = ["color-contrast"] if mode == "dark" else RULES             # other rules do not see colours
         for violation in page.evaluate("async (only) => (await axe.run({runOnly: only})).violations", run_only):
-            if violation["impact"] in ("serious", "critical"):
-                nodes = json.dumps([node["html"][:160] for node in violation["nodes"][:3]])
-                wrong.append(f"{mode}: {violation['impact']} {violation['id']}: {nodes}")
+            nodes = json.dumps([node["html"][:160] for node in violation["nodes"][:3]])
+            wrong.append(f"{mode}: {violation['impact']} {violation['id']}: {nodes}")
         too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         if too_wide > 0:
             wrong.append(f"{mode}: {too_wide} pixels wider than the window")

@@ -15,9 +15,12 @@ from starlette.testclient import TestClient
 
 from pipeline.cluster.queue import Queue
 from pipeline.recipe.marks import parse_yaml
+from pipeline.service.latest import runs_with
 from pipeline.service.tune import Asked
 from pipeline.service.tune_page import address, read_form
 from pipeline.store.fs import Store
+from tests.service.conftest import write_run
+from tests.service.corpus import documents, publish_rows
 from tests.service.test_pages import client_of, links, read, text_of
 from tests.service.tuned_site import make_site
 
@@ -122,6 +125,23 @@ def test_moves_of_a_threshold_are_those_of_the_cube(browser: TestClient) -> None
         assert text_of(line.findall("td")[0]) == f"{wanted:,}", "a value of the table is an edge, where a cube is exact"
     assert not read(browser, PAGE).xpath("//script")
     assert "move" in text_of(read(browser, f"{PAGE}?move=99.x").xpath("//div[@role='alert']")[0])
+
+
+def test_a_dataset_leads_to_the_playground_once_a_run_that_made_it_has_finished(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    publish_rows(store, tmp_path / "scratch", documents(4), 1, name="clean")
+    for run, begun, dataset in (("new", "2026-02-01", "clean"), ("old", "2026-01-01", "clean"), ("x", "", "other")):
+        write_run(store, run, facts={"begun": begun})
+        store.write(f"runs/{run}/recipe.yaml", f"datasets: {{{dataset}: {{}}}}".encode())
+    tree = read(client_of({"s": tmp_path / "store"}), "/stores/s/datasets/clean")
+    assert not [href for href in links(tree) if href.endswith("/tune")]
+    for run in ("new", "old", "x"):
+        store.write(f"runs/{run}/tasks.parquet", b"")
+    assert list(runs_with(store, "clean")) == ["new", "old"]
+    store.write("report.json", b'{"run": "old"}')
+    assert list(runs_with(store, "clean")) == ["old", "new"], "the latest to finish comes first"
+    tree = read(client_of({"s": tmp_path / "store"}), "/stores/s/datasets/clean")
+    assert "/stores/s/datasets/clean/tune" in links(tree)
 
 
 def test_links_lead_to_the_playground_and_out_of_it(browser: TestClient) -> None:

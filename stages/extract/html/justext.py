@@ -41,8 +41,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 class Paragraph:
-    """A stretch of text between block elements. `nodes` lists where its pieces stand in the lxml tree: (element, True
-    if the piece is the element's tail, False if it is the element's text)."""
+    """A stretch of text between block elements. `nodes` lists where the pieces of its text stand in the lxml tree:
+    (element, True if the piece is the element's tail, False if it is the element's text)."""
 
     __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")
 

@@ -270,8 +270,8 @@ def _people(names: Iterable[str]) -> list[str]:
 
 def _authors(meta_authors: list[list[str]], json_ld: list[str]) -> str:
     """Returns the authors of a page, separated by "; ". `meta_authors` holds the authors that `<meta>` tags name,
-    `json_ld` the JSON-LD blocks of the page. The authors in JSON-LD are used if they are more, since `<meta>` tags
-    often name only one."""
+    `json_ld` the JSON-LD blocks of the page. The authors in JSON-LD are used if there are more of them, since `<meta>`
+    tags often name only one."""
     meta_names = next(filter(None, map(_people, meta_authors)), [])
     json_ld_names = next(filter(None, map(_people, map(_json_ld_authors, json_ld))), [])
     return "; ".join(json_ld_names if len(json_ld_names) > len(meta_names) else meta_names)

@@ -47,7 +47,8 @@ class Engine(Protocol):
         or when extraction would exceed the engine's limit of work."""
 
     def markdown(self, page: str) -> str | None:
-        """Returns the same as `text`, but with headings, lists, tables, code and formulas written as Markdown."""
+        """Returns the main text of a page as the method `text` does, but with headings, lists, tables, code and
+        formulas written as Markdown."""
 
 
 EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]

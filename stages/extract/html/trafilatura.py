@@ -119,8 +119,8 @@ class Engine:
         self.too_deep = etree.XPath("/*" * (max_depth + 1))
 
     def text(self, page: str) -> str | None:
-        """Returns the main text of a page; "" when the page has none; None when its elements nest too deep or it would
-        take too much work."""
+        """Returns the main text of a page; "" when the page has none; None when its elements nest too deep or the page
+        would take too much work."""
         trees = self._extracted(page, self.options)
         if not trees:
             return None if trees is None else ""
@@ -129,8 +129,8 @@ class Engine:
         return str(private.utils.normalize_unicode(stream_safe(text)))
 
     def markdown(self, page: str) -> str | None:
-        """Returns the same as `text`, but as Markdown. The Markdown is written by `stages.extract.html.markdown`,
-        because trafilatura's own writer escapes characters that look like markup."""
+        """Returns the main text of a page as the method `text` does, but written as Markdown. The Markdown is written
+        by `stages.extract.html.markdown`, because trafilatura's own writer escapes characters that look like markup."""
         trees = self._extracted(page, self.formatted)
         if not trees:
             return None if trees is None else ""

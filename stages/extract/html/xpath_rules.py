@@ -6,10 +6,10 @@ every element, attribute and expression. The rules of this module replace these 
 walks the elements once and caches its answer for each attribute value, since class and id values repeat all over a
 site. An answer depends only on the attribute value, so no page can influence the text of another.
 
-`install` puts the rules into our copy of trafilatura's modules (`stages.extract.html.private`). It changes nothing if
-the installed trafilatura has other expressions than those from which the rules were derived; this is checked by a
-fingerprint of the expressions. `tests/stages/test_extract_trafilatura.py` checks that real pages give the same texts
-with and without the rules.
+`install` puts the rules into this project's copy of trafilatura's modules (`stages.extract.html.private`). It changes
+nothing if the installed trafilatura has other expressions than those from which the rules were derived; this is checked
+by a fingerprint of the expressions. `tests/stages/test_extract_trafilatura.py` checks that real pages give the same
+texts with and without the rules.
 """
 
 from __future__ import annotations
@@ -301,8 +301,8 @@ def fingerprint() -> str:
 
 def install() -> bool:
     """Replace XPath expressions and fallback extractors in this project's copy of trafilatura with the faster functions
-    of this package. Returns False, and changes nothing, when another version of trafilatura is installed or has other
-    expressions."""
+    of this package. Returns False, and changes nothing, when another version of trafilatura is installed, or the
+    installed one has other expressions."""
     if isinstance(xpaths.BODY_XPATH[0], Rule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:

@@ -102,8 +102,8 @@ def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
 def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
            page: tuple[float, float, float, float]) -> tuple[np.ndarray, int, int]:
     """Returns the boxes (bounding rectangles) of the characters of a page after the page was turned so that its main
-    direction is upright: (boxes, (n, 4) int64 left, top, right, bottom; width of the turned page; its height). The
-    upper left corner of the turned page is (0, 0).
+    direction is upright: (boxes, (n, 4) int64 left, top, right, bottom; width of the turned page; height of the turned
+    page). The upper left corner of the turned page is (0, 0).
 
     The box of a character is as high as its font and as wide as its advance. The box of the character's ink is used
     instead if the first box does not overlap the ink vertically, is much higher than the ink, or belongs to text turned

@@ -40,7 +40,8 @@ class Quality(NamedTuple):
 
 def quality_of(page: PageChars) -> Quality:
     """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted.
-    Each stretch of two letters or more between spaces is judged. It looks like a word when it meets four conditions:
+    Each stretch of text between spaces that has at least two letters is judged. It looks like a word when it meets four
+    conditions:
 
     - It consists of letters, with hyphens and apostrophes inside. Combining marks, frequent in Indic scripts, belong to
       their letters.

@@ -1,5 +1,5 @@
-"""The step `pdf`, which extracts the text of a PDF: from the text layer (the characters that the file stores), by their
-positions, or by OCR where the text layer is missing or unusable."""
+"""The step `pdf`, which extracts the text of a PDF: from the text layer (the characters that the file stores, with
+their positions), or by OCR where the text layer is missing or unusable."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Pdf(Stage):
     those drawn). OCR text is used only if its confidence exceeds 58. It must also have a higher confidence than the
     text layer or, where the text layer is missing, be more than twice as long as the text layer's few characters. OCR
     reads at most `ocr_pages` pages of a document, and no page with too many letters or with pictures of too many
-    pixels. A page that exceeds its own limits of CPU seconds or memory sends the document to quarantine. An engine or
+    pixels. If the OCR of a page exceeds its limits of CPU seconds or memory, the document is quarantined. An engine or
     language that is not installed stops the run before it begins.
 
     A page of shifted letters (see `stages.extract.pdf.cipher`) gives no text unless OCR reads it.

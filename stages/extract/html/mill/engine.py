@@ -77,7 +77,7 @@ class Engine:
         return self._extracted(page, markup=False)
 
     def markdown(self, page: str) -> str | None:
-        """Returns the same as `text`, but as Markdown."""
+        """Returns the main text of a page as the method `text` does, but written as Markdown."""
         return self._extracted(page, markup=True)
 
     def _extracted(self, page: str, *, markup: bool) -> str | None:
