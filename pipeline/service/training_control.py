@@ -52,7 +52,10 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
     """Start a training as a process of the server's machine, which goes on when the server ends. One that has
     checkpoints goes on from the latest. Of two requests at the same time, one starts it."""
     for assignment in given.overrides:
-        key = assignment.partition("=")[0].strip()
+        key, sign, _ = assignment.partition("=")
+        if not sign or "\0" in assignment:
+            raise Problem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
+        key = key.strip().removeprefix("train.")      # the trainer takes both forms
         if any(key == name or key.startswith(f"{name}.") for name in OUTWARD) or key == "model":
             raise Problem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
                           "overrides", "set it in the run's recipe")

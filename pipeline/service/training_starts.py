@@ -62,7 +62,7 @@ class Options:
     stop_at: int | None = None
 
     def arguments(self) -> list[str]:
-        return [*(word for assignment in self.overrides for word in ("--set", assignment)),
+        return [*(f"--set={assignment}" for assignment in self.overrides),
                 *(("--ranks", str(self.ranks)) if self.ranks else ()), "--device", self.device,
                 *(("--stop-at", str(self.stop_at)) if self.stop_at else ())]
 
@@ -155,6 +155,8 @@ def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
     if not start.number:
         return ""
     if start.process is not None:
+        if "error" in start.process:                  # there was never a process
+            return "ended"
         living = alive(start.process.get("holder") or {})
         if living is None:                            # another machine: it runs as long as its metrics grow
             path = folder / METRICS
@@ -193,8 +195,9 @@ def start(store: Store, training: Training, options: Options, by: str,
     try:
         training.folder.mkdir(parents=True, exist_ok=True)
         child = _launch(store, training, options)
-    except OSError as e:
-        _note(store, training.name, number, {"error": f"it could not be started: {e.strerror}"})
+    except Exception as e:                            # else the start would be taken for one that still begins
+        why = e.strerror if isinstance(e, OSError) else type(e).__name__
+        _note(store, training.name, number, {"error": f"it could not be started: {why}"})
         raise
     _note(store, training.name, number, {"holder": identity("", child.pid)})
     return child

@@ -141,6 +141,10 @@ def test_a_spike_leads_to_its_documents_as_the_command_names_them(trained, capsy
     ("POST", "", {"run": "nosuch"}, 404, "run"), ("POST", "", {"run": "main", "name": "a"}, 422, "name"),
     ("POST", "", {"run": "main", "overrides": ["init.from=/etc"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "overrides": ["metrics.wandb={project: x}"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["train.init.from=/etc"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["train.metrics.wandb={project: x}"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["--out"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["seed=\0"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "ranks": 0}, 422, "ranks"), ("POST", "/nosuch/stop", {}, 404, "training"),
     ("POST", "/main/stop", {}, 409, "training"), ("GET", "/main/log", None, 404, "training")])
 def test_mistakes_are_problems(trained, method, path, body, status, key):
@@ -186,6 +190,13 @@ def test_of_two_servers_one_starts_a_training(trained, tmp_path):
     assert child.wait() == 2 and results.count(409) == 1          # the run that it is to train on does not exist
     assert len(list((trained / "trainings/twice").glob("*.process.json"))) == 1
     assert "nosuch" in (tmp_path / "twice/train.log").read_text()
+
+
+def test_a_start_that_fails_does_not_bar_the_next(trained, tmp_path):
+    training = Training("barred", "main", tmp_path / "barred")
+    for _ in range(2):                                            # else the second would be told that it runs
+        with pytest.raises(ValueError, match="null byte"):
+            start(Store(trained), training, Options(("seed=\0",)), "operator")
 
 
 def test_a_training_that_a_command_has_started_is_stopped_by_its_signal(trained, tmp_path):
