@@ -19,7 +19,7 @@ from pipeline.service.html import path
 from pipeline.service.outward import outward_text
 from pipeline.service.problems import Problem
 from pipeline.service.stores import StoreOf, check_run
-from pipeline.service.training_files import Training
+from pipeline.service.training_files import LOG, Training
 from pipeline.service.training_starts import Options
 from pipeline.service.trainings import folders_of
 from pipeline.store.fs import Store
@@ -87,7 +87,7 @@ def training_log(request: Request, store: str, at: StoreOf, training: str) -> di
     """The end of what a training has printed that a server has started."""
     known, _ = _known(request, store, at, training)
     try:
-        with open(known.folder / starts.LOG, "rb") as f:
+        with open(known.folder / LOG, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - LOG_BYTES))
             text = f.read().decode("utf-8", "replace")
     except FileNotFoundError:
