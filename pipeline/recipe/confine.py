@@ -117,7 +117,9 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
             for stage, config in _mapping(step).items():
                 at = ("datasets", name, "steps", i, stage)
                 yield from _settings(stage, _mapping(config), at, base, STAGES, stage_class)
-    yield from _strings(_mapping(_mapping(data.get("train")).get("model")).get("from"), ("train", "model", "from"))
+    for section in ("init", "model"):
+        value = _mapping(_mapping(data.get("train")).get(section)).get("from")
+        yield from _strings(value, ("train", section, "from"))
 
 
 def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog: dict[str, str],

@@ -34,6 +34,7 @@ from pipeline.service.query import Documents, Queries
 from pipeline.service.stores import StoreOf, check_run
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text
+from stages.scrub.rows import MARGIN
 
 router = APIRouter(prefix="/api/v1/stores/{store}/datasets/{dataset}/labels", tags=["labels"],
                    dependencies=[Depends(viewer)])
@@ -197,7 +198,7 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
             wanted.append((document, label))
     for first in range(0, len(wanted), AT_A_TIME):
         some = dict(wanted[first:first + AT_A_TIME])
-        for row in published_rows(queries, store, dataset, list(some), WRITTEN, stop):
+        for row in published_rows(queries, store, dataset, list(some), WRITTEN + MARGIN, stop):
             if row["id"] not in some:                             # published twice, which only a damaged store does
                 continue
             label = some.pop(row["id"])

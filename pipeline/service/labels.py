@@ -139,21 +139,20 @@ def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
     for by in of.values():
         for person, label in by.items():
             people.setdefault(person, Counter())[label.label] += 1
+    both: dict[tuple[str, str], list[tuple[Name, Name]]] = {}
+    for by in of.values():
+        for a, b in combinations(sorted(person for person, label in by.items() if label.label != "unsure"), 2):
+            both.setdefault((a, b), []).append((by[a].label, by[b].label))
     disagreed = [{"document": document, "labels": {person: label.label for person, label in sorted(by.items())}}
                  for document, by in of.items() if decided(by) == "disagreed"]
     return {"documents": len(of), **{name: outcomes[name] for name in (*NAMES, "disagreed")},
             "people": [{"by": person, **{name: counts[name] for name in NAMES}}
                        for person, counts in sorted(people.items())],
-            "pairs": [pair for first, second in combinations(sorted(people), 2)
-                      if (pair := _pair(of, first, second)) is not None],
+            "pairs": [_pair(*pair, both[pair]) for pair in sorted(both)],
             "disagreements": disagreed[:most]}
 
 
-def _pair(of: Mapping[str, Mapping[str, Label]], first: str, second: str) -> dict[str, Any] | None:
-    both = [(by[first].label, by[second].label) for by in of.values() if first in by and second in by]
-    both = [pair for pair in both if "unsure" not in pair]
-    if not both:
-        return None
+def _pair(first: str, second: str, both: list[tuple[Name, Name]]) -> dict[str, Any]:
     n, agree = len(both), sum(a == b for a, b in both)
     shares = [sum(pair[i] == "good" for pair in both) / n for i in range(2)]
     chance = shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1])

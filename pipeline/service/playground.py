@@ -148,7 +148,8 @@ class Playground:
                                   f"run the recipe with the change", "off")
         config = type(link.stage.config)
         for name, value in thresholds.items():
-            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+            number = _number(value)
+            if number is not None and not abs(number) <= LARGEST:
                 raise PlaygroundError(f"{name} cannot be as large as that; give a number up to {LARGEST:g}", name)
             if name not in config.model_fields or role_of(config, name) != "decision":
                 keys = [n for n in config.model_fields if role_of(config, n) == "decision"]
@@ -195,6 +196,16 @@ class Playground:
         answer["signals_all"] = not self.until_drop
         answer["examples"] = examples(self.store, moved, replayed, self.outcomes)
         return answer
+
+
+def _number(value: Any) -> int | float | None:
+    """A value as the number that a setting would make of it, None when it is none."""
+    if isinstance(value, str):
+        try:
+            return float(value) if any(map(str.isdigit, value)) else None       # "nan" is a language, too
+        except ValueError:
+            return None
+    return value if isinstance(value, (int, float)) else None
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
-    confinement.enter(())
+    confinement.enter(request["secrets"])
     confinement.seal((), ())
     try:
         result = read(request)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
 from pipeline.base.visible import visible
+from pipeline.cluster.attempts import bad_name
 from pipeline.plan.changes import latest_run
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.parts import Part, published
@@ -120,6 +121,8 @@ def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:
+        if run and bad_name(run) is not None:
+            raise FileNotFoundError
         return (name, Curriculum.loads(read_file(store, path, LARGEST), path)) if name else None
     except FileNotFoundError:
         if run:

@@ -42,8 +42,12 @@ async def list_shards(request: Request, at: StoreOf, queries: QueriesOf, run: Ru
     """The shard sets with their tokens and tokenizer, and the order in which a run's curriculum reads them: its phases
     with the tokens of each stream."""
     stop = queries.stop()
-    return await answer(request, stop, lambda: {"sets": [facts(at, name) for name in set_names(at)],
-                                                "order": _order(at, run)})
+
+    def call() -> dict[str, Any]:
+        with queries.turn(stop):                      # manifests and curricula may have hundreds of megabytes
+            return {"sets": [facts(at, name) for name in set_names(at)], "order": _order(at, run)}
+
+    return await answer(request, stop, call)
 
 
 def _order(store: Store, run: str) -> dict[str, Any] | None:

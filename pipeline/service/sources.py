@@ -13,6 +13,7 @@ import yaml
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse
 
+from pipeline.base import confinement
 from pipeline.base.process import import_path
 from pipeline.cluster.attempts import facts_of
 from pipeline.plan.changes import latest_run
@@ -24,7 +25,6 @@ from pipeline.service.documents import locate
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.html import page
 from pipeline.service.problems import Problem
-from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import StoreOf, check_run, read_file
 from pipeline.store.fs import Store
 from stages.catalog import READERS
@@ -123,10 +123,10 @@ def _confine(store: Store, path: str, roots: tuple[str, ...]) -> None:
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     """What `read_source` says, in a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)}
+    request = {**request, "secrets": confinement.secret_files(os.environ)}
     with subprocess.Popen([sys.executable, "-P", "-m", "pipeline.service.read_source"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env=environment | {"PYTHONPATH": import_path()}) as process:
+                          env=confinement.scrubbed(os.environ) | {"PYTHONPATH": import_path()}) as process:
         try:
             data, _ = process.communicate(json.dumps(request).encode(), min(READ_S, stop.left))
         except subprocess.TimeoutExpired:

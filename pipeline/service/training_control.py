@@ -19,7 +19,7 @@ from pipeline.service.html import path
 from pipeline.service.outward import outward_text
 from pipeline.service.problems import Problem
 from pipeline.service.stores import StoreOf, check_run
-from pipeline.service.training_files import Training
+from pipeline.service.training_files import LOG, Training
 from pipeline.service.training_starts import Options
 from pipeline.service.trainings import folders_of
 from pipeline.store.fs import Store
@@ -52,7 +52,10 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
     """Start a training as a process of the server's machine, which goes on when the server ends. One that has
     checkpoints goes on from the latest. Of two requests at the same time, one starts it."""
     for assignment in given.overrides:
-        key = assignment.partition("=")[0].strip()
+        key, sign, _ = assignment.partition("=")
+        if not sign or "\0" in assignment:
+            raise Problem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
+        key = key.strip().removeprefix("train.")      # the trainer takes both forms
         if any(key == name or key.startswith(f"{name}.") for name in OUTWARD) or key == "model":
             raise Problem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
                           "overrides", "set it in the run's recipe")
@@ -84,7 +87,7 @@ def training_log(request: Request, store: str, at: StoreOf, training: str) -> di
     """The end of what a training has printed that a server has started."""
     known, _ = _known(request, store, at, training)
     try:
-        with open(known.folder / starts.LOG, "rb") as f:
+        with open(known.folder / LOG, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - LOG_BYTES))
             text = f.read().decode("utf-8", "replace")
     except FileNotFoundError:

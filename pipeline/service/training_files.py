@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import stat
 import threading
 from collections import OrderedDict, deque
 from pathlib import Path
@@ -21,9 +22,13 @@ from pipeline.cluster.attempts import bad_name
 from pipeline.report.course import Losses
 from pipeline.service.duck import Busy, QueryError, Stop, TooDear
 from pipeline.store.fs import Store
-from trainer.base.files import training_process
+from trainer.base.files import PID, training_process
+from trainer.checkpoint.ledger import NAME as LEDGER
+from trainer.observe.worst_rows import NAME as WORST
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+#: the file in the folder of a training that takes what it prints when a server has started it
+LOG = "train.log"
 #: bytes at the end of a metrics.jsonl in which its last step is looked for
 TAIL = 256 << 10
 #: files whose losses stay in memory, and trainings of a list
@@ -60,16 +65,33 @@ class Training(NamedTuple):
 
 
 def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
-    """The trainings in the runs of a store (RUN/train) and in `folders` (each folder below with a metrics.jsonl). Links
-    are not followed. A name belongs to the first that has it: runs come first."""
+    """The trainings in the runs of a store (RUN/train) and in `folders` (each folder below with a metrics.jsonl). No
+    links are followed, nor those in the folder of a training. A name belongs to the first that has it: runs come
+    first."""
     found: dict[str, Training] = {}
     places = [(store.local / "runs", "train")] if store.local is not None else []
     for top, below in (*places, *((Path(folder), "") for folder in folders)):
         for name in _folders(top):
             folder = top / name / below
-            if bad_name(name) is None and not folder.is_symlink() and (folder / METRICS).is_file():
+            if bad_name(name) is None and (folder / METRICS).is_file() and no_links(folder):
                 found.setdefault(name, Training(name, name if below else "", folder))
     return [found[name] for name in sorted(found)][:MOST]
+
+
+def no_links(folder: Path) -> bool:
+    """Whether a folder and the files in it that the service reads or writes are no links, pipes or devices. Otherwise
+    whoever may write to the folder could make this server read other files."""
+    if folder.is_symlink():
+        return False
+    for name in (METRICS, SUMMARY, LOG, PID, LEDGER, WORST):
+        try:
+            if not stat.S_ISREG((folder / name).lstat().st_mode):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
 
 
 def _folders(top: Path) -> list[str]:
@@ -99,9 +121,10 @@ def standing(training: Training) -> dict[str, Any]:
     done = (training.folder / SUMMARY).is_file()
     elsewhere = (training.folder / "trainer.pid").is_file() and SYSTEM.wall() - changed < QUIET_S
     state = "running" if pid is not None else "done" if done else "running" if elsewhere else "stopped"
-    phases = [p for p in begun.get("phases", ()) if isinstance(p, dict)]
+    phases = begun.get("phases")
+    steps = [p.get("steps") for p in (phases if isinstance(phases, list) else ()) if isinstance(p, dict)]
     return {"training": training.name, "run": training.run or None, "state": state, "here": pid is not None,
-            "step": last.get("step"), "steps": sum(p.get("steps", 0) for p in phases) or None,
+            "step": last.get("step"), "steps": sum(n for n in steps if isinstance(n, int)) or None,
             "tokens": last.get("tokens"), "loss": last.get("loss"), "phase": last.get("phase"),
             "begun": begun.get("time"), "changed": changed or None}
 

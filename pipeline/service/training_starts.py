@@ -19,7 +19,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,12 +31,14 @@ from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import read_file
 from pipeline.service.training_files import (
+    LOG,
     METRICS,
     MOST,
     QUIET_S,
     NoTraining,
     Training,
     find_trainings,
+    no_links,
     standing,
     training_named,
 )
@@ -47,8 +48,6 @@ from trainer.base.files import training_process
 
 #: bytes of a record; seconds after which a start of another machine that no process has followed counts as lost
 RECORD, START_S = 64 << 10, 120.0
-#: the file in the folder of a training that takes what it prints
-LOG = "train.log"
 _RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
 
 
@@ -62,7 +61,7 @@ class Options:
     stop_at: int | None = None
 
     def arguments(self) -> list[str]:
-        return [*(word for assignment in self.overrides for word in ("--set", assignment)),
+        return [*(f"--set={assignment}" for assignment in self.overrides),
                 *(("--ranks", str(self.ranks)) if self.ranks else ()), "--device", self.device,
                 *(("--stop-at", str(self.stop_at)) if self.stop_at else ())]
 
@@ -85,17 +84,20 @@ class Start:
 
 def latest_start(store: Store, name: str) -> Start:
     """The latest start of a training by a server."""
-    numbers = [int(m[2]) for path in store.list(f"trainings/{name}") if (m := _RECORD.fullmatch(path))]
-    number = max(numbers, default=0)
+    return _start(store, name, _numbers(store, f"trainings/{name}").get(name, 0))
+
+
+def _numbers(store: Store, folder: str) -> dict[str, int]:
+    """The trainings that servers have started, each with the number of its latest start."""
+    found = [(m[1], int(m[2])) for path in store.list(folder) if (m := _RECORD.fullmatch(path))]
+    return dict(sorted(found))
+
+
+def _start(store: Store, name: str, number: int) -> Start:
     if not number:
         return Start(0, {}, None)
     return Start(number, _read(store, _path(name, number)) or {}, _read(store, _path(name, number, "process.json")),
                  store.exists(_path(name, number, "stop.json")))
-
-
-def started_names(store: Store) -> list[str]:
-    """The trainings that servers have started."""
-    return sorted({m[1] for path in store.list("trainings") if (m := _RECORD.fullmatch(path))})
 
 
 def _path(name: str, number: int, ending: str = "json") -> str:
@@ -114,25 +116,32 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
     """A training, whether a server has started it or a command, with its latest start. A record that names a folder
     elsewhere is not followed. Raises Problem when there is no training of this name."""
     latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
-    folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
-    places = [Path(top) / name for top in folders]
-    if store.local is not None:
-        places.append(store.local / "runs" / run / "train")
-    if latest.number and bad_name(run) is None and folder in places and not folder.is_symlink():
-        return Training(name, run, folder), latest
     try:
-        return training_named(store, folders, name), latest
+        return _recorded(store, folders, name, latest) or training_named(store, folders, name), latest
     except NoTraining as e:
         raise Problem(e.status, e.title, e.detail, e.key, e.remedy) from None
 
 
+def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
+    """The training that the record of a start names; None when there is no record, or it names a folder elsewhere."""
+    folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
+    places = [Path(top) / name for top in folders]
+    if store.local is not None:
+        places.append(store.local / "runs" / run / "train")
+    there = latest.number and bad_name(run) is None and folder in places and no_links(folder)
+    return Training(name, run, folder) if there else None
+
+
 def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
     """The trainings that are there or were started, each with its latest start."""
-    names = {training.name for training in find_trainings(store, folders)} | set(started_names(store))
+    found = {training.name: training for training in find_trainings(store, folders)}
+    numbers = {name: n for name, n in _numbers(store, "trainings").items() if bad_name(name) is None}
     result = []
-    for name in sorted(names)[:MOST]:
-        with suppress(Problem):                       # its folder was removed
-            result.append(known_training(store, folders, name))
+    for name in sorted(found.keys() | numbers.keys())[:MOST]:
+        latest = _start(store, name, numbers.get(name, 0))
+        training = _recorded(store, folders, name, latest) or found.get(name)
+        if training is not None:                      # else its folder was removed
+            result.append((training, latest))
     return result
 
 
@@ -155,6 +164,8 @@ def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
     if not start.number:
         return ""
     if start.process is not None:
+        if "error" in start.process:                  # there was never a process
+            return "ended"
         living = alive(start.process.get("holder") or {})
         if living is None:                            # another machine: it runs as long as its metrics grow
             path = folder / METRICS
@@ -184,6 +195,9 @@ def start(store: Store, training: Training, options: Options, by: str,
     if (state := state_of(before, training.folder, clock)) in ("running", "starting"):
         raise Problem(409, "Is running", f"the training {training.name!r} is {state}", "training",
                       "wait for it, or stop it")
+    if not no_links(training.folder):
+        raise Problem(409, "Not a training's folder", "it, or a file of a training in it, is a link", "training",
+                      "remove the link, or choose another name")
     number = before.number + 1
     record = {"at": utc_now(clock), "by": by, "run": training.run, "folder": str(training.folder),
               "options": asdict(options), "server": identity("")}
@@ -193,8 +207,9 @@ def start(store: Store, training: Training, options: Options, by: str,
     try:
         training.folder.mkdir(parents=True, exist_ok=True)
         child = _launch(store, training, options)
-    except OSError as e:
-        _note(store, training.name, number, {"error": f"it could not be started: {e.strerror}"})
+    except Exception as e:                            # else the start would be taken for one that still begins
+        why = e.strerror if isinstance(e, OSError) else type(e).__name__
+        _note(store, training.name, number, {"error": f"it could not be started: {why}"})
         raise
     _note(store, training.name, number, {"holder": identity("", child.pid)})
     return child

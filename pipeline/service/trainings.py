@@ -28,6 +28,8 @@ router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"]
 
 #: rows of a step that are explained, unless another number is asked for, and bytes of a recipe
 ROWS, RECIPE = 5, 1 << 20
+#: what comes of metrics in which a value has another type
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError)
 #: characters of the text that a training has generated
 SAMPLE = 1000
 
@@ -90,8 +92,8 @@ async def draw_losses(request: Request, store: str, at: StoreOf, training: str, 
         file = metrics_of(request).of(known_training(at, folders_of(request, store), training)[0], stop)
         try:
             return svg([*file.starts, *file.losses.lines()])
-        except (KeyError, TypeError, ValueError) as e:
-            raise NoTraining(f"its metrics cannot be drawn ({type(e).__name__}); they are damaged, or of another "
+        except (*DAMAGED, ValueError) as e:
+            raise NoTraining(f"its metrics cannot be drawn ({type(e).__name__}): they are damaged, or of another "
                              f"version", "training", "see its figures instead") from None
 
     return Response(visible(await answer(request, stop, call)), media_type="image/svg+xml",
@@ -116,9 +118,13 @@ async def explain_step(
             raise NoTraining("it is not known which run it reads", "run", "name the run")
         name, curriculum = planned
         with queries.turn(stop):
-            result = explain(curriculum, found.folder, _window(at, name), step,
-                             lambda rows: add_documents(queries, at, curriculum, rows, True, not unmasked, stop),
-                             row, None if row is not None else worst, stop.check)
+            try:
+                result = explain(curriculum, found.folder, _window(at, name), step,
+                                 lambda rows: add_documents(queries, at, curriculum, rows, True, not unmasked, stop),
+                                 row, None if row is not None else worst, stop.check)
+            except DAMAGED as e:
+                raise NoTraining(f"its metrics cannot be read ({type(e).__name__}): they are damaged, or of another "
+                                 f"version", "training", "see the documents of the step in the shards") from e
         return {"training": found.name, "run": name, **result}
 
     return await answer(request, stop, call)

@@ -100,6 +100,7 @@ def test_a_wildcard_meets_no_link_that_leads_out(top):
     ("tokenizer: {load: gpt2}", "tokenizer.load"),
     ("tokenizer: {load: out}", "tokenizer.load"),
     ("train: {model: {from: /etc/model}}", "train.model.from"),
+    ("train: {init: {from: /etc/model}}", "train.init.from"),
     ("datasets: {d: {from: x, steps: [{url: {domains: /etc/hosts}}]}}", "datasets.d.steps[0].url.domains"),
     ("datasets: {d: {from: x, steps: [{perplexity: {models: {en: /etc/lm}}}]}}",
      "datasets.d.steps[0].perplexity.models.en"),

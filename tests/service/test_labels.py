@@ -188,6 +188,25 @@ def test_personal_data_leaves_only_when_an_operator_asks(tmp_path: Path) -> None
     assert [entry for entry in audit.entries(Store(tmp_path / "store"), "", 10) if "unmasked" in entry]
 
 
+def test_an_address_at_the_cut_of_an_export_is_masked(tmp_path: Path) -> None:
+    text = "so " * 33_330 + "jane.roe@home.example.com and so on"
+    assert text.index("jane") == 99_990
+    document = {"id": "0" * 32, "text": text, "url": "https://example.org/", "source": "web", "language": "en",
+                "date": None, "signals": {"a": 1.0}, "meta": {}}
+    publish_rows(Store(tmp_path / "store"), tmp_path / "scratch", [document], 1, name="clean")
+    client = client_of({"s": tmp_path / "store"}, "operator")
+    assert label(client, "ann", "good", document | {"text_hash": text_hash(text)}).status_code == 201
+    for asked, end in (({}, "so email@exam"), ({"unmasked": "true"}, "so jane.roe@h")):
+        [row] = client.get(f"{API}/export", params=asked).text.splitlines()
+        written = json.loads(row)["text"]
+        assert len(written) == 100_000 and written.endswith(end)
+
+
+def test_many_people_are_compared_by_what_both_have_labelled() -> None:
+    labels = [Label(f"{n}", "good", f"p{n + k}", "") for n in range(1500) for k in (0, 1)]
+    assert [pair["both"] for pair in summary(labels, 5)["pairs"]] == [1] * 1500           # of a million pairs
+
+
 def test_pages_label_without_a_script_and_show_where_people_disagree(site: Path) -> None:
     browser = client_of({"s": site / "store"})
     tree = read(browser, f"{DATASET}/labels")

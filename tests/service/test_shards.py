@@ -109,7 +109,9 @@ def test_personal_data_is_masked_unless_an_operator_asks_which_is_noted(root):
     ("/nosuch/train", {}, 404, "stream"), ("/..%2f../train", {}, 404, None), ("/web/test", {}, 422, "split"),
     ("/find", {}, 422, "id"), ("/find", {"id": "0", "run": "nosuch"}, 404, "run"), ("/steps/0", {}, 422, "step"),
     ("/steps/100000", {}, 404, "step"), ("/steps/1", {"limit": 1000}, 422, "limit"),
-    ("/steps/1", {"run": "../main"}, 404, "run"), ("/web/train/windows/1", {}, 422, "length"),
+    ("/steps/1", {"run": "../main"}, 404, "run"), ("", {"run": "../runs/main"}, 404, "run"),
+    ("", {"run": "\0"}, 404, "run"), ("/steps/1", {"run": "\0"}, 404, "run"), ("", {"run": "ü" * 200}, 404, "run"),
+    ("/web/train/windows/1", {}, 422, "length"),
     ("/web/train/windows/99999999", {"length": 32}, 404, "window")])
 def test_mistakes_are_problems(api, path, params, status, key):
     document = problem(api.get(API + path, params=params, headers={"Accept": "*/*"}), status)

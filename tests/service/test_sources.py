@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from pipeline.base import confinement
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
+from pipeline.service import sources
 from tests.corpus import sentences
 from tests.service.conftest import problem
 from tests.service.test_pages import client_of, read
@@ -120,6 +123,19 @@ def test_a_link_out_of_the_folder_and_a_file_that_has_gone_are_refused(top, tmp_
     problem(source(api, "rest", row["id"]), 409)
     (site / "in/texts/a.txt").symlink_to("/etc/passwd")
     problem(source(api, "rest", row["id"]), 403)
+
+
+def test_the_process_that_reads_gets_no_secrets(top, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    started: list[Any] = []
+    real = subprocess.Popen
+    monkeypatch.setattr(sources.subprocess, "Popen", lambda *a, **k: started.append(k["env"]) or real(*a, **k))
+    api = client(top)
+    [row] = documents(api, "rest", "files")
+    assert source(api, "rest", row["id"]).status_code == 200 and "AWS_SECRET_ACCESS_KEY" not in started[0]
+    if confinement.support()["landlock"]:
+        monkeypatch.setenv("NETRC", str(top / "in/texts/a.txt"))
+        problem(source(api, "rest", row["id"]), 409)
 
 
 def test_the_page_shows_the_source_as_text_beside_the_text(top):

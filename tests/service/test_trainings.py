@@ -15,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pipeline.base.clock import SYSTEM
+from pipeline.service import training_files
 from pipeline.service.problems import Problem
 from pipeline.service.training_starts import Options, Training, start
 from pipeline.store.fs import Store
@@ -80,6 +81,48 @@ def test_trainings_of_runs_and_of_folders_are_listed_with_their_state(trained, t
         read(client, "/stores/main/trainings"))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "train.log", "worst_rows.jsonl", "ledger.jsonl"])
+def test_links_in_the_folder_of_a_training_are_not_followed(trained, tmp_path, name):
+    write_training(tmp_path / "more/own")
+    secret = tmp_path / "secret"
+    secret.write_text('{"password": "hunter2"}\n')
+    client = client_of({"main": trained}, "operator", trainings={"main": (str(tmp_path / "more"),)})
+    client.headers["Accept"] = "*/*"
+    assert client.get(f"{API}/own").status_code == 200
+    (tmp_path / "more/own" / name).unlink(missing_ok=True)
+    (tmp_path / "more/own" / name).symlink_to(secret)
+    assert "own" not in {t["training"] for t in got(client)["trainings"]}
+    for path in ("", "/log", "/losses.svg", "/steps/3?run=main"):
+        assert "hunter2" not in json.dumps(problem(client.get(f"{API}/own{path}"), 404))
+    with pytest.raises(Problem, match="is a link"):
+        start(Store(trained), Training("own", "main", tmp_path / "more/own"), Options(), "operator")
+    assert secret.read_text() == '{"password": "hunter2"}\n'
+
+
+@pytest.mark.parametrize("damage", [{"phases": None}, {"phases": 5}, {"phases": [{"name": "a", "steps": "x"}]},
+                                    {"phases": [{"name": "a", "tokens": float("inf"), "steps": 1}]}])
+def test_a_damaged_training_hides_no_other(trained, tmp_path, damage):
+    write_training(tmp_path / "more/own")
+    lines = (tmp_path / "more/own/metrics.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), **damage})
+    (tmp_path / "more/own/metrics.jsonl").write_text("\n".join(lines[:20]) + "\n")
+    client = client_of({"main": trained}, "viewer", trainings={"main": (str(tmp_path / "more"),)})
+    assert {"main", "own"} <= {t["training"] for t in got(client)["trainings"]}
+    assert got(client, "/own")["loss"]
+    for path in ("losses.svg", "steps/3?run=main"):
+        assert client.get(f"{API}/own/{path}").status_code in (200, 404)
+
+
+def test_a_list_reads_no_folder_again_for_each_training(trained, tmp_path, monkeypatch):
+    for i in range(30):
+        write_training(tmp_path / f"more/t{i}", 1)
+    looks: list[Path] = []
+    real = training_files._folders
+    monkeypatch.setattr(training_files, "_folders", lambda top: looks.append(top) or real(top))
+    client = client_of({"main": trained}, trainings={"main": (str(tmp_path / "more"),)})
+    assert len(got(client)["trainings"]) >= 30 and len(looks) == 2
+
+
 def test_curves_leave_out_what_was_made_void_and_name_the_spikes(trained):
     shown = got(client_of({"main": trained}, "viewer"), "/main")
     assert [p["tokens"] for p in shown["curves"]["steps"]] == [100 * step for step in range(1, STEPS + 1)]
@@ -141,6 +184,10 @@ def test_a_spike_leads_to_its_documents_as_the_command_names_them(trained, capsy
     ("POST", "", {"run": "nosuch"}, 404, "run"), ("POST", "", {"run": "main", "name": "a"}, 422, "name"),
     ("POST", "", {"run": "main", "overrides": ["init.from=/etc"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "overrides": ["metrics.wandb={project: x}"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["train.init.from=/etc"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["train.metrics.wandb={project: x}"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["--out"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["seed=\0"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "ranks": 0}, 422, "ranks"), ("POST", "/nosuch/stop", {}, 404, "training"),
     ("POST", "/main/stop", {}, 409, "training"), ("GET", "/main/log", None, 404, "training")])
 def test_mistakes_are_problems(trained, method, path, body, status, key):
@@ -186,6 +233,13 @@ def test_of_two_servers_one_starts_a_training(trained, tmp_path):
     assert child.wait() == 2 and results.count(409) == 1          # the run that it is to train on does not exist
     assert len(list((trained / "trainings/twice").glob("*.process.json"))) == 1
     assert "nosuch" in (tmp_path / "twice/train.log").read_text()
+
+
+def test_a_start_that_fails_does_not_bar_the_next(trained, tmp_path):
+    training = Training("barred", "main", tmp_path / "barred")
+    for _ in range(2):                                            # else the second would be told that it runs
+        with pytest.raises(ValueError, match="null byte"):
+            start(Store(trained), training, Options(("seed=\0",)), "operator")
 
 
 def test_a_training_that_a_command_has_started_is_stopped_by_its_signal(trained, tmp_path):

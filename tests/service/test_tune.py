@@ -139,6 +139,7 @@ def test_a_saved_recipe_tells_no_more_than_that_of_the_run(app, site):
     ("/answer", asked({9: {"a": 1}}), 422, "step"), ("/answer", asked({1: {"stop_words": []}}), 422, "stop_words"),
     ("/answer", asked({1: {"min_doc_words": "<b>"}}), 422, "min_doc_words"),
     ("/answer", asked({1: {"min_doc_words": 10**400}}), 422, "min_doc_words"),
+    ("/answer", asked({1: {"min_doc_words": "9" * 400}}), 422, "min_doc_words"),
     ("/answer", asked({}, (99,)), 422, "step"),
     ("/cube", {"step": 77, "key": "a"}, 422, "step"), ("/cube", {"step": 1, "key": "nope"}, 422, "nope"),
     ("/cube", {"step": 0, "key": ""}, 422, ""), ("/cube", {"step": 4, "key": "drop"}, 422, "drop"),
