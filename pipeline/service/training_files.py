@@ -23,12 +23,12 @@ from pipeline.report.course import Losses
 from pipeline.service.duck import Busy, QueryError, Stop, TooDear
 from pipeline.store.fs import Store
 from trainer.base.files import PID, training_process
-from trainer.checkpoint.ledger import NAME as LEDGER
-from trainer.observe.worst_rows import NAME as WORST
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 #: the file in the folder of a training that takes what it prints when a server has started it
 LOG = "train.log"
+#: the files in the folder of a training that are read or written here or by what explains a step
+FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
 #: bytes at the end of a metrics.jsonl in which its last step is looked for
 TAIL = 256 << 10
 #: files whose losses stay in memory, and trainings of a list
@@ -83,7 +83,7 @@ def no_links(folder: Path) -> bool:
     whoever may write to the folder could make this server read other files."""
     if folder.is_symlink():
         return False
-    for name in (METRICS, SUMMARY, LOG, PID, LEDGER, WORST):
+    for name in FILES:
         try:
             if not stat.S_ISREG((folder / name).lstat().st_mode):
                 return False

@@ -22,6 +22,8 @@ from pipeline.store.fs import Store
 from tests.service.conftest import problem
 from tests.service.shard_site import MAIL, make_site
 from tests.service.test_pages import client_of, read, text_of
+from trainer.checkpoint import ledger
+from trainer.observe import worst_rows
 
 API = "/api/v1/stores/main/trainings"
 JSON = {"Accept": "*/*", "X-Tokenmill": "1"}
@@ -79,6 +81,10 @@ def test_trainings_of_runs_and_of_folders_are_listed_with_their_state(trained, t
     assert got(client, "/done")["summary"] == {"heldout_loss": 3.2, "sample": "mail email@example.com"}
     assert "<b>" in text_of(read(client, "/stores/main/trainings/own")) and "own" in text_of(
         read(client, "/stores/main/trainings"))
+
+
+def test_the_files_of_a_training_are_those_that_the_trainer_names():
+    assert {training_files.METRICS, ledger.NAME, worst_rows.NAME} < set(training_files.FILES)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "train.log", "worst_rows.jsonl", "ledger.jsonl"])
