@@ -33,8 +33,8 @@ from pipeline.engine.messages import Assignment  # noqa: E402
 from pipeline.engine.task import TaskSpec  # noqa: E402
 from pipeline.store import snapshot  # noqa: E402
 from pipeline.store.fs import Store  # noqa: E402
-from pipeline.store.lease import identity  # noqa: E402
-from pipeline.store.log import Log, heartbeat_name  # noqa: E402
+from pipeline.store.lease import heartbeat_name, identity  # noqa: E402
+from pipeline.store.log import Log  # noqa: E402
 from pipeline.store.remote import Entry, InMemory  # noqa: E402
 from pipeline.store.segment import FORMAT, encode_record, encode_segment, segment_name  # noqa: E402
 

@@ -14,8 +14,8 @@ from pipeline.cluster.cancellation import interrupted
 from pipeline.cluster.dispatch import begin, confined_to, end
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.cluster.queue import Entry, Queue, Submission
-from pipeline.store.lease import identity
-from pipeline.store.log import Fenced, LeaseHeld
+from pipeline.store.lease import LeaseHeld, identity
+from pipeline.store.log import Fenced
 
 if TYPE_CHECKING:
     from pipeline.recipe.model import Recipe

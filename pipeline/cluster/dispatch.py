@@ -22,8 +22,7 @@ from pipeline.base.process import import_path
 from pipeline.cluster.attempts import ask_to_stop, asked_to_stop, facts_of, latest_heartbeat, progress_of
 from pipeline.cluster.queue import Entry, Queue, QueueError
 from pipeline.store.fs import Store
-from pipeline.store.lease import Holder, alive, identity
-from pipeline.store.log import PATIENCE_S
+from pipeline.store.lease import PATIENCE_S, Holder, alive, identity
 from pipeline.store.web import DIRECT
 
 #: seconds after which a claim that no driver has followed is taken over, even if its server lives

@@ -21,8 +21,9 @@ from typing import NamedTuple
 from pipeline.store import snapshot
 from pipeline.store.disk import leftovers
 from pipeline.store.fs import Store
+from pipeline.store.lease import heartbeat_name
 from pipeline.store.lists import FOLDER as LISTS
-from pipeline.store.log import Log, epoch_mark, heartbeat_name
+from pipeline.store.log import Log, epoch_mark
 from pipeline.store.runs import RunTasks
 from pipeline.store.segment import CorruptLog, decode_segment, segment_name
 from pipeline.store.temp import scratch_database

@@ -1,12 +1,30 @@
-"""Identifies the driver that holds the lease (the right to append to the commit log of a store), and checks whether
-this driver is alive. `pipeline.store.log` takes the lease, and raises Fenced when another driver has taken it over."""
+"""Identifies the driver that holds the lease (the right to append to the commit log of a store), checks whether this
+driver is alive, and waits until the lease is free. `pipeline.store.log` takes the lease, and raises Fenced when another
+driver has taken it over."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import os
 import socket
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
+
+from pipeline.base.clock import Clock
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
+
+#: four heartbeats: a counter that stands still for this many seconds means a dead or cut-off driver
+PATIENCE_S = 20.0
+
+log = logging.getLogger("tokenmill")
+
+
+class LeaseHeld(StoreError):
+    """Raised when a living driver (a process that schedules a run) holds the lease of the store, the right to append to
+    its commit log."""
 
 
 class Holder(TypedDict):
@@ -62,3 +80,43 @@ def alive(holder: Mapping[str, object]) -> bool | None:
         return None
     pid = holder.get("pid")
     return isinstance(pid, int) and _started(pid) == holder.get("started") != ""
+
+
+def heartbeat_name(epoch: int) -> str:
+    return f"log/heartbeat/{epoch:08d}.json"
+
+
+def heartbeat(store: Store, epoch: int) -> dict[str, Any]:
+    """Return the last heartbeat of the driver that opened `epoch`, its term; {} when it cannot be read."""
+    try:
+        beat: dict[str, Any] = json.loads(store.read(heartbeat_name(epoch)))
+        return beat
+    except (OSError, ValueError):
+        return {}
+
+
+def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> None:
+    """Return once the driver (process that schedules a run) that opened `epoch`, its term, has closed the log or is
+    dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on another
+    machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds."""
+    first = heartbeat(store, epoch)
+    if first.get("closed") or alive(holder) is False:
+        return
+    if alive(holder) is None:
+        log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to %.0f s to "
+                    "see whether it lives (--takeover does not wait)", store.root, holder["run"], holder["host"],
+                    PATIENCE_S)
+        # count heartbeats that were read, not seconds: while this machine is suspended it reads none
+        step = min(1.0, PATIENCE_S / 10)
+        for _ in range(math.ceil(PATIENCE_S / step)):
+            clock.sleep(step)
+            now = heartbeat(store, epoch)
+            if now.get("closed"):
+                return
+            if now != first:
+                break
+        else:
+            return
+    raise LeaseHeld(f"{store.root} is in use by run '{holder['run']}' (host {holder['host']}, process "
+                    f"{holder['pid']}), which is alive; wait for it, stop it, or take the store over with --takeover "
+                    f"(that run then exits 1)")

@@ -31,17 +31,15 @@ decide which driver has the lease.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.store import snapshot
+from pipeline.store import lease, snapshot
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.lease import Holder, alive, identity
+from pipeline.store.lease import Holder, identity
 from pipeline.store.records import PartRecord
 from pipeline.store.segment import (
     FORMAT,
@@ -58,7 +56,6 @@ from pipeline.store.view import LogView
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
-PATIENCE_S = 20.0            # four heartbeats: a counter that stands still this long means a dead or cut-off driver
 RETRIES = 8                  # tries of a put whose outcome is unknown (object store time-outs)
 
 T = TypeVar("T")
@@ -75,21 +72,12 @@ class OtherContent(StoreError):
     other contents than that attempt."""
 
 
-class LeaseHeld(StoreError):
-    """Raised when a living driver (a process that schedules a run) holds the lease of the store, the right to append to
-    its commit log."""
-
-
 def attempt_name(epoch: int, serial: int) -> str:
     """Return the name of an attempt to run a task: an epoch and a serial number, eight digits each. An epoch is the
     term of one driver, the process that schedules tasks. The name is unique, because only this driver has the epoch,
     and it gives each attempt the next serial number. The garbage collector reads the epoch from the first eight
     characters."""
     return f"{epoch:08d}-{serial:08d}"
-
-
-def heartbeat_name(epoch: int) -> str:
-    return f"log/heartbeat/{epoch:08d}.json"
 
 
 def epoch_mark(epoch: int) -> str:
@@ -170,7 +158,7 @@ class Log(LogView):
                 raise StoreError(f"{self.store.at(segment_name(number))} is there but not listed; see that this user "
                                  f"can read {self.store.at('log')}")
             if self.holder is not None and not takeover:
-                self._wait_for_the_lease(self.holder, self.epoch)
+                lease.wait_until_free(self.store, self.holder, self.epoch, self._clock)
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
                     "holder": holder}
             number = self.segments + 1
@@ -184,45 +172,12 @@ class Log(LogView):
         self._next_snapshot = 0 if self.holes else self.packed + self._pack_segments
         self._beat()
 
-    def _wait_for_the_lease(self, holder: Holder, epoch: int) -> None:
-        """Return once the driver (process that schedules a run) that opened `epoch`, its term, has closed the log or is
-        dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on
-        another machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds."""
-        first = self._heartbeat(epoch)
-        if first.get("closed") or alive(holder) is False:
-            return
-        if alive(holder) is None:
-            log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to "
-                        "%.0f s to see whether it lives (--takeover does not wait)", self.store.root, holder["run"],
-                        holder["host"], PATIENCE_S)
-            # count heartbeats that were read, not seconds: while this machine is suspended it reads none
-            step = min(1.0, PATIENCE_S / 10)
-            for _ in range(math.ceil(PATIENCE_S / step)):
-                self._clock.sleep(step)
-                now = self._heartbeat(epoch)
-                if now.get("closed"):
-                    return
-                if now != first:
-                    break
-            else:
-                return
-        raise LeaseHeld(f"{self.store.root} is in use by run '{holder['run']}' (host {holder['host']}, process "
-                   f"{holder['pid']}), which is alive; wait for it, stop it, or take the store over with --takeover "
-                   f"(that run then exits 1)")
-
-    def _heartbeat(self, epoch: int) -> dict[str, Any]:
-        try:
-            beat: dict[str, Any] = json.loads(self.store.read(heartbeat_name(epoch)))
-            return beat
-        except (OSError, ValueError):
-            return {}
-
     def _beat(self, closed: bool = False) -> None:
         self._counter += 1
         self._beaten = self._clock.now()
         # `holder` and `at` are for display (`cluster.attempts`): no decision depends on them
         beat = {"counter": self._counter, "closed": closed, "holder": self.holder, "at": round(self._clock.wall(), 1)}
-        self.store.write(heartbeat_name(self.epoch), dumps(beat))
+        self.store.write(lease.heartbeat_name(self.epoch), dumps(beat))
 
     def _tend_until_closed(self) -> None:
         while not self._stop.wait(SEGMENT_S / 4) and self.tend():

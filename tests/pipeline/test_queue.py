@@ -39,8 +39,8 @@ from pipeline.cluster.queue import (
     places,
 )
 from pipeline.store.fs import Store
-from pipeline.store.lease import Holder, identity
-from pipeline.store.log import PATIENCE_S, Log
+from pipeline.store.lease import PATIENCE_S, Holder, identity
+from pipeline.store.log import Log
 from tests.corpus import sentences
 from tests.pipeline.test_engine_processes import until
 from tests.simulate.clock import VirtualClock

@@ -21,12 +21,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from pipeline.store import fs as store_fs
+from pipeline.store import lease
 from pipeline.store import log as store_log
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.garbage import collect_garbage
-from pipeline.store.log import CorruptLog, Fenced, LeaseHeld, Log, OtherContent, attempt_name
+from pipeline.store.lease import LeaseHeld
+from pipeline.store.log import Fenced, Log, OtherContent, attempt_name
 from pipeline.store.records import FileInfo, PartRecord
-from pipeline.store.segment import encode_segment
+from pipeline.store.segment import CorruptLog, encode_segment
 from tests.simulate.clock import VirtualClock
 
 
@@ -192,14 +194,14 @@ def test_fencing_met_in_the_background_reaches_the_driver(store):
 
 def test_clean_close_needs_no_waiting(store, monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "tokenmill")
-    monkeypatch.setattr(store_log, "alive", lambda holder: None)      # as if it were another machine
+    monkeypatch.setattr(lease, "alive", lambda holder: None)      # as if it were another machine
     Log.open(store).close()
     Log.open(store).close()
     assert "waiting up to" not in caplog.text
 
 
 def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
-    monkeypatch.setattr(store_log, "alive", lambda holder: None)
+    monkeypatch.setattr(lease, "alive", lambda holder: None)
     clock = VirtualClock()
     first = Log.open(store, run="first", clock=clock, threaded=False)
     with pytest.raises(LeaseHeld, match="first"):
@@ -207,7 +209,7 @@ def test_elsewhere_the_heartbeat_decides(store, monkeypatch):
     assert clock.time == store_log.HEARTBEAT_S           # it was watched until it beat
     second = Log.open(store, clock=clock, threaded=False)                # the process stands still
     assert second.epoch == 2
-    assert clock.time == store_log.HEARTBEAT_S + store_log.PATIENCE_S
+    assert clock.time == store_log.HEARTBEAT_S + lease.PATIENCE_S
     second.close()
 
 
@@ -225,11 +227,11 @@ def test_a_driver_that_was_taken_over_leaves_no_heartbeat_behind(store):
 
 
 def test_liveness_needs_host_boot_pid_space_and_start_time():
-    me = store_log.identity("r")
-    assert store_log.alive(me) is True
-    assert store_log.alive({**me, "started": "1"}) is False            # the pid was given to somebody else
+    me = lease.identity("r")
+    assert lease.alive(me) is True
+    assert lease.alive({**me, "started": "1"}) is False            # the pid was given to somebody else
     for other in ({"host": "elsewhere"}, {"boot": "0"}, {"space": "pid:[1]"}):
-        assert store_log.alive({**me, **other}) is None
+        assert lease.alive({**me, **other}) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -427,7 +429,7 @@ def test_a_listing_begins_behind_a_name(store):
 def test_a_challenger_that_stood_still_has_not_watched(store, monkeypatch):
     """The machine of both stops for longer than anybody waits: the holder, which could not write either, is no deader
     than its challenger."""
-    monkeypatch.setattr(store_log, "alive", lambda holder: None)
+    monkeypatch.setattr(lease, "alive", lambda holder: None)
     first, naps = Log.open(store, run="first", clock=(clock := VirtualClock()), threaded=False), []
 
     def asleep(seconds: float) -> None:

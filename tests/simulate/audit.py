@@ -23,7 +23,8 @@ from pipeline.engine.messages import (
 )
 from pipeline.store import log as log_module
 from pipeline.store.errors import StoreError
-from pipeline.store.log import Fenced, LeaseHeld
+from pipeline.store.lease import LeaseHeld
+from pipeline.store.log import Fenced
 from pipeline.store.segment import CorruptLog
 from pipeline.store.snapshot import Pack, decode
 from pipeline.store.view import LogView

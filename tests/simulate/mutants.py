@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant("a takeover does not read what came meanwhile", LOG + "_begin", "self.refresh()",
            'self.refresh() if not number else setattr(self, "segments", number)'),
     Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
-    Mutant("a living driver is not waited for", LOG + "_wait_for_the_lease",
+    Mutant("a living driver is not waited for", "pipeline.store.lease:wait_until_free",
            "range(math.ceil(PATIENCE_S / step))", "range(1)"),
     Mutant("a fenced driver is not told", LOG + "check_lease", "if self.store.exists(name):", "if False:"),
     Mutant("a record waits for the next one", LOG + "tend", "self.flush()", "pass"),

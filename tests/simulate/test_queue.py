@@ -18,8 +18,8 @@ import pytest
 from pipeline.cluster.dispatch import MOST_DEATHS, ClaimLost, Dispatcher, begin, end
 from pipeline.cluster.queue import ENDED, STATES, Entry, Queue, Submission
 from pipeline.store.errors import StoreError
-from pipeline.store.lease import Holder
-from pipeline.store.log import Fenced, LeaseHeld, Log
+from pipeline.store.lease import Holder, LeaseHeld
+from pipeline.store.log import Fenced, Log
 from tests.simulate.clock import VirtualClock
 from tests.simulate.faults import Faults
 from tests.simulate.storage import Bucket, Requests, SimStore
