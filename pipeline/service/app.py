@@ -31,16 +31,19 @@ from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
 from pipeline.service.problems import SafeJSON
+from pipeline.service.query import Queries
 from pipeline.service.session import Sessions
 from pipeline.service.settings import Settings
+from pipeline.service.training_files import Metrics
 from pipeline.service.watch import Watch
 from pipeline.store.fs import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `queues` (name →
-    Queue), `sessions`, `watch`, `playgrounds` and `labels`. While the application runs, it starts what waits in the
-    queues."""
+    Queue), `sessions`, `checks`, `watch`, `streams` (number of open event streams), `queries`, `playgrounds`, `labels`,
+    `metrics` (of trainings) and `children` (trainings that this server started). While the application runs, it starts
+    what waits in the queues."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
@@ -52,7 +55,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queues = {name: Queue(store) for name, store in app.state.stores.items()}
     app.state.checks = CheckRoom(settings)
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
-    app.state.playgrounds, app.state.labels = tune.Playgrounds(), label_routes.Books()
+    app.state.queries, app.state.playgrounds = Queries(), tune.Playgrounds()
+    app.state.labels, app.state.metrics = label_routes.Books(), Metrics()
+    app.state.children = []
     problems.install(app)
     for module in (sign_in, runs, label_routes, datasets, sources, shards, training_control, trainings, tune,
                    submit):

@@ -67,10 +67,7 @@ FilterOf = Annotated[Filter, Depends(filter_of)]
 
 def queries_of(request: Request) -> Queries:
     """What runs the queries of this server."""
-    state = request.app.state
-    if not hasattr(state, "queries"):
-        state.queries = Queries()
-    queries: Queries = state.queries
+    queries: Queries = request.app.state.queries
     return queries
 
 

@@ -61,8 +61,8 @@ async def label_page(request: Request, store: str, dataset: str, at: StoreOf, la
     asked = {"by": by, "draw": draw, "run": run, "threshold": threshold, "other": other}
     if document:
         stop = queries.stop()
-        found = await answer(request, stop, lambda: label_routes.one_document(queries, at, dataset, document, stop))
-        result: dict[str, Any] = {"document": found, "run": run}
+        row = await answer(request, stop, lambda: label_routes.one_document(queries, at, dataset, document, stop))
+        result: dict[str, Any] = {"document": row, "run": run}
     else:
         result = await run_in_threadpool(_next, request, at, dataset, labels, by, draw, run, threshold, other)
     given = latest(await run_in_threadpool(labels.all)).get(document or last, {}).get(by)

@@ -111,13 +111,15 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
     compared = _game(request, at, other, dataset) if draw == "runs" and other else None
     with tune.as_problem():
         documents = drawn(game, draw, threshold, compared)
-    mine = {document for document, by_person in latest(labels.all()).items() if by in by_person}
-    left = [document for document in documents if document.id not in mine]
-    result = {"run": run, "of": len(documents), "labelled": len(documents) - len(left), "document": None}
-    if not left:
+    labelled = {document for document, by_person in latest(labels.all()).items() if by in by_person}
+    unlabelled = [document for document in documents if document.id not in labelled]
+    result = {"run": run, "of": len(documents), "labelled": len(documents) - len(unlabelled),
+              "document": None}
+    if not unlabelled:
         return result
-    verdict = {"side": left[0].side, "stage": left[0].stage, "reason": left[0].reason}
-    return {**result, "document": to_read(read_drawn(game, left[0])) | {"verdict": verdict}}
+    first = unlabelled[0]
+    verdict = {"side": first.side, "stage": first.stage, "reason": first.reason}
+    return {**result, "document": to_read(read_drawn(game, first)) | {"verdict": verdict}}
 
 
 def _game(request: Request, at: Store, run: str, dataset: str) -> Any:

@@ -71,7 +71,8 @@ class Labels:
         with self._lock:
             while True:
                 self._read_on()
-                last = latest(self._labels).get(label.document, {}).get(label.by)
+                last = next((old for old in reversed(self._labels)
+                             if (old.document, old.by) == (label.document, label.by)), None)
                 if last is not None and (last.label, last.text) == (label.label, label.text):
                     return last
                 new = Label(**{**asdict(label), "at": utc_now(self._clock)})

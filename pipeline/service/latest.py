@@ -26,9 +26,12 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
     # mostly the one that a caller wants: listing the runs takes long in a store that has many
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
         yield last
-    names = [name for name in run_names(at) if name != last and _is_finished(at, name)]
-    begun = {name: str(facts_of(at, name).get("begun") or "") for name in names}
-    for name in sorted(names, key=begun.__getitem__, reverse=True)[:NEWEST - (last is not None)]:
+    names = [name for name in run_names(at) if name != last]
+    finished = [name for name, is_finished in zip(names, at.map(lambda name: _is_finished(at, name), names))
+                if is_finished]
+    begun = at.map(lambda name: str(facts_of(at, name).get("begun") or ""), finished)
+    latest_first = sorted(zip(begun, finished), reverse=True)
+    for _, name in latest_first[:NEWEST - (last is not None)]:
         if dataset in made_datasets(at, name):
             yield name
 

@@ -102,9 +102,9 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
     nodes = {name: node for name, node in (d.get("nodes") or {}).items() if isinstance(node, Mapping)}
     running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
                          for name in ("running", "failures"))
-    made = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
+    tunable = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
     return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
-                failures=failures, made=made, operator=role is Role.operator,
+                failures=failures, tunable=tunable, operator=role is Role.operator,
                 recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
 
 

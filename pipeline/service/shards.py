@@ -95,16 +95,16 @@ async def show_step(request: Request, at: StoreOf, queries: QueriesOf, step: Ste
         if planned is None:
             raise NoShards("the latest run has made no curriculum", "run", "name a run that makes shards")
         name, curriculum = planned
-        found = step_at(curriculum, step)
-        if found is None:
+        samples = step_at(curriculum, step)
+        if samples is None:
             raise NoShards(f"there is no step {step:,}; the curriculum has {curriculum.steps:,}", "step",
                            "give a smaller number")
         with queries.turn(stop):
-            rows = rows_of(curriculum, found)[after:after + limit]
+            rows = rows_of(curriculum, samples)[after:after + limit]
             absent = add_documents(queries, at, curriculum, rows, details, not unmasked, stop)
         end = after + len(rows)
-        return {"run": name, "step": step, "steps": curriculum.steps, "phase": curriculum.phases[found.phase].name,
-                "samples": [found.first, found.stop], "rows": rows, "next": end if end < found.batch else None,
+        return {"run": name, "step": step, "steps": curriculum.steps, "phase": curriculum.phases[samples.phase].name,
+                "samples": [samples.first, samples.stop], "rows": rows, "next": end if end < samples.batch else None,
                 "not_at_hand": absent}
 
     return await answer(request, stop, call)

@@ -98,7 +98,7 @@ def training_log(request: Request, store: str, at: StoreOf, training: str) -> di
 
 async def _start(request: Request, at: Store, training: Training, options: Options, by: str) -> dict[str, Any]:
     child = await run_in_threadpool(starts.start, at, training, options, by)
-    children: list[subprocess.Popen[bytes]] = getattr(request.app.state, "children", [])
+    children: list[subprocess.Popen[bytes]] = request.app.state.children
     # polled, so that one that has ended does not stay as a zombie
     request.app.state.children = [*(c for c in children if c.poll() is None), child]
     return {"training": training.name, "run": training.run, "state": "starting"}

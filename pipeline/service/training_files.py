@@ -33,14 +33,15 @@ FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
 TAIL = 256 << 10
 #: files whose losses stay in memory, and trainings of a list
 REMEMBERED, MOST = 64, 1000
-#: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before, of which there
-#: must be LEAST; the latest SPIKES are kept
+#: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before it in its phase,
+#: of which there must be LEAST; the latest SPIKES are kept
 SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
 #: lines between two looks at the clock
 LINES = 2000
 #: seconds without a new line after which a training that is on no process of this machine is not taken for running
 QUIET_S = 600.0
 _LOSS = re.compile(rb'"loss": (null|NaN|-?[\d.]+(?:e[-+]?\d+)?)')
+_PHASE = re.compile(rb'"phase": "((?:[^"\\]|\\.)*)"')
 
 
 class NoTraining(QueryError):
@@ -48,6 +49,13 @@ class NoTraining(QueryError):
 
     status = 404
     title = "No such training"
+
+
+class Unreadable(QueryError):
+    """The files of a training do not tell what was asked for."""
+
+    status = 409
+    title = "It cannot be told"
 
 
 class StillReading(Busy):
@@ -68,14 +76,14 @@ def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
     """The trainings in the runs of a store (RUN/train) and in `folders` (each folder below with a metrics.jsonl). No
     links are followed, nor those in the folder of a training. A name belongs to the first that has it: runs come
     first."""
-    found: dict[str, Training] = {}
+    by_name: dict[str, Training] = {}
     places = [(store.local / "runs", "train")] if store.local is not None else []
     for top, below in (*places, *((Path(folder), "") for folder in folders)):
         for name in _folders(top):
             folder = top / name / below
             if bad_name(name) is None and (folder / METRICS).is_file() and no_links(folder):
-                found.setdefault(name, Training(name, name if below else "", folder))
-    return [found[name] for name in sorted(found)][:MOST]
+                by_name.setdefault(name, Training(name, name if below else "", folder))
+    return [by_name[name] for name in sorted(by_name)][:MOST]
 
 
 def no_links(folder: Path) -> bool:
@@ -173,6 +181,37 @@ def summary_of(training: Training) -> dict[str, Any] | None:
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
+class LossWindow:
+    """The last WINDOW losses, with their mean and standard deviation. Both come from sums that are carried along,
+    because a training of a million steps asks for them a million times."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque()
+        self._origin = self._sum = self._squares = 0.0        # of the losses less `_origin`, which keeps digits
+        self._added = 0
+
+    def add(self, loss: float) -> None:
+        self._losses.append(loss)
+        removed = self._losses.popleft() if len(self._losses) > WINDOW else None
+        if self._added % WINDOW == 0:                         # anew, so that rounding errors do not add up
+            self._origin = loss
+            self._sum = sum(x - loss for x in self._losses)
+            self._squares = sum((x - loss) ** 2 for x in self._losses)
+        else:
+            for value, sign in ((loss, 1), (removed, -1)):
+                if value is not None:
+                    self._sum += sign * (value - self._origin)
+                    self._squares += sign * (value - self._origin) ** 2
+        self._added += 1
+
+    def mean_and_sigma(self) -> tuple[float | None, float | None]:
+        """The mean and the standard deviation of the losses; (None, None) if there are fewer than LEAST."""
+        n = len(self._losses)
+        if n < LEAST:
+            return None, None
+        return self._origin + self._sum / n, math.sqrt(max(0.0, self._squares - self._sum ** 2 / n) / (n - 1))
+
+
 class MetricsFile:
     """What is kept of a metrics.jsonl: losses, phases, spikes, rewinds."""
 
@@ -185,7 +224,7 @@ class MetricsFile:
         self.losses, self.starts = Losses(), list[dict[str, Any]]()
         self.spikes: deque[dict[str, Any]] = deque(maxlen=SPIKES)
         self.rewinds: deque[dict[str, Any]] = deque(maxlen=SPIKES)
-        self._before: deque[float] = deque(maxlen=WINDOW)
+        self._phase, self._before = b"", LossWindow()
 
     def read(self, stop: Stop) -> MetricsFile:
         """Read what was added. Raises StillReading when the time is up; the next call goes on from there."""
@@ -220,6 +259,7 @@ class MetricsFile:
             self.starts = [*(self.starts if event == "resume" else []), _parsed(text)][-1:]
             kept = [s for s in self.spikes if s["step"] <= (step if event == "resume" else -1)]
             self.spikes = deque(kept, SPIKES)
+            self._phase, self._before = b"", LossWindow()
         elif event == "rewind":
             line = _parsed(text)
             self.rewinds.append({"to": step, "steps": line.get("steps"), "why": line.get("why")})
@@ -230,18 +270,18 @@ class MetricsFile:
         """Note a step that was skipped, or whose loss is far above those before it."""
         match = _LOSS.search(text)
         loss = float(match[1]) if match and match[1] not in (b"null", b"NaN") else None
-        mean = sigma = distance = None
-        if len(self._before) >= LEAST and loss is not None:
-            mean = sum(self._before) / len(self._before)
-            sigma = math.sqrt(sum((x - mean) ** 2 for x in self._before) / (len(self._before) - 1))
-            distance = (loss - mean) / sigma if sigma else None
+        phase = _PHASE.search(text)
+        if phase is not None and phase[1] != self._phase:     # another mixture has another loss
+            self._phase, self._before = phase[1], LossWindow()
+        mean, sigma = self._before.mean_and_sigma() if loss is not None else (None, None)
+        distance = (loss - mean) / sigma if loss is not None and mean is not None and sigma else None
         skipped = b'"skipped": true' in text
         if skipped or (distance is not None and distance >= SIGMA):
             line = _parsed(text)
             self.spikes.append({"step": step, "tokens": line.get("tokens"), "loss": loss, "mean": mean,
                                 "distance": distance, "skipped": skipped, "why": line.get("why")})
         elif loss is not None:
-            self._before.append(loss)
+            self._before.add(loss)
 
     @property
     def phases(self) -> list[dict[str, Any]]:

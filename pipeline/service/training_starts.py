@@ -89,8 +89,8 @@ def latest_start(store: Store, name: str) -> Start:
 
 def _numbers(store: Store, folder: str) -> dict[str, int]:
     """The trainings that servers have started, each with the number of its latest start."""
-    found = [(m[1], int(m[2])) for path in store.list(folder) if (m := _RECORD.fullmatch(path))]
-    return dict(sorted(found))
+    starts = [(m[1], int(m[2])) for path in store.list(folder) if (m := _RECORD.fullmatch(path))]
+    return dict(sorted(starts))
 
 
 def _start(store: Store, name: str, number: int) -> Start:
@@ -134,12 +134,12 @@ def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) 
 
 def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
     """The trainings that are there or were started, each with its latest start."""
-    found = {training.name: training for training in find_trainings(store, folders)}
+    on_disk = {training.name: training for training in find_trainings(store, folders)}
     numbers = {name: n for name, n in _numbers(store, "trainings").items() if bad_name(name) is None}
     result = []
-    for name in sorted(found.keys() | numbers.keys())[:MOST]:
+    for name in sorted(on_disk.keys() | numbers.keys())[:MOST]:
         latest = _start(store, name, numbers.get(name, 0))
-        training = _recorded(store, folders, name, latest) or found.get(name)
+        training = _recorded(store, folders, name, latest) or on_disk.get(name)
         if training is not None:                      # else its folder was removed
             result.append((training, latest))
     return result

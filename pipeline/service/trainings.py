@@ -17,7 +17,7 @@ from pipeline.service.runs import REPORT_POLICY
 from pipeline.service.shard_sets import add_documents, curriculum_of
 from pipeline.service.shards import Run, StepNumber
 from pipeline.service.stores import StoreOf, read_file
-from pipeline.service.training_files import METRICS, Metrics, NoTraining, Training, summary_of
+from pipeline.service.training_files import METRICS, Metrics, Training, Unreadable, summary_of
 from pipeline.service.training_starts import all_trainings, known_training, standing_now
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text, scrub_value
@@ -40,11 +40,8 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
 
 
 def metrics_of(request: Request) -> Metrics:
-    """What this server has read of metrics."""
-    state = request.app.state
-    if not hasattr(state, "metrics"):
-        state.metrics = Metrics()
-    metrics: Metrics = state.metrics
+    """The metrics files that this server has read."""
+    metrics: Metrics = request.app.state.metrics
     return metrics
 
 
@@ -62,14 +59,14 @@ async def show_training(request: Request, store: str, at: StoreOf, training: str
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
-        found, start = known_training(at, folders_of(request, store), training)
-        document = standing_now(found, start)
-        if not (found.folder / METRICS).is_file():                # it has just been started
+        entry, start = known_training(at, folders_of(request, store), training)
+        document = standing_now(entry, start)
+        if not (entry.folder / METRICS).is_file():                # it has just been started
             return {**document, "phases": [], "curves": {"steps": [], "evals": []}, "spikes": [], "rewinds": [],
                     "summary": None}
-        file = metrics_of(request).of(found, stop)
+        file = metrics_of(request).of(entry, stop)
         return {**document, "phases": file.phases, "curves": file.losses.points(), "spikes": list(file.spikes),
-                "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(found)}
+                "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(entry)}
 
     return await answer(request, stop, call)
 
@@ -93,7 +90,7 @@ async def draw_losses(request: Request, store: str, at: StoreOf, training: str, 
         try:
             return svg([*file.starts, *file.losses.lines()])
         except (*DAMAGED, ValueError) as e:
-            raise NoTraining(f"its metrics cannot be drawn ({type(e).__name__}): they are damaged, or of another "
+            raise Unreadable(f"its metrics cannot be drawn ({type(e).__name__}): they are damaged, or of another "
                              f"version", "training", "see its figures instead") from None
 
     return Response(visible(await answer(request, stop, call)), media_type="image/svg+xml",
@@ -112,20 +109,20 @@ async def explain_step(
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
-        found, _ = known_training(at, folders_of(request, store), training)
-        planned = curriculum_of(at, found.run or run)
+        entry, _ = known_training(at, folders_of(request, store), training)
+        planned = curriculum_of(at, entry.run or run)
         if planned is None:
-            raise NoTraining("it is not known which run it reads", "run", "name the run")
+            raise Unreadable("it is not known which run it reads", "run", "name the run")
         name, curriculum = planned
         with queries.turn(stop):
             try:
-                result = explain(curriculum, found.folder, _window(at, name), step,
+                result = explain(curriculum, entry.folder, _window(at, name), step,
                                  lambda rows: add_documents(queries, at, curriculum, rows, True, not unmasked, stop),
                                  row, None if row is not None else worst, stop.check)
             except DAMAGED as e:
-                raise NoTraining(f"its metrics cannot be read ({type(e).__name__}): they are damaged, or of another "
+                raise Unreadable(f"its metrics cannot be read ({type(e).__name__}): they are damaged, or of another "
                                  f"version", "training", "see the documents of the step in the shards") from e
-        return {"training": found.name, "run": name, **result}
+        return {"training": entry.name, "run": name, **result}
 
     return await answer(request, stop, call)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -16,7 +18,9 @@ from starlette.testclient import TestClient
 
 from pipeline.base.clock import SYSTEM
 from pipeline.service import training_files
+from pipeline.service.duck import Stop
 from pipeline.service.problems import Problem
+from pipeline.service.training_files import WINDOW, LossWindow, MetricsFile
 from pipeline.service.training_starts import Options, Training, start
 from pipeline.store.fs import Store
 from tests.service.conftest import problem
@@ -44,7 +48,7 @@ def write_training(folder: Path, steps: int = STEPS) -> None:
     for step in range(1, steps + 1):
         loss: float | None = 9.5 if step == SPIKE else 3 + 0.01 * (step % 3)
         more = {"skipped": True, "why": "loss nan", "lr": 0.01} if step == SPIKE + 2 else {"lr": 0.01}
-        lines.append({"event": "step", "step": step, "time": 1.0 + step, "phase": phases[step > 16]["name"],
+        lines.append({"event": "step", "step": step, "time": 1.0 + step, "phase": phases[step > 4]["name"],
                       "tokens": 100 * step, "loss": loss, "grad_norm": 1.0, "streams": {"web": loss}, **more})
         if step % 10 == 0:
             lines.append({"event": "eval", "step": step, "tokens": 100 * step, "loss": 3.5, "unigram_entropy": 5.0,
@@ -116,7 +120,8 @@ def test_a_damaged_training_hides_no_other(trained, tmp_path, damage):
     assert {"main", "own"} <= {t["training"] for t in got(client)["trainings"]}
     assert got(client, "/own")["loss"]
     for path in ("losses.svg", "steps/3?run=main"):
-        assert client.get(f"{API}/own/{path}").status_code in (200, 404)
+        answer = client.get(f"{API}/own/{path}")
+        assert answer.status_code == 200 or problem(answer, 409)["key"] == "training"
 
 
 def test_a_list_reads_no_folder_again_for_each_training(trained, tmp_path, monkeypatch):
@@ -138,6 +143,29 @@ def test_curves_leave_out_what_was_made_void_and_name_the_spikes(trained):
     assert [(s["step"], s["skipped"], s["why"]) for s in shown["spikes"]] == [
         (SPIKE, False, None), (SPIKE + 2, True, "loss nan")]
     assert shown["spikes"][0]["distance"] > 6
+
+
+def test_a_phase_with_another_loss_is_no_spike(tmp_path):
+    """Means and deviations are those that a library computes, over more steps than the window has."""
+    rng, path = random.Random(5), tmp_path / "metrics.jsonl"
+    losses = [2 + rng.random() for _ in range(700)] + [4 + rng.random() for _ in range(100)] + [30.0]
+    lines = [{"v": 1, "event": "step", "step": i, "phase": "ab"[i > 700], "loss": loss}
+             for i, loss in enumerate(losses, 1)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [spike] = MetricsFile(path).read(Stop(60.0)).spikes
+    before = losses[700:800]
+    assert spike["step"] == 801 and spike["mean"] == pytest.approx(statistics.fmean(before), rel=1e-12)
+    assert spike["distance"] == pytest.approx((30 - statistics.fmean(before)) / statistics.stdev(before), rel=1e-9)
+
+
+def test_the_window_of_losses_forgets_what_is_old():
+    rng, window = random.Random(6), LossWindow()
+    losses = [100.0] * 20 + [1e-3 * rng.random() for _ in range(5 * WINDOW)]
+    for loss in losses:
+        window.add(loss)
+    mean, sigma = window.mean_and_sigma()
+    assert mean == pytest.approx(statistics.fmean(losses[-WINDOW:]), rel=1e-9)
+    assert sigma == pytest.approx(statistics.stdev(losses[-WINDOW:]), rel=1e-9)
 
 
 def test_only_what_was_added_is_read_and_a_new_file_is_read_anew(trained, tmp_path):
