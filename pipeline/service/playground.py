@@ -25,7 +25,7 @@ from pipeline.passes.columnwise import for_all
 from pipeline.passes.outcomes import Moved, Outcome
 from pipeline.service.examples import examples
 from pipeline.service.finished import PlaygroundError, check_thresholds, files_of, links_of, run_documents
-from pipeline.service.replayed import Asked, OwnThreshold, Replayed, summary
+from pipeline.service.replayed import OwnThreshold, Replayed, UnderChanges, summary
 from pipeline.service.signal_table import DocumentTable
 from pipeline.service.token_counts import token_counts
 from pipeline.store.fs import Store
@@ -178,7 +178,8 @@ class Playground:
             before, after = np.zeros(len(every), np.int32), np.zeros(len(every), np.int32)
             for end, reason, places in table.alike(rows):
                 before[places] = labels.setdefault(moved.before(end, reason), len(labels))
-                results, codes = for_all(Asked(moved, end, reason, own), table.columns, every[places], own is None)
+                judge = UnderChanges(moved, end, reason, own)
+                results, codes = for_all(judge, table.columns, every[places], own is None)
                 numbers = np.array([labels.setdefault(result, len(labels)) for result in results], np.int32)
                 after[places] = numbers[codes]
             return Replayed(table, every, list(labels), before, after)

@@ -3,6 +3,7 @@ resume runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -107,7 +108,7 @@ def given_of(form: dict[str, str]) -> submit.Given:
 
 
 async def _queue(request: Request, store: str, at: Store, role: Role, form: dict[str, str],
-                 problem: Problem | None = None, problems: list[dict[str, Any]] = []) -> Response:  # noqa: B006
+                 problem: Problem | None = None, problems: Sequence[dict[str, Any]] = ()) -> Response:
     """The page of the queue. Its form is filled with `form`, the fields that the client sent, and shows the problems in
     them."""
     entries = (await submit.list_queue(request, store, at, ended=True))["entries"]

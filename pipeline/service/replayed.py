@@ -31,7 +31,7 @@ class OwnThreshold:
 
 
 @dataclass(frozen=True)
-class Asked:
+class UnderChanges:
     """Tells what would become of a document if thresholds of its steps were changed or steps left out: kept, dropped
     (where and why) or unknown. In the run, the document was dropped by the step with index `end`, for `reason`, or got
     through all steps."""

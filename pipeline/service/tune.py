@@ -56,7 +56,7 @@ router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/
                    dependencies=[Depends(viewer), Depends(turn)])
 
 
-class Asked(BaseModel):
+class RequestedChanges(BaseModel):
     """Changes to a dataset's steps, as a client sends them. `thresholds` maps the number of a step to {decision key:
     new value}; a decision key is a setting that affects only which documents are kept. `off` lists the numbers of steps
     that are left out."""
@@ -76,7 +76,7 @@ class Text(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     recipe: str = Field(max_length=RECIPE)
-    changes: Asked
+    changes: RequestedChanges
 
 
 class Playgrounds:
@@ -123,11 +123,16 @@ class Playgrounds:
         return cube
 
 
-def asked_changes(changes: Annotated[str, Query(
+def requested_changes(changes: Annotated[str, Query(
         max_length=4000, description='JSON: {"thresholds": {"STEP": {"KEY": value}}, "off": [STEP]}')] = "{}",
-                  ) -> Changes:
+                      ) -> Changes:
+    return parse_changes(changes).changes()
+
+
+def parse_changes(text: str) -> RequestedChanges:
+    """Parse the JSON of a query or form field. Raises Problem when it is not valid."""
     try:
-        return Asked.model_validate_json(changes).changes()
+        return RequestedChanges.model_validate_json(text)
     except ValidationError as e:
         raise Problem(422, "Not valid", visible(str(e.errors()[0]["msg"])), "changes",
                       'write {"thresholds": {"1": {"min_doc_words": 60}}, "off": [2]}, with numbers of steps') from None
@@ -152,7 +157,7 @@ def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playgrou
 
 
 GameOf = Annotated[Playground, Depends(game_of)]
-ChangesOf = Annotated[Changes, Depends(asked_changes)]
+ChangesOf = Annotated[Changes, Depends(requested_changes)]
 
 
 @router.get("", summary="Show what may be tuned")

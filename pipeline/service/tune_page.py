@@ -51,13 +51,12 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
     form was sent, the answer redirects to an address that holds only the changes."""
     steps, problem, answer, moves = game.steps(), None, None, None
     typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
-    asked = tune.Asked()
+    asked = tune.RequestedChanges()
     try:
         if SENT in request.query_params:
             asked = read_form(steps, request.query_params)
             return RedirectResponse(address(store, run, dataset, asked, exact, move), 303)
-        tune.asked_changes(changes)
-        asked = tune.Asked.model_validate_json(changes)
+        asked = tune.parse_changes(changes)
         answer = tune.answer(game, asked.changes(), exact)
         if move:
             moves = _moves(request, game, asked.changes(), steps, move)
@@ -101,7 +100,7 @@ def latest(at: StoreOf, store: str, dataset: str) -> Response:
 
 
 # -- the form --------------------------------------------------------------------------------------------------------
-def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Asked:
+def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.RequestedChanges:
     """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises Problem
     for an invalid value."""
     thresholds: dict[int, dict[str, Any]] = {}
@@ -111,7 +110,7 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Asked:
             if name in query and (value := _value(key, query[name].strip())) != key["value"]:
                 thresholds.setdefault(step["step"], {})[key["key"]] = value
     try:
-        return tune.Asked(thresholds=thresholds, off=[int(number) for number in query.getlist("off")])
+        return tune.RequestedChanges(thresholds=thresholds, off=[int(number) for number in query.getlist("off")])
     except ValueError:
         raise Problem(422, "Not valid", "the steps to leave out are named by their numbers", "off",
                       "choose them on the page") from None
@@ -138,18 +137,20 @@ def _whole(text: str) -> bool:
     return text.removeprefix("-").isascii() and text.removeprefix("-").isdecimal() and len(text) < 19
 
 
-def address(store: str, run: str, dataset: str, asked: tune.Asked, exact: bool = False, move: str = "") -> str:
+def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
+            move: str = "") -> str:
     """The address of the page with these changes."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
 
 
-def _written(asked: tune.Asked) -> str:
+def _written(asked: tune.RequestedChanges) -> str:
     return json.dumps({"thresholds": asked.thresholds, "off": asked.off}, separators=(",", ":"))
 
 
-def _shown(step: Mapping[str, Any], asked: tune.Asked, typed: Mapping[str, str], move: str) -> dict[str, Any]:
+def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
+           move: str) -> dict[str, Any]:
     """A step as the template shows it: for each key the text of its field, and whether it differs from the run's value.
     `open` says that the page shows the step's keys unfolded."""
     keys = []
@@ -180,7 +181,7 @@ def _moves(request: Request, game: Playground, changes: Changes, steps: list[dic
         counts = [cube.at(value) for value in values]
     held = {place: dict(keys) for place, keys in changes.thresholds.items()}
     own = held.get(step["step"], {})
-    rows = [{"value": value, "counts": count, "asked": tune.Asked(
+    rows = [{"value": value, "counts": count, "asked": tune.RequestedChanges(
                 off=sorted(changes.off), thresholds={**held, step["step"]: {**own, name: _natural(key, value)}})}
             for value, count in zip(values, counts)]
     now = own.get(name, key["value"])
@@ -193,19 +194,18 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
-                      role: Role) -> tuple[tune.Asked, Submission]:
+                      role: Role) -> tuple[tune.RequestedChanges, Submission]:
     """Reads the changes from the request's form. Returns them, and the submission of the run's recipe with these
     changes."""
     form = await form_of(request)
-    text = form.get("changes", "{}")[:4000]
-    changes = tune.asked_changes(text)
+    asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 
     def edited() -> str:
         with tune.one_turn(request):
-            return tune.changed_recipe(tune.game_of(request, at, run, dataset), at, run, changes)
+            return tune.changed_recipe(tune.game_of(request, at, run, dataset), at, run, asked.changes())
 
     facts = await run_in_threadpool(facts_of, at, run)
     recipe = await run_in_threadpool(edited)
     submission = Submission(request_id(form.get("request")), "", str(role), facts.get("recipe") or "recipe",
                             facts.get("base") or base_of(request), recipe)
-    return tune.Asked.model_validate_json(text), submission
+    return asked, submission

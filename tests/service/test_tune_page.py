@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from pipeline.cluster.queue import Queue
 from pipeline.recipe.marks import parse_yaml
 from pipeline.service.latest import runs_with
-from pipeline.service.tune import Asked
+from pipeline.service.tune import RequestedChanges
 from pipeline.service.tune_page import address, read_form
 from pipeline.store.fs import Store
 from tests.service.conftest import write_run
@@ -90,7 +90,7 @@ def test_a_wrong_value_is_told_and_stays_in_its_field(browser: TestClient) -> No
         assert answer.status_code == 422 and key in text_of(tree.xpath("//div[@role='alert']")[0])
         assert tree.xpath(f"//input[@name='{name}']/@value") == [typed]
     wrong = {"thresholds": {"0": {"dup_line_frac": "<b>"}}}
-    tree = read(browser, address("s", "r", "clean", Asked(**wrong)), 422)
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(**wrong)), 422)
     assert "dup_line_frac" in text_of(tree.xpath("//div[@role='alert']")[0]) and tree.xpath("//form[@id='tune']")
     assert "Traceback" not in text_of(read(browser, f"{PAGE}?changes=%7B", 422))
     read(browser, PAGE.replace("clean", "gone"), 404)
@@ -150,7 +150,7 @@ def test_links_lead_to_the_playground_and_out_of_it(browser: TestClient) -> None
     assert browser.get(short).headers["location"] == PAGE
     read(browser, short.replace("clean", "gone"), 404)
     changes = {"thresholds": {"1": {"min_doc_words": 77}}, "off": []}
-    tree = read(browser, address("s", "r", "clean", Asked(**changes)))
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(**changes)))
     [saved] = [href for href in links(tree) if "recipe.yaml" in href]
     steps = parse_yaml(browser.get(saved).text, "")[0]["datasets"]["clean"]["steps"]
     assert steps[1]["gopher_quality"]["min_doc_words"] == 77
@@ -168,7 +168,7 @@ def press(client: TestClient, tree: Any, action: str, **fields: str) -> Any:
 def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     browser = client_of({"s": site / "store"}, allowed_roots=(str(site),), backend="inline")
     changes = {"thresholds": {"1": {"min_doc_words": 78}}, "off": [3]}
-    tree = read(browser, address("s", "r", "clean", Asked(**changes)))
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(**changes)))
     assert press(browser, tree, "/tune/plan", csrf="wrong").status_code == 403
     plan = press(browser, tree, "/tune/plan")
     assert plan.status_code == 200
@@ -189,7 +189,7 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
 
 def test_a_recipe_whose_files_the_server_may_not_read_is_not_planned(site: Path, tmp_path: Path) -> None:
     browser = client_of({"s": site / "store"}, allowed_roots=(str(tmp_path),), backend="inline")
-    answer = press(browser, read(browser, address("s", "r", "clean", Asked(off=[3]))), "/tune/plan")
+    answer = press(browser, read(browser, address("s", "r", "clean", RequestedChanges(off=[3]))), "/tune/plan")
     tree = lxml.html.document_fromstring(answer.text)
     assert answer.status_code == 422 and "sources.web.path" in text_of(tree)
     assert not [form for form in tree.forms if form.get("action").endswith("/tune/run")]
@@ -197,7 +197,7 @@ def test_a_recipe_whose_files_the_server_may_not_read_is_not_planned(site: Path,
 
 def test_viewers_move_thresholds_and_run_nothing(site: Path) -> None:
     browser = client_of({"s": site / "store"}, "viewer")
-    tree = read(browser, address("s", "r", "clean", Asked(off=[3])))
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(off=[3])))
     assert row(tree, "Totals", "Kept") and not [f for f in tree.forms if f.get("action").endswith("plan")]
     for way in ("plan", "run"):
         assert browser.post(f"{PAGE}/{way}", data={"changes": "{}"}).status_code == 403
