@@ -11,9 +11,11 @@ each in a process of its own, over one store:
     plan         `plan` after the run
     resume       the same run once more
 
-The workers answer at once with records of the usual size. Their files do not exist, so listing and linking them and the
-report's samples are left out. Prints the driver's peak resident memory, its memory before (the libraries), and its CPU
-time; that of reading the log is given apart, because it grows with the log and not with the plan.
+The workers answer at once with records of the usual size. They are supervisors of 16 slots each, 10,000 slots in all;
+assignments are placed with them, and messages are encoded and decoded, as on a Ray cluster, but Ray itself is left out.
+The files of the records do not exist, so listing and linking them and the report's samples are left out, too. Prints
+the driver's peak resident memory, its memory before (the libraries), and its CPU time; that of reading the log is given
+apart, because it grows with the log and not with the plan.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.messages import Assignment, Done, Event
+from pipeline.engine.backends.fleet import WorkerSlot
+from pipeline.engine.backends.placing import Placement
+from pipeline.engine.backends.pools import room_in
+from pipeline.engine.messages import ASSIGNMENTS, EVENTS, Assignment, Done, Event, encode
+from pipeline.engine.task import ResourceRequest
 from pipeline.store.records import FileInfo, PartRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 SPLITS = 100              # splits per file
-SLOTS = 10_000
+SLOTS, SLOTS_EACH = 10_000, 16       # of all supervisors, and of each
 RECIPE = """
 version: 1
 sources: {web: {read: warc, path: in/*.warc.gz}}
@@ -156,13 +162,14 @@ def run(recipe: Any, root: str, phase: str) -> int:
 
 
 class Simulated:
-    """A backend whose tasks are done at once. `seconds` is the CPU time that its workers took to make their records;
-    it is not the driver's."""
+    """A backend whose tasks are done at once. `seconds` is the CPU time that its workers took to read their assignments
+    and to make their records; it is not the driver's."""
 
     interruptible, slots, seconds = False, SLOTS, 0.0
 
     def __init__(self) -> None:
-        self._open: list[Assignment] = []
+        self._workers = [WorkerSlot(SLOTS_EACH, 64_000, host=str(i)) for i in range(SLOTS // SLOTS_EACH)]
+        self._placement = Placement(lambda: self._workers)
 
     def start(self, memory_mb: int = 0) -> None: ...
 
@@ -176,16 +183,25 @@ class Simulated:
         return {}
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        return self.slots - len(self._open)
+        self._placement.place()
+        return room_in(self._workers, ResourceRequest(memory_mb, gpus, cpu))
 
     def submit(self, assignment: Assignment) -> None:
-        self._open.append(assignment)
+        self._placement.submit(assignment)
 
     def wait(self, timeout: float) -> list[Event]:
-        began = time.process_time()
-        events: list[Event] = [Done(a.id, record(a)) for a in self._open]
-        self._open = []
-        Simulated.seconds += time.process_time() - began
+        """Half of the workers answer at a time, as polls do on a cluster; the others go on holding their tasks."""
+        self._placement.place()
+        events: list[Event] = []
+        self._workers = self._workers[len(self._workers) // 2:] + self._workers[:len(self._workers) // 2]
+        for worker in self._workers[:len(self._workers) // 2 + 1]:
+            sent, worker.unsent = [encode(a) for a in worker.unsent], []
+            began = time.process_time()
+            answers = [encode(Done(a.id, record(a))) for a in map(ASSIGNMENTS.decode, sent)]
+            Simulated.seconds += time.process_time() - began
+            done = [EVENTS.decode(e) for e in answers]
+            self._placement.settle(worker, [e.id for e in done if isinstance(e, Done)])
+            events += done
         return events
 
 

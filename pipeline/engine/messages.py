@@ -24,6 +24,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from pipeline.engine.backends.fingerprint import Fingerprint
@@ -215,13 +216,19 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "dict[str, Any]": dict, "list[dict[str, Any]]": list, "Counters": dict}
 
 
+@cache
+def _checks(kind: type[Any]) -> list[tuple[str, type | tuple[type, ...]]]:
+    """Returns the fields of a dataclass that are checked, each with the types that it may have. They are looked up once
+    for each class, because the driver reads a record for every task."""
+    return [(f.name, _TYPES[str(f.type)]) for f in fields(kind) if str(f.type) in _TYPES]
+
+
 def _checked(value: M) -> M:
     """Return the dataclass object `value` unchanged. Raises TypeError when one of its fields does not have the declared
     type."""
-    for f in fields(value):                                                     # type: ignore[arg-type]
-        expected, actual = _TYPES.get(str(f.type)), getattr(value, f.name)
-        if (expected and not isinstance(actual, expected)) or (f.type == "FailureKind" and actual not in _KINDS):
-            raise TypeError(f"{f.name} is not {f.type}")
+    for name, expected in _checks(type(value)):                                 # type: ignore[arg-type]
+        if not isinstance(getattr(value, name), expected):
+            raise TypeError(f"{name} is not {expected}")
     return value
 
 
@@ -232,12 +239,19 @@ def _record(doc: Mapping[str, Any]) -> PartRecord:
     return record
 
 
+def _failure(doc: Mapping[str, Any]) -> Failure:
+    failure = _checked(Failure(**doc))
+    if failure.kind not in _KINDS:
+        raise TypeError(f"kind is none of {', '.join(_KINDS)}")
+    return failure
+
+
 _KINDS = get_args(FailureKind)
 #: field → function that restores a type JSON lacks
 _READ: dict[str, Callable[[Any], Any]] = {
     "spec": TaskSpec.from_json,
     "record": _record,
-    "failure": lambda doc: _checked(Failure(**doc)),
+    "failure": _failure,
     "fingerprint": Fingerprint.from_json,
     "status": lambda row: TaskStatus(*row),
     "running": lambda rows: tuple(TaskStatus(*row) for row in rows),

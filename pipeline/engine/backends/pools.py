@@ -10,9 +10,10 @@ single task of this kind fits.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -91,7 +92,7 @@ class Capacity:
 
     def add(self, id: int, kind: ResourceRequest) -> None:
         self.open[id] = kind
-        self._pack()
+        self._run_if_fits(kind)
         if self.reserved_for == kind:
             self.reserved_for = None
 
@@ -107,11 +108,17 @@ class Capacity:
         other assignments are prefetched: they wait for a slot."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
-            gpus = share(kind.gpus) if kind.gpus else 0.0
-            if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
-                    not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
-                self._runs, self._memory = self._runs + 1, self._memory + kind.memory_mb
-                self._gpus += gpus
+            if self._runs == self.slots:
+                break
+            self._run_if_fits(kind)
+
+    def _run_if_fits(self, kind: ResourceRequest) -> None:
+        """Count an assignment as running if it fits beside those that run."""
+        gpus = share(kind.gpus) if kind.gpus else 0.0
+        if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
+                not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
+            self._runs, self._memory = self._runs + 1, self._memory + kind.memory_mb
+            self._gpus += gpus
 
 
 WorkerT = TypeVar("WorkerT", bound=Capacity)
@@ -129,7 +136,29 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
         if worker.reserved_for is None and (most := worker.capacity(kind)):
             prefetched, capacity = prefetched + worker.prefetched, capacity + most
     # prefetch at most one task for each that can run; more could wait long here while other workers become free
-    return -prefetched if prefetched < capacity else -max(1, sum(b.slots for b in workers))
+    return max(0, capacity - prefetched) - max(1, sum(b.slots for b in workers))
+
+
+def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
+    """Yields the worker that should take the next assignment of this kind: the first that `most_room` would return. The
+    caller adds an assignment to it before it asks for the next worker. This takes O(log n) time for each assignment
+    with n workers, where a call of `most_room` takes O(n)."""
+    rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
+    heapq.heapify(rooms)
+    while rooms:
+        place = rooms[0][1]
+        yield workers[place]
+        if room := workers[place].room(kind):
+            heapq.heapreplace(rooms, (-room, place))
+        else:
+            heapq.heappop(rooms)
+    able = [(b.prefetched, place) for place, b in enumerate(workers)
+            if b.reserved_for in (None, kind) and b.capacity(kind)]
+    heapq.heapify(able)
+    while able:
+        place = able[0][1]
+        yield workers[place]
+        heapq.heapreplace(able, (workers[place].prefetched, place))
 
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -36,7 +36,8 @@ from pipeline.engine.backends.fingerprint import (
 )
 from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
 from pipeline.engine.backends.head import watch_head
-from pipeline.engine.backends.pools import OWN_MB, ResourceShape, most_room, room_in
+from pipeline.engine.backends.placing import Placement
+from pipeline.engine.backends.pools import OWN_MB, ResourceShape, room_in
 from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
 from pipeline.engine.backends.ray_local import QUIET, start_local
@@ -122,7 +123,7 @@ class RayBackend:
         self.limits, self.scratch = limits or Limits(), scratch
         self.fleet = Fleet(workers, idle_s=idle_s)
         self.nodes_lost = 0                           # supervisors that died after they were ready
-        self._keys: dict[int, str] = {}               # id of an open assignment → its task key
+        self._placement = Placement(lambda: self.fleet.usable)
         self._demand = PendingDemand()
         self._returned: list[Event] = []            # events for the next `wait`
         self._head: threading.Event | None = None     # set to end the watch over Ray's head
@@ -189,26 +190,22 @@ class RayBackend:
         return self.fleet.set_demand(waiting, self._clock.now())
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
+        self._placement.place()
         return room_in(self.fleet.usable, ResourceRequest(memory_mb, gpus, cpu))
 
     def submit(self, assignment: Assignment) -> None:
-        spec = assignment.spec
-        fitting = most_room(self.fleet.usable, spec.kind)
-        # a second attempt at a slow task goes to another supervisor: the first one may be the cause
-        slot = next((p for p in fitting if p.room(spec.kind) and all(self._keys[i] != spec.key for i in p.open)),
-                    fitting[0])
-        self._keys[assignment.id] = spec.key
-        slot.add(assignment.id, spec.kind)
-        slot.unsent.append(assignment)
+        self._placement.submit(assignment)
 
     def cancel(self, ids: list[int]) -> None:
+        self._placement.place()
         for slot in self.fleet.worker_slots.values():
-            removed = self._settle(slot, ids)
+            removed = self._placement.settle(slot, ids)
             slot.unsent = [a for a in slot.unsent if a.id not in removed]
             if removed:
                 slot.actor.cancel.remote(sorted(removed))  # runs after the poll in flight, whose events may still come
 
     def wait(self, timeout: float) -> list[Event]:
+        self._placement.place()
         now = self._clock.now()
         self.fleet.before_poll(now)
         if due := now - self._planned_at > GROW_S:
@@ -268,16 +265,8 @@ class RayBackend:
                     self._greet(slot, event)
                 case StatusReport(running):
                     slot.running = running
-                case Done(id) | Failed(id):
-                    self._settle(slot, [id])
+        self._placement.settle(slot, [e.id for e in events if isinstance(e, Done | Failed)])
         return [e for e in events if not isinstance(e, Ready | StatusReport)]
-
-    def _settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Remove the assignments `ids` from the slot of a supervisor. Returns the ids that the slot had."""
-        removed = slot.remove(ids)
-        for i in removed:
-            self._keys.pop(i, None)
-        return removed
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         if ray.is_initialized():
@@ -392,7 +381,7 @@ class RayBackend:
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
         words = f"node {slot.name} lost its supervisor: {why}"
         log.warning("%s", words)
-        self._settle(slot, ids)
+        self._placement.settle(slot, ids)
         self._drop(slot)
         if not (preempted or slot.drained):
             self.fleet.died(slot, self._clock.now(), why)

@@ -31,7 +31,7 @@ class Backend(Protocol):
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         """Returns how many assignments (attempts at tasks) with these resources would start at once. A result of 0 or
-        -n means that none would start and that n assignments are prefetched, which means handed out but waiting for a
+        -n means that none would start, and that slots - n more may be prefetched, which means handed out to wait for a
         slot. If the result is -slots or less, the backend takes no more."""
 
     def submit(self, assignment: Assignment) -> None: ...

@@ -118,6 +118,7 @@ class TaskQueue:
             self._db.execute(f"CREATE TABLE {table} WITHOUT ROWID")
         self._batches: dict[int, TaskBatch] = {}
         self._serial = 0
+        self._done: list[str] = []                            # tasks that are done, for `_settle`
         #: number of tasks waiting to be dispatched, by kind
         self.waiting: dict[ResourceRequest, int] = {}
 
@@ -153,6 +154,7 @@ class TaskQueue:
     def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> set[str]:
         """Add tasks to a batch. Those without a commit record in `fresh` also enter the queue. Returns the keys of the
         tasks that entered the queue now; a task that waits in the queue already is not among them."""
+        self._settle()
         self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)
         batch.node = batch.node or next((s.node for s in specs), "")
@@ -193,25 +195,37 @@ class TaskQueue:
             heads.append((head, kind))
         return [kind for _, kind in sorted(heads)]
 
-    def pop(self, kind: ResourceRequest) -> TaskSpec:
-        """Remove and return the next task of a kind."""
-        rank, key, spec = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? "
-                                           "AND cpu = ? ORDER BY rank, key LIMIT 1", kind).fetchone()
-        self._db.execute("DELETE FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? AND rank = ? AND key = ?",
+    def pop(self, kind: ResourceRequest, most: int = 1) -> list[TaskSpec]:
+        """Remove and return the next tasks of a kind, at most `most`. There must be at least one."""
+        rows = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
+                                "ORDER BY rank, key LIMIT ?", (*kind, most)).fetchall()
+        rank, key, _ = rows[-1]
+        self._db.execute("DELETE FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? AND (rank, key) <= (?, ?)",
                          (*kind, rank, key))
-        self.waiting[kind] -= 1
+        self.waiting[kind] -= len(rows)
         if not self.waiting[kind]:
             del self.waiting[kind]
-        return TaskSpec.from_json(loads(spec))
+        return [TaskSpec.from_json(loads(spec)) for _, _, spec in rows]
 
     def done(self, key: str) -> None:
         """Note that the task `key` is done, so that the batches that contain it no longer wait for it."""
-        for number, in self._db.execute("SELECT batch FROM waiter WHERE key = ?", (key,)).fetchall():
-            self._batches[number].unfinished -= 1
-        self._db.execute("DELETE FROM waiter WHERE key = ?", (key,))
+        self._done.append(key)
+        if len(self._done) == MOST_KEYS:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Remove the tasks that are done from the batches that wait for them. One statement for many tasks takes half
+        the time."""
+        if self._done:
+            marks = ",".join("?" * len(self._done))
+            for number, in self._db.execute(f"DELETE FROM waiter WHERE key IN ({marks}) RETURNING batch",
+                                            self._done).fetchall():
+                self._batches[number].unfinished -= 1
+            self._done.clear()
 
     def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
         """Remove the complete batches and return them with their records."""
+        self._settle()
         complete = [b for b in self._batches.values() if b.complete]
         for batch in complete:
             del self._batches[batch.number]

@@ -284,29 +284,30 @@ class Scheduler:
     def _hand_out(self) -> None:
         waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
         for kind, why in self.backend.set_demand(waiting).items():
-            raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind), why)
+            raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind)[0], why)
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
-            if self._has_room(spec.kind) and self._may_start(spec):
+            if self._room(spec.kind) and self._may_start(spec):
                 self._dispatch(spec)
             else:
                 self._retries.append(spec)
         if len(self._queue) or self._retries:          # before tasks of the queue take the room
             self._double_stragglers(idle=False)
         for kind in self._queue.kinds():
-            while self._queue.waiting.get(kind) and self._has_room(kind):
-                spec = self._queue.pop(kind)
-                self._undispatched[spec.node] -= 1
-                self._dispatch(spec)
+            while kind in self._queue.waiting and (room := self._room(kind)):
+                for spec in self._queue.pop(kind, min(room, READ_AHEAD)):
+                    self._undispatched[spec.node] -= 1
+                    self._dispatch(spec)
         if not (len(self._queue) or self._retries or self._queue.unread):
             self._double_stragglers(idle=True)
 
-    def _has_room(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind may be dispatched. Each slot gets one task that runs. While many tasks wait, each
-        slot also gets a second task in advance (prefetched), so that no slot waits for the driver. Near the end nothing
-        is prefetched, because a prefetched task could wait behind a long one while another slot is idle."""
+    def _room(self, kind: ResourceRequest) -> int:
+        """Returns how many tasks of this kind may be dispatched now. Each slot gets one task that runs. While many
+        tasks wait, each slot also gets a second task in advance (prefetched), so that no slot waits for the driver.
+        Near the end nothing is prefetched, because a prefetched task could wait behind a long one while another slot
+        is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
-        return room > 0 or (room > -slots and self._queue.waiting.get(kind, 0) > 2 * slots)
+        return room if room > 0 else max(0, min(room + slots, self._queue.waiting.get(kind, 0) - 2 * slots))
 
     def _may_start(self, spec: TaskSpec) -> bool:
         """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
