@@ -34,6 +34,10 @@ class ClusterError(TokenmillError):
     """Raised for a cluster that cannot be reached, or must not be used. The message says what to do."""
 
 
+class NoAnswer(ClusterError):
+    """Nothing answers at the address of the cluster: its head node is down, or out of reach."""
+
+
 class BadAddress(ClusterError):
     """The given text is not the address of a cluster."""
 

@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipeline.base.auth import NoAnswer
 from pipeline.cli import options as opt
 from pipeline.cli.errors import BadUsage, in_words, report_error
 from pipeline.cluster.attempts import asked_to_stop, note_attempt, note_refusal
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None, address: str | None,
          insecure_local: bool, allow_code: bool) -> int:
     """Run the entry of the queue that `claim` ('NUMBER/EVENT') names, and write its result to the queue. Returns the
-    exit code. The entry returns to waiting when another driver holds the store's lease, or when this process is told to
-    stop although nobody has cancelled the run."""
+    exit code. The entry returns to waiting when another driver holds the store's lease, when the cluster does not
+    answer, or when this process is told to stop although nobody has cancelled the run."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")
@@ -55,6 +56,8 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
             stopped = isinstance(e, (KeyboardInterrupt, SystemExit))
             if isinstance(e, (LeaseHeld, Fenced)) or (stopped and not asked_to_stop(store, entry.run, attempt)):
                 end(queue, *position, "returned", in_words(e))
+            elif isinstance(e, NoAnswer):
+                end(queue, *position, "unreachable", in_words(e))
             else:
                 note_refusal(store, entry.run, attempt, str(e) or type(e).__name__)
                 end(queue, *position, "cancelled" if stopped else "failed", in_words(e))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from pipeline.base.auth import CONNECT_S, BadAddress, ClusterError, use_token
+from pipeline.base.auth import CONNECT_S, BadAddress, NoAnswer, use_token
 from pipeline.base.redact import redact
 
 
@@ -26,7 +26,7 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 def gcs_of(address: str) -> str:
     """Return 'host:port' of the Ray cluster at `address`, which is 'host:port' already, or 'auto' for the cluster that
     this machine is part of. Call this before Ray is imported, because it sets the token that Ray reads at its import.
-    Raises BadAddress when `address` has another form, and ClusterError when nothing answers at the address."""
+    Raises BadAddress when `address` has another form, and NoAnswer when nothing answers at the address."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")
@@ -45,7 +45,6 @@ def gcs_of(address: str) -> str:
     try:                                         # Ray itself would try for two minutes
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, UnicodeError) as e:
-        raise ClusterError(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster "
-                           f"runs (ray status) and its port is open, or leave --address out to use this machine "
-                           f"alone") from None
+        raise NoAnswer(f"--address {address}: nothing answers there ({e}); see that the head node of the cluster runs "
+                       f"(ray status) and its port is open, or leave --address out to use this machine alone") from None
     return address

@@ -3,8 +3,9 @@ of the servers starts an entry (`pipeline.cluster.queue`).
 
 A server starts each run as a driver, a process that plans the run and commits its tasks. The driver has a session of
 its own, so it goes on when the server ends. The next server sees from the store that the run goes on. An entry is
-started again if its driver has died, or was never started because its server died. Tasks that the run has committed are
-not repeated.
+started again if its driver has died, or was never started because its server died. If the head of the Ray cluster is
+lost, the driver dies, and the entry waits until the cluster answers again. Tasks that the run has committed are not
+repeated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from pipeline.store.web import DIRECT
 START_S = 120.0
 #: seconds without a heartbeat after which a driver on another machine is taken for dead
 UNSEEN_S = 3 * PATIENCE_S
+#: seconds until an entry is started again whose driver could not reach the cluster: at first, and at most. Each further
+#: failure doubles them, because each start adds three files to the queue
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 300.0
 #: starts in a row that may end without a message before the run counts as failed
 MOST_DEATHS = 5
 #: the environment variable by which a driver gets the roots (JSON) that its recipe is confined to
@@ -97,7 +101,7 @@ class Dispatcher:
         if head is None:
             return
         if head.state == "waiting":
-            if not self._store_is_held():
+            if not (self._pauses(head) or self._store_is_held()):
                 self._claim(head)
         elif self._is_abandoned(head):
             if head.stopping:
@@ -136,6 +140,13 @@ class Dispatcher:
             return not living
         _, beat = latest_heartbeat(self.store)
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
+
+    def _pauses(self, entry: Entry) -> bool:
+        """Whether a waiting entry is not to be started yet, because a moment ago its driver could not reach the
+        cluster."""
+        failures = entry.unreachable()
+        return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
+            LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
 
     def _store_is_held(self) -> bool:
         """Whether a driver (a process that schedules a run) which the queue did not start seems to use the store. The
@@ -183,15 +194,16 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
 
 
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
-    """Note in the queue how the run of entry `number` has ended: `kind` is done, failed, cancelled, or returned, which
-    makes the entry wait again. `event` is the number of the event by which this driver (the process that scheduled the
-    run) noted that it had begun. Does nothing when another driver has been started since."""
+    """Note in the queue how the run of entry `number` has ended: `kind` is done, failed or cancelled, or one of
+    returned and unreachable, which make the entry wait again. `event` is the number of the event by which this driver
+    (the process that scheduled the run) noted that it had begun. Does nothing when another driver has been started
+    since."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]
         if entry.ended or any(e.kind != "cancelling" for e in since):
             return
-        if kind == "returned" and entry.stopping:
+        if kind in ("returned", "unreachable") and entry.stopping:
             kind = "cancelled"
         if queue.append(entry, kind, **({"error": error} if error else {})) is not None:
             return

@@ -25,7 +25,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.base.auth import CONNECT_S, ClusterError, loopback, our_token, refuse_open, token_refused
+from pipeline.base.auth import CONNECT_S, ClusterError, NoAnswer, loopback, our_token, refuse_open, token_refused
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
 from stages.catalog import load
@@ -153,8 +153,8 @@ def local_cluster() -> str:
     try:
         return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
     except ConnectionError as e:
-        raise ClusterError(f"--address auto: this machine is in no Ray cluster ({_line(e)}); give HOST:6379, or leave "
-                           f"--address out to run on this machine alone") from None
+        raise NoAnswer(f"--address auto: this machine is in no Ray cluster ({_line(e)}); give HOST:6379, or leave "
+                       f"--address out to run on this machine alone") from None
 
 
 def check_gcs(address: str, insecure_local: bool = False) -> bool:
@@ -182,8 +182,8 @@ def _admits(address: str, bearer: str | None) -> bool:
         except grpc.RpcError as e:
             if e.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
                 return False
-            raise ClusterError(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see "
-                               f"that its head node runs (ray status) and the port is open") from None
+            raise NoAnswer(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see that "
+                           f"its head node runs (ray status) and the port is open") from None
     return True
 
 
@@ -208,7 +208,7 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
         if own:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as e:                  # from Ray or gRPC
-        raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
+        raise NoAnswer(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
                            f"status), and run this on a machine of the cluster") from None
     try:
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))

@@ -12,8 +12,8 @@ succeed. The commit log, which alone decides which driver may commit, does not k
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
 that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
-again, because a driver that is not in the queue held the store. `pipeline.cluster.dispatch` claims entries and starts
-their drivers.
+again, because a driver that is not in the queue held the store. The event `unreachable` does so, too, because the Ray
+cluster did not answer. `pipeline.cluster.dispatch` claims entries and starts their drivers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
@@ -36,8 +37,8 @@ FORMAT = 1
 #: states of an entry that do not change any more
 ENDED = ("done", "failed", "cancelled")
 #: the state of an entry after an event, by the kind of the event
-STATES = {"submitted": "waiting", "returned": "waiting", "start": "starting", "running": "running",
-          "cancelling": "running", **{state: state for state in ENDED}}
+STATES = {"submitted": "waiting", "returned": "waiting", "unreachable": "waiting", "start": "starting",
+          "running": "running", "cancelling": "running", **{state: state for state in ENDED}}
 #: most entries that wait at a time
 MOST_WAITING = 1000
 #: most characters of an error that an event keeps
@@ -150,12 +151,17 @@ class Entry:
         no driver has begun."""
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
+    def unreachable(self) -> int:
+        """Return how many starts in a row, the latest among them, have found that the cluster does not answer."""
+        ends = (e.kind for e in reversed(self.events) if e.kind not in ("start", "running"))
+        return sum(1 for _ in takewhile(lambda kind: kind == "unreachable", ends))
+
     def deaths(self) -> int:
         """Return how many starts in a row have ended without a message and without having finished a task. A start
-        after which the entry was returned to the queue does not count."""
+        after which the entry waits again does not count."""
         count, tasks, returned = 0, None, False
         for event in reversed(self.events):
-            if event.kind == "returned":
+            if event.kind in ("returned", "unreachable"):
                 returned = True
             elif event.kind == "start" and returned:
                 returned = False

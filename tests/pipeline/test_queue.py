@@ -328,6 +328,38 @@ def test_an_entry_that_was_given_back_waits_in_its_old_place(store):
     assert server.tick() == 2 and server.children[1][1] == 1 and server.queue.entry(1).deaths() == 1
 
 
+def test_an_entry_waits_ever_longer_while_the_cluster_does_not_answer(store):
+    server = Server(store)
+    for number in range(2):
+        server.queue.submit(submission(number))
+    pauses = []
+    for attempt in range(1, 9):
+        pauses.append(0)
+        while server.tick(1.0) < attempt:
+            pauses[-1] += 1
+        assert server.children[-1][1] == 1, "the entry keeps its place"
+        begin(server.queue, *server.children[-1][1:], HERE)
+        end(server.queue, *server.children[-1][1:], "unreachable", "nothing answers")
+        entry = server.queue.entry(1)
+        assert (entry.state, entry.last.error, entry.deaths()) == ("waiting", "nothing answers", 0)
+    assert pauses == [0, 15, 30, 60, 120, 240, 300, 300]
+    server.tick(1.0)
+    server.tick(300.0)
+    begin(server.queue, *server.children[-1][1:], HERE)
+    end(server.queue, *server.children[-1][1:], "done")
+    assert server.queue.entry(1).unreachable() == 0 and server.tick() == 10, "the next entry does not pause"
+
+
+def test_a_cancelled_entry_ends_when_the_cluster_does_not_answer(store):
+    server = Server(store)
+    server.queue.submit(submission(0))
+    server.tick()
+    begin(server.queue, *server.children[0][1:], HERE)
+    server.queue.cancel(1, "operator")
+    end(server.queue, *server.children[0][1:], "unreachable", "nothing answers")
+    assert server.queue.entry(1).state == "cancelled"
+
+
 # -- cancelling ------------------------------------------------------------------------------------------------------
 def test_cancel_before_the_driver_has_begun_ends_it(store):
     server = Server(store)

@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
+from pipeline.base.auth import NoAnswer
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
@@ -144,7 +145,12 @@ class RayBackend:
         if not ray.is_initialized():
             if self.address is not None:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
-                ray.init(address=self.address, runtime_env=code, **QUIET)
+                try:
+                    ray.init(address=self.address, runtime_env=code, **QUIET)
+                except Exception as e:                # from Ray or gRPC; its last line says what is wrong
+                    why = (str(e).strip() or type(e).__name__).splitlines()[-1]
+                    raise NoAnswer(f"--address {self.address}: cannot attach ({why}); see that its head node runs (ray "
+                                   f"status), and run this on a machine of the cluster") from e
             else:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their paths have at most 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")

@@ -1,0 +1,75 @@
+"""The head of the cluster is lost while a run of the queue works on it: the run waits, and goes on on the next one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.cluster.attempts import progress_of
+from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
+from pipeline.cluster.queue import Queue, Submission
+from pipeline.store.fs import Store
+from tests.chaos.processes import until
+
+pytestmark = pytest.mark.xdist_group("chaos")
+#: seconds until Ray has ended the driver and the next one has found that nothing answers
+LOST_S = 240.0
+
+
+class Server:
+    """Starts drivers on a cluster, as `tokenmill serve --address` does."""
+
+    def __init__(self, store: Store, address: str) -> None:
+        self.queue, self._drivers = Queue(store), []
+        options = DriverOptions("ray", workers=8, address=address, allow_code=True)
+
+        def start(entry):
+            self._drivers.append(start_driver(store, options, entry))
+            return self._drivers[-1]
+
+        self._dispatcher = Dispatcher(self.queue, start)
+
+    def until(self, condition, seconds: float, what: str) -> None:
+        def met() -> bool:
+            self._dispatcher.tick()
+            return condition(self.queue.entry(1))
+
+        until(met, seconds, what)
+
+    def kill(self) -> None:
+        for driver in self._drivers:
+            driver.kill()
+            driver.wait()
+
+
+def test_a_run_of_the_queue_waits_for_a_cluster_when_its_head_is_lost(world, undisturbed, monkeypatch):
+    cluster = world.start()
+    for name, value in world.env.items():
+        monkeypatch.setenv(name, value)
+    store = Store(world.store)
+    recipe = world.corpus / "recipe.yaml"
+    given = Submission("request", "run", "operator", "recipe", str(world.corpus), recipe.read_text(), (), (), False)
+    server = Server(store, cluster.address)
+    try:
+        server.queue.submit(given)
+        server.queue.submit(replace(given, request="next", run="next"))
+        server.until(lambda entry: int(progress_of(store, entry.run).get("done") or 0) >= 10, 300, "ten tasks")
+        held = world.tell("held")
+        world.note()
+        cluster.kill_head()
+        server.until(lambda entry: entry.last.kind == "unreachable", LOST_S, "the driver's end")
+        waiting = server.queue.entry(1)
+        assert waiting.state == "waiting" and "nothing answers" in waiting.last.error
+        assert server.queue.entry(2).state == "waiting", "the next run does not overtake it"
+        server.queue.cancel(2, "operator")
+        held.unlink()
+        server.kill()
+        # the operator names another cluster
+        server = Server(store, world.replace_cluster().address)
+        server.until(lambda entry: entry.ended, 600, "the end of the run")
+        kinds = [event.kind for event in server.queue.entry(1).events]
+        assert kinds[-3:] == ["start", "running", "done"] and "failed" not in kinds
+    finally:
+        server.kill()
+    world.check(undisturbed)
