@@ -143,19 +143,23 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
+    """Plan a recipe, and describe the plan (`describe_plan`). Nothing is written, and the store need not exist."""
+    plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
+    return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
+
+
+def describe_plan(recipe: Recipe, plan: Plan, states: Iterable[NodeState]) -> dict[str, Any]:
     """Describe the plan of a recipe as a JSON document. It has the inputs, the nodes, the names of the nodes that would
     run, and the settings changed since the latest run. Each node (pass, barrier …) is listed with its steps,
-    partitions, fresh (finished) and stale (unfinished) tasks, bytes, CPU time and disk space. Nothing is written, and
-    the store need not exist."""
-    plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
-    store, log, planner, nodes = plan.store, plan.log, plan.planner, plan.nodes
+    partitions, fresh (finished) and stale (unfinished) tasks, bytes, CPU time and disk space. `states` are those of all
+    nodes of the plan (`survey`)."""
+    store, planner = plan.store, plan.planner
     inputs = {}
     for name in planner.sources_used():
         files, expansion = planner.source_files(name), planner.expansion(name)
         inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
                         "expected": int(sum(f.size * expansion(f.path) for f in files))}
-    states = survey(nodes, log.get_all, plan.fresh)
-    speeds = measured(log.sample(MEASURED))
+    speeds = measured(plan.log.sample(MEASURED))
     flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]
     return {

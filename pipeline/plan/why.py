@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from pipeline.base.redact import redact_json
 from pipeline.engine.task import TaskSpec
-from pipeline.plan.estimate import open_plan
+from pipeline.plan.estimate import Plan, open_plan
 from pipeline.plan.nodes import Node
 from pipeline.plan.provenance import THRESHOLD, Ingredients, node_ingredients, plain_path, read_inputs, read_provenance
 from pipeline.plan.survey import NodeState, survey
@@ -56,18 +57,30 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
     Nothing is run and nothing is written. Raises UnknownNode.
     """
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
-    states = {s.node.name: s for s in survey(plan.nodes, plan.log.get_all, plan.fresh, keep=True)}
-    node = next((n for n in (name, f"{name}:", f"shards:{name}") if n in states), None)
+    states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=True)
+    names = [s.node.name for s in states]
+    node = next((n for n in (name, f"{name}:", f"shards:{name}") if n in names), None)
     if node is None:
-        raise UnknownNode(f"--why {name}: there is no such node; "
-                          f"{nearest(name, [n.rstrip(':') for n in states])}")
-    ingredients = redact_json(node_ingredients(plan.planner, plan.nodes))
-    return _Why(plan, states, ingredients).of(node)
+        raise UnknownNode(f"--why {name}: there is no such node; {nearest(name, [n.rstrip(':') for n in names])}")
+    return _Why(plan, states).of(node)
+
+
+def stale_causes(plan: Plan, states: Sequence[NodeState], most: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the causes of the first `most` nodes that have stale tasks, as {node: causes}. The causes have the form
+    that `explain` gives them. A node that only waits for other nodes is left out. `states` are those of all nodes of
+    `plan`, with the stale tasks (`survey` with `keep`)."""
+    stale = [s.node.name for s in states if s.stale][:most]
+    if not stale:
+        return {}
+    why = _Why(plan, states)
+    return {name: [c.to_json() for c in why.causes_of(name)] for name in stale}
 
 
 class _Why:
-    def __init__(self, plan: Any, states: Mapping[str, NodeState], ingredients: Mapping[str, Ingredients]) -> None:
-        self.plan, self.states, self.ingredients = plan, states, ingredients
+    def __init__(self, plan: Plan, states: Sequence[NodeState]) -> None:
+        self.plan, self.states = plan, {s.node.name: s for s in states}
+        ingredients: dict[str, Ingredients] = redact_json(node_ingredients(plan.planner, plan.nodes))
+        self.ingredients = ingredients
         self.runs = read_provenance(plan.store)
         #: runs with the same set of nodes; if there are none, also runs of other recipes that share names of nodes
         same = [run for run in self.runs if run[1]["nodes"].keys() == ingredients.keys()]
@@ -105,6 +118,16 @@ class _Why:
                 "upstream": [self.of(d) for d in late]}
 
     # -- causes --------------------------------------------------------------------------------------------------
+    def causes_of(self, name: str) -> list[Cause]:
+        """Return the causes why tasks of a node are stale. At least one of its tasks must be."""
+        state = self.states[name]
+        return self._causes(state.node, state, *self._before(name))
+
+    @cached_property
+    def _committed(self) -> Counter[str]:
+        """The number of records that the log has of each node or wave. Counting them reads the whole log."""
+        return Counter(r.node for r in self.plan.log.records())
+
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
         stale = state.stale_tasks
         if run is None or was is None:
@@ -166,8 +189,7 @@ class _Why:
             return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
         if not self.plan.store.exists(f"runs/{run}/plan.json"):
             return [Cause(f"run {run} had the same settings and did not get to it", len(stale), _labels(stale))]
-        records = Counter(r.node for r in self.plan.log.records())
-        if not records[node.name] and not any(n.startswith(f"{node.name}/") for n in records):
+        if not self._committed[node.name] and not any(n.startswith(f"{node.name}/") for n in self._committed):
             return [Cause("it has no record in the log", len(stale), _labels(stale))]
         upstream = [d for d in node.deps if not d.startswith("index:")]
         if not upstream:

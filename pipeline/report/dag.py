@@ -25,7 +25,8 @@ Place = tuple[str, int]                        # (name of a node, row); an arrow
 
 
 def draw(document: Mapping[str, Any]) -> Element | None:
-    """Draw the plan as a graph in SVG. Returns None if it has no nodes, or more than MOST of them."""
+    """Draw the plan as a graph in SVG. Returns None if it has no nodes, or more than MOST of them. A node may have a
+    `state`; its box then shows the word and has the class `state-WORD`."""
     graph = joined(document)
     edges = graph["edges"]
     linked = {end for e in edges for end in (e["from"], e["to"])}
@@ -146,11 +147,16 @@ def _box(node: Mapping[str, Any], x: float, y: float) -> Element:
         kind, " → ".join(node["steps"]) or kind)
     if node.get("dropped"):
         line = f"−{count(node['dropped'])} · {line}"
+    state = node.get("state", "")
+    if state:
+        line = f"{state} · {line}"
     about = f"{name} ({kind}): {' → '.join(node['steps']) or kind}; {plural(node['tasks'], 'task')}"
     if node.get("dropped"):
         about += f"; dropped {plural(node['dropped'], 'document')}"
+    about += f"; {state}" if state else ""
     return tag("g", tag("title", about),
-               tag("rect", class_=f"box {kind}", x=x - BOX / 2, y=y, width=BOX, height=TALL, rx=7),
+               tag("rect", class_=f"box {kind}{f' state-{state}' if state else ''}", x=x - BOX / 2, y=y, width=BOX,
+                   height=TALL, rx=7),
                tag("text", _short(title, TITLE), class_="t-name", x=x, y=y + 18, text_anchor="middle"),
                tag("text", _short(line, LINE), class_="axis", x=x, y=y + 34, text_anchor="middle"))
 

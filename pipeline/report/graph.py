@@ -3,6 +3,7 @@ tokens that each node hands to the next."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -88,7 +89,8 @@ def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
 
 def joined(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the graph of the plan with similar nodes joined into one. Nodes are joined if more than ALIKE of them have
-    the same kind and steps and hand their documents to the same nodes. Their counts are added up."""
+    the same kind, steps and (if they have one) `state`, and hand their documents to the same nodes. Their counts are
+    added up."""
     nodes, edges = list(document["nodes"]), list(document["edges"])
     for _ in range(3):                                   # sources are alike once the passes that read them are joined
         after: dict[str, set[str]] = {n["name"]: set() for n in nodes}
@@ -96,16 +98,23 @@ def joined(document: Mapping[str, Any]) -> dict[str, Any]:
             after[edge["from"]].add(edge["to"])
         groups: dict[Any, list[dict[str, Any]]] = {}
         for node in nodes:
-            groups.setdefault((node["kind"], tuple(node["steps"]), tuple(sorted(after[node["name"]]))), []).append(node)
+            alike = node["kind"], tuple(node["steps"]), node.get("state"), tuple(sorted(after[node["name"]]))
+            groups.setdefault(alike, []).append(node)
         name_of: dict[str, str] = {}
         for group in groups.values():
             if len(group) > ALIKE:
-                name_of |= dict.fromkeys((n["name"] for n in group), f"{group[0]['kind']}:{len(group)} alike")
+                name = _unused(f"{group[0]['kind']}:{len(group)} alike", {*after, *name_of.values()})
+                name_of |= dict.fromkeys((n["name"] for n in group), name)
         if not name_of:
             break
         nodes = _join_nodes(nodes, name_of)
         edges = _join_edges(edges, name_of)
     return {"nodes": nodes, "edges": edges}
+
+
+def _unused(name: str, used: set[str]) -> str:
+    """Return `name`, with a number behind it if a node has this name already: two groups may have as many nodes."""
+    return next(n for i in itertools.count(1) if (n := name + (f" ({i})" if i > 1 else "")) not in used)
 
 
 def _join_nodes(nodes: Iterable[dict[str, Any]], name_of: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 
 from pipeline.cluster.queue import Queue
 from pipeline.service import (
+    assets,
     datasets,
     label_page,
     label_routes,
@@ -59,10 +60,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.labels, app.state.metrics = label_routes.Books(), Metrics()
     app.state.children = []
     problems.install(app)
-    for module in (sign_in, runs, label_routes, datasets, sources, shards, training_control, trainings, tune,
-                   submit):
+    for module in (sign_in, runs, assets, label_routes, datasets, sources, shards, training_control, trainings,
+                   tune, submit):
         app.include_router(module.router)
-    for router in (pages.open_router, pages.router, tune_page.router, tune_page.run_router,
+    for router in (pages.open_router, pages.router, assets.page_router, tune_page.router, tune_page.run_router,
                    tune_page.latest_router, queue_page.router, label_page.router, shard_pages.router,
                    training_pages.router, training_control.forms):
         app.include_router(router)

@@ -22,6 +22,7 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.process import die_with_parent, import_path, limit_data, no_core
 from pipeline.base.redact import redact_json
 from pipeline.cluster.attempts import bad_name
+from pipeline.recipe import Recipe
 from pipeline.recipe.errors import Problem as RecipeProblem
 from pipeline.recipe.errors import RecipeError, key_path
 from pipeline.service.dispatching import driver_options
@@ -36,6 +37,8 @@ WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
+#: the result of checking a recipe that cannot be run, but for its problems
+NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
                      re.DOTALL)
 _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTALL)
@@ -105,8 +108,9 @@ class CheckRoom:
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
 
-    Returns {"problems", "run", "digest", "plan"}. Each problem has severity (error, warning), file, line, column, key,
-    message and remedy. `run` is None when the recipe cannot be run.
+    Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
+    column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
+    are stale (`pipeline.plan.why.stale_causes`), for as many nodes as the request's `causes` asks for.
     """
     from pipeline.plan.lint import findings
     from pipeline.recipe.confine import refusals
@@ -119,18 +123,29 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
                            inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
                            confine=partial(refusals, base=base, roots=request["roots"]))
     except RecipeError as e:
-        return {"problems": [_document(p) for p in e.problems], "run": None, "digest": None, "plan": None}
-    plan, warnings = None, [_document(p, "warning") for p in findings(recipe)]
-    texts = list(recipe.warnings)
+        return {**NOTHING, "problems": [_document(p) for p in e.problems]}
+    warnings, texts = [_document(p, "warning") for p in findings(recipe)], list(recipe.warnings)
+    plan: dict[str, Any] | None = None
+    causes: dict[str, Any] = {}
     if request["store"] is not None:
-        from pipeline.plan.estimate import survey_recipe
-
-        plan = survey_recipe(recipe, request["store"], verify_inputs=request["verify_inputs"])
+        plan, causes = _planned(recipe, request)
         warnings, texts = [], plan["warnings"]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
-        return {"problems": [_parts("error", "", 0, 0, "run", why)], "run": None, "digest": None, "plan": None}
-    return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan}
+        return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
+    return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan,
+            "causes": causes}
+
+
+def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plan a recipe in the request's store. Returns the plan, and the causes that the request asks for."""
+    from pipeline.plan.estimate import describe_plan, open_plan
+    from pipeline.plan.survey import survey
+    from pipeline.plan.why import stale_causes
+
+    plan, most = open_plan(recipe, request["store"], verify_inputs=request["verify_inputs"]), request["causes"]
+    states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=most > 0)
+    return describe_plan(recipe, plan, states), stale_causes(plan, states, most)
 
 
 def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]:

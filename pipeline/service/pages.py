@@ -80,12 +80,12 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
     except Problem as e:
         return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
     problems: list[dict[str, Any]] = []
-    listed = await _or_problem(runs.list_runs(request, name, at, after, most), problems)
-    listing = await _or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
+    listed = await or_problem(runs.list_runs(request, name, at, after, most), problems)
+    listing = await or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
     return {"store": name, "runs": listed, "datasets": listing and listing["datasets"], "problems": problems}
 
 
-async def _or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
+async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The result of `work`, or None when it failed; then the problem is added to `problems`."""
     try:
         return await work
@@ -135,13 +135,13 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
     shown = await datasets.show_dataset(request, at, dataset, queries)
     columns = shown["columns"][kind]
     problems: list[dict[str, Any]] = []
-    listed = await _or_problem(datasets.list_documents(
+    listed = await or_problem(datasets.list_documents(
         request, at, dataset, kind, filter, queries, view.sort, view.descending, DOCUMENTS, view.after, [], EXCERPT,
         False), problems)
     counts: list[dict[str, Any]] = []
     if listed is not None and (count or shown[kind]["documents"] <= COUNTED):
         for by in COUNTS[kind]:
-            counted = await _or_problem(datasets.count_documents(
+            counted = await or_problem(datasets.count_documents(
                 request, at, dataset, kind, filter, queries, [by]), problems)
             if counted is None:                                   # another count would fail for the same reason
                 break

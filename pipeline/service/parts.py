@@ -31,7 +31,7 @@ from pipeline.store.parts import signal_names
 
 #: what a user calls the documents of a dataset, and the folder they are in
 FOLDERS = {"kept": "datasets", "dropped": "dropped", "quarantined": "quarantine"}
-_DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
+DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
 #: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22
@@ -68,7 +68,7 @@ def published(store: Store, kind: str, dataset: str) -> list[Part]:
     if kind not in FOLDERS:
         raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
                          f"it is one of: {', '.join(FOLDERS)}")
-    if not _DATASET.fullmatch(dataset):
+    if not DATASET.fullmatch(dataset):
         raise NoDataset(f"'{visible(dataset)[:80]}' is not the name of a dataset", "dataset",
                         "see the list of datasets")
     folder = f"{FOLDERS[kind]}/{dataset}"

@@ -149,14 +149,14 @@ async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last
 @router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=HTMLResponse)
 def report_page(run: RunOf, at: StoreOf) -> Response:
     """The report of a run as an HTML page. Browsers show it in a sandbox, so that no script in the file runs."""
-    return Response(_file(at, run, "report.html", REPORT), media_type="text/html",
+    return Response(run_file(at, run, "report.html", REPORT), media_type="text/html",
                     headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @router.get("/{store}/runs/{run}/report.json", summary="Read the report")
 def report_data(run: RunOf, at: StoreOf) -> Response:
     """The figures of the report."""
-    data = _file(at, run, "report.json", REPORT)
+    data = run_file(at, run, "report.json", REPORT)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -168,12 +168,12 @@ def report_data(run: RunOf, at: StoreOf) -> Response:
 @router.get("/{store}/runs/{run}/recipe.yaml", summary="Read the recipe", response_class=PlainTextResponse)
 def recipe(run: RunOf, at: StoreOf) -> Response:
     """The recipe that the run keeps, as text."""
-    text = _file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace")
+    text = run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace")
     return Response(outward_text(text, []), media_type="text/plain")
 
 
-def _file(store: Store, run: str, name: str, most: int) -> bytes:
-    """A file in the folder of a run."""
+def run_file(store: Store, run: str, name: str, most: int) -> bytes:
+    """A file in the folder of a run. Raises Problem when the file is missing, or larger than `most` bytes."""
     try:
         return read_file(store, f"runs/{run}/{name}", most)
     except FileNotFoundError:

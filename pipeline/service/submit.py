@@ -142,7 +142,7 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
     if current.state == "done":
         raise Problem(409, "Is done", f"the run {run!r} is done, nothing of it is left to do", "run",
                       "submit its recipe again to run it on inputs that have changed")
-    submission = await run_in_threadpool(_kept, request, at, run, key, str(role), entries)
+    submission = await run_in_threadpool(kept_submission, request, at, run, str(role), entries, key)
     refuse_errors(await check_submission(request, submission, None))
     return await put_submission(request, store, submission, run)
 
@@ -192,9 +192,11 @@ def base_of(request: Request) -> str:
     return driver_options(request.app.state.settings).folder or os.sep
 
 
-def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entries: list[Entry]) -> Submission:
-    """The submission that resumes a run. Its recipe is the one last submitted under the run's name or, if there is none
-    in the queue, recipe.yaml in the run's folder."""
+def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[Entry],
+                    key: str | None = None) -> Submission:
+    """The submission that resumes a run; `entries` are those of the queue. Its recipe is the one last submitted under
+    the run's name or, if there is none in the queue, recipe.yaml in the run's folder. Raises Problem when the run keeps
+    no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -210,14 +212,16 @@ def _kept(request: Request, at: Store, run: str, key: str | None, by: str, entri
                       resumes=True)
 
 
-async def check_submission(request: Request, submission: Submission, plan_in: Store | None) -> dict[str, Any]:
-    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan it in that store. Returns
-    the result of `pipeline.service.checks.check`."""
+async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
+                           causes: int = 0) -> dict[str, Any]:
+    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan it in that store, and say
+    why up to `causes` nodes of the plan are stale. Returns the result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
         "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
-        "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None})
+        "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None,
+        "causes": causes})
     return result
 
 

@@ -23,14 +23,15 @@ def addresses(root: Path, hostile: Path) -> list[str]:  # noqa: F811
     """An address of every kind of page of a real store, and of one in which all names are hostile."""
     pages = [*kinds_of_pages(settings_of({"main": root})), *kinds_of_pages(settings_of({"evil": hostile})), "/login",
              *(f"/stores/main/datasets/clean/label?by=me&draw=random&run={run.name}" for run in root.glob("runs/*"))]
-    assert {"/stores/main/queue", "/stores/main/datasets/clean/labels"} <= set(pages)
+    assert {"/stores/main/queue", "/stores/main/datasets/clean/labels", "/stores/evil/runs/evil/assets",
+            *(f"/stores/main/runs/{run.name}/assets" for run in root.glob("runs/*"))} <= set(pages)
     assert len(pages) > 18 and any("/tune?" in address for address in pages), pages
     return list(dict.fromkeys(pages))
 
 
 @pytest.fixture(scope="module")
 def origin(root: Path, hostile: Path) -> Iterator[str]:  # noqa: F811
-    with serving(settings_of({"main": root, "evil": hostile})) as place:
+    with serving(settings_of({"main": root, "evil": hostile}, allowed_roots=(str(root.parent),))) as place:
         yield place
 
 

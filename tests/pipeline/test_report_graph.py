@@ -89,3 +89,21 @@ def test_names_are_escaped():
     evil = "<script>alert(1)</script>"
     drawn = draw({"nodes": [node(evil), node("b", steps=(evil,))], "edges": [{"from": evil, "to": "b", "docs": 3}]})
     assert drawn is not None and "<script" not in drawn and ET.fromstring(drawn) is not None
+
+
+def test_groups_of_nodes_that_are_alike_stay_apart_by_state_and_by_what_they_lead_to():
+    nodes = [node(f"index:{name}{i}", "index", state=state) for name, state in (
+        ("a", "fresh"), ("b", "fresh"), ("c", "stale")) for i in range(6)]
+    nodes += [node(name, steps=(name,), state="stale") for name in ("x", "y")]
+    edges = [{"from": n["name"], "to": "y" if ":b" in n["name"] else "x", "docs": 1} for n in nodes[:-2]]
+    graph = joined({"nodes": nodes, "edges": edges})
+    assert [(n["members"], n["state"]) for n in graph["nodes"][:3]] == [(6, "fresh"), (6, "fresh"), (6, "stale")]
+    assert sorted((e["to"], e["docs"]) for e in graph["edges"]) == [("x", 6), ("x", 6), ("y", 6)]
+
+
+def test_a_box_says_its_state():
+    nodes = [node("index:a", "index", state="fresh"), node("a", steps=("<b>",), state="stale", dropped=2), node("b")]
+    edges = [{"from": "index:a", "to": "a"}, {"from": "a", "to": "b"}]
+    svg = draw({"nodes": nodes, "edges": edges})
+    assert svg is not None and 'class="box index state-fresh"' in svg and 'class="box pass state-stale"' in svg
+    assert "stale · −2 · &lt;b&gt;" in svg and 'class="box pass"' in svg, "a report's boxes have no state"

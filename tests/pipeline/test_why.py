@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.estimate import survey_recipe
-from pipeline.plan.why import UnknownNode, differences, explain, lines
+from pipeline.plan.estimate import open_plan, survey_recipe
+from pipeline.plan.survey import survey
+from pipeline.plan.why import UnknownNode, differences, explain, lines, stale_causes
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
@@ -286,3 +287,14 @@ def drop_records(site: Path, keys: set[str]) -> int:
             body["records"] = kept
             segment.write_bytes(encode_segment(body))
     return dropped
+
+
+def test_one_plan_gives_the_causes_of_all_nodes_that_are_stale_themselves(site):
+    (site / "docs" / "d00.txt").write_text("another text")
+    override = "datasets.clean.steps.gopher_quality.min_stop_words=3"
+    plan = open_plan(load_recipe(site / "recipe.yaml", [override]), str(site / "store"))
+    states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=True)
+    stale = [state.node.name for state in states if state.stale]
+    assert len(stale) == 2 < sum(bool(s.stale or s.pending or s.unknown) for s in states)
+    assert stale_causes(plan, states, 20) == {name: why(site, name, override)["causes"] for name in stale}
+    assert list(stale_causes(plan, states, 1)) == stale[:1] and stale_causes(plan, states, 0) == {}

@@ -39,11 +39,12 @@ EVIL = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\" onfocus
 TAGS = re.compile(
     "html|head|meta|title|link|script|body|a|header|nav|form|input|button|span|main|h1|h2|h3|div|p|b|code|pre|ol|ul|li|"
     "section|table|caption|thead|tbody|tr|th|td|progress|dl|dt|dd|details|summary|label|select|option|fieldset|legend|"
-    "bdi|del|ins|textarea|output|br|img")
+    "bdi|del|ins|textarea|output|br|img|svg|g|rect|path|text")
 ATTRIBUTES = re.compile(
     "lang|charset|name|content|rel|href|nonce|src|defer|class|id|tabindex|method|action|type|value|max|for|required|"
     "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|aria-label|aria-labelledby|"
-    "aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|hidden|data-cube|data-field|data-now|alt|width|height")
+    "aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|hidden|data-cube|data-field|data-now|alt|width|height|"
+    "viewbox|x|y|rx|d|text-anchor")
 DATASET = "/stores/main/datasets/clean"
 RECIPE = """
 version: 1

@@ -130,13 +130,19 @@ class Summing:
 
     def end(self) -> NodeSums:
         """Return the sums. Nothing can be added afterwards."""
-        digest = hashlib.sha256()
-        for i, (content,) in enumerate(self._contents.execute("SELECT sum FROM content ORDER BY sum")):
-            digest.update(("\n" * bool(i) + content).encode())
+        rows = self._contents.execute("SELECT sum FROM content ORDER BY sum")
+        self.sums.content, self.sums.results = content_hash(sum for sum, in rows), self._results.hexdigest()
         self._contents.close()
         self.sums.writes = sorted(self._writes)
-        self.sums.content, self.sums.results = digest.hexdigest(), self._results.hexdigest()
         return self.sums
+
+
+def content_hash(contents: Iterable[str]) -> str:
+    """Returns the hash `NodeSums.content` over the content hashes of files, which must be sorted."""
+    digest = hashlib.sha256()
+    for i, content in enumerate(contents):
+        digest.update(("\n" * bool(i) + content).encode())
+    return digest.hexdigest()
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:

@@ -1,0 +1,161 @@
+"""Checks the published datasets of a run by what the store says of them: the run's report, the manifests (lists of the
+published files), and listings of the published folders. No published file of documents is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import pyarrow as pa
+
+from pipeline.base.humanize import plural
+from pipeline.engine.driver.sums import content_hash
+from pipeline.service.asset_figures import Figures, dataset_of, entered, removed_by
+from pipeline.service.parts import DATASET, FOLDERS
+from pipeline.service.problems import Problem
+from pipeline.service.stores import inside
+from pipeline.store.dataset import MANIFEST, MANIFEST_SCHEMA
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
+
+Result = Literal["passed", "warning", "failed"]
+Check = dict[str, str]
+#: most published files that an answer compares with a listing; most files and messages that a check names
+MOST_FILES, NAMED = 20_000, 5
+#: the folder of the kept documents; the columns of a manifest that are read
+KEPT, COLUMNS = FOLDERS["kept"], pa.schema([MANIFEST_SCHEMA.field(name) for name in ("part", "bytes", "content")])
+
+
+def dataset_checks(at: Store, figures: Figures, most: int = MOST_FILES) -> dict[str, list[Check]]:
+    """The checks of each published dataset of a run, as {dataset: [{name, result, message}]}. `result` is passed,
+    warning or failed. At most `most` published files are compared with a listing."""
+    left = most
+    out: dict[str, list[Check]] = {}
+    for dataset in figures.names.datasets:
+        tables, why = _manifests(at, dataset)
+        if not why and KEPT not in tables:
+            why = f"nothing is published as {KEPT}/{dataset}"
+        if why:
+            published = [_check(name, "failed", why) for name in ("files", "content")]
+        else:
+            published = [_files(at, dataset, tables, left), _content(figures, dataset, tables[KEPT])]
+        out[dataset] = [_documents(figures, dataset), *published, _quarantined(figures, dataset),
+                        _warnings(figures, dataset)]
+        left = max(0, left - sum(table.num_rows for table in tables.values()))
+    return out
+
+
+def _check(name: str, result: Result, message: str) -> Check:
+    return {"name": name, "result": result, "message": message}
+
+
+def _documents(figures: Figures, dataset: str) -> Check:
+    """Check that every document that entered the dataset was kept, dropped, removed by a barrier or quarantined."""
+    section = figures.datasets[dataset]
+    if figures.missing_records:
+        return _check("documents", "failed", f"{plural(figures.missing_records, 'task')} of the run left no record, so "
+                                             f"documents are missing from its figures")
+    removed = sum(removed_by(duplicates) for duplicates in figures.duplicates if duplicates.dataset == dataset)
+    dropped = sum(reason.docs for reason in section.reasons) - removed
+    quarantined, total = sum(_lost(figures, dataset).values()), entered(figures, dataset)
+    parts = (f"{section.docs:,} kept, {dropped:,} dropped, {removed:,} removed as duplicates, {quarantined:,} "
+             f"quarantined")
+    differ = total - (section.docs + dropped + removed + quarantined)
+    if differ:
+        return _check("documents", "failed", f"{plural(total, 'document')} entered, but {parts}: the difference is "
+                                             f"{differ:,}")
+    return _check("documents", "passed", f"{plural(total, 'document')} entered: {parts}")
+
+
+def _lost(figures: Figures, dataset: str) -> dict[str, int]:
+    """The documents that the dataset's passes quarantined, by reason. Quarantined records that could not be read as
+    documents are left out."""
+    sources = {dep.removeprefix("index:") for node in figures.lineage if dataset_of(node) == dataset
+               for dep in node.deps if dep.startswith("index:")}
+    unreadable = [figures.sources[name].bad for name in sources if name in figures.sources]
+    return {reason: max(0, n - sum(bad.get(reason, 0) for bad in unreadable))
+            for reason, n in figures.datasets[dataset].quarantined.items()}
+
+
+def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table], str]:
+    """The manifests of a dataset, by folder (datasets, dropped, quarantine), and why one of them cannot be read ('' if
+    all can). A folder without a manifest is left out."""
+    tables: dict[str, pa.Table] = {}
+    if not DATASET.fullmatch(dataset):                            # the report may be damaged
+        return tables, "no dataset can have this name"
+    for folder in FOLDERS.values():
+        path = f"{folder}/{dataset}/{MANIFEST}"
+        try:
+            inside(at, path)
+            tables[folder] = at.table(path).select(COLUMNS.names).cast(COLUMNS)
+        except FileNotFoundError:
+            continue
+        except (Problem, StoreError, KeyError, pa.ArrowException) as e:
+            return tables, f"{path} cannot be read ({e})"
+    return tables, ""
+
+
+def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int) -> Check:
+    """Check that the published files are there, with the sizes that the manifests say. If there are more than `most`
+    files, they are not listed."""
+    files = sum(table.num_rows for table in tables.values())
+    if files > most:
+        return _check("files", "warning", f"not compared, as there are {files:,} files: tokenmill store verify "
+                                          f"compares them, and reads their bytes, too")
+    wrong = []
+    for folder, table in tables.items():
+        place = f"{folder}/{dataset}"
+        sizes = {entry.path.removeprefix(f"{place}/"): entry.size for entry in at.entries(place)}
+        wrong += [f"{place}/{part} {'has another size' if part in sizes else 'is missing'}"
+                  for part, size in zip(table["part"].to_pylist(), table["bytes"].to_pylist())
+                  if sizes.get(part) != size]
+    if wrong:
+        return _check("files", "failed", _listed(wrong))
+    absent = [f"{folder}/{dataset}" for folder in FOLDERS.values() if folder not in tables]
+    if absent:
+        return _check("files", "warning", f"{plural(files, 'file')} as published, but the store has no "
+                                          f"{' and no '.join(absent)}")
+    return _check("files", "passed", f"{plural(files, 'file')} as published, by name and size")
+
+
+def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
+    """Check that the documents published as the dataset are those that this run kept."""
+    made = next((node.content for node in figures.lineage if node.name == dataset), None)
+    if made is None:
+        return _check("content", "warning", "the report does not say what the run kept")
+    if content_hash(sorted(manifest["content"].to_pylist())) != made:
+        return _check("content", "warning", "other documents than this run kept: a later run has replaced them")
+    return _check("content", "passed", "the documents that this run kept")
+
+
+def _quarantined(figures: Figures, dataset: str) -> Check:
+    """Warn of quarantined records and documents."""
+    reasons = figures.datasets[dataset].quarantined
+    if not (total := sum(reasons.values())):
+        return _check("quarantine", "passed", "no record is in quarantine")
+    most = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    return _check("quarantine", "warning", f"{plural(total, 'record')} in quarantine: "
+                                           f"{_listed([f'{reason} × {n:,}' for reason, n in most], ', ')}")
+
+
+def _warnings(figures: Figures, dataset: str) -> Check:
+    """Warn of the deduplications that removed more than half of a source, and of the run's warnings about the dataset,
+    its nodes, and the sources that it reads."""
+    nodes = [node for node in figures.lineage if dataset_of(node) == dataset]
+    sources = {dep.removeprefix("index:") for node in nodes for dep in node.deps if dep.startswith("index:")}
+    about = [f"{section.barrier} removed {alarm.removed:,} of {alarm.of:,} documents of source '{alarm.source}'"
+             for section in figures.duplicates if section.dataset == dataset for alarm in section.alarms]
+    begins = tuple(f"{node.name}{end}" for node in nodes for end in (" ", ":"))
+    removals = tuple(f"{section.barrier} removed " for section in figures.duplicates)     # alarms, in other words
+    setting = re.compile(rf"\bdatasets\.{re.escape(dataset)}(?![\w-])")
+    about += [text for text in figures.warnings if not text.startswith(removals) and (
+        text.startswith(begins) or setting.search(text) or any(f"source '{name}'" in text for name in sources))]
+    if about:
+        return _check("warnings", "warning", _listed(about))
+    return _check("warnings", "passed", "the run warned of nothing here")
+
+
+def _listed(texts: list[str], between: str = "; ") -> str:
+    more = len(texts) - NAMED
+    return between.join(texts[:NAMED]) + (f"{between}and {more:,} more" if more > 0 else "")

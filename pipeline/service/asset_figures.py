@@ -1,0 +1,122 @@
+"""Reads the figures of a run's report about the nodes of its plan: the graph, and the documents and costs of each
+node."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from pipeline.base.visible import visible
+from pipeline.report.schema import Dataset, Duplicates, Lineage, Names, PassCost, Source, Step, Stream
+from pipeline.report.schema_figures import Graph
+from pipeline.service.problems import Problem
+from pipeline.service.runs import REPORT, run_file
+from pipeline.store.fs import Store
+
+#: documents that a node read, kept and dropped; None where the report does not count them
+Documents = dict[str, int | None]
+
+
+class Figures(BaseModel):
+    """The sections of report.json from which the assets of a run are shown. Other sections are not checked."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    missing_records: int
+    names: Names
+    sources: dict[str, Source]
+    funnel: dict[str, list[Step]]
+    datasets: dict[str, Dataset]
+    graph: Graph
+    duplicates: list[Duplicates]
+    tokens: dict[str, Stream]
+    passes: list[PassCost]
+    lineage: list[Lineage]
+    warnings: list[str]
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Figures:
+        """Refuse a report in which one section names what another lacks."""
+        nodes = {node.name for node in self.graph.nodes}
+        ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
+        passes = {node.name for node in self.lineage if node.kind == "pass"}
+        for kind, missing in (("dataset", set(self.names.datasets) - self.datasets.keys()), ("node", ends - nodes),
+                              ("pass", passes - {cost.pass_ for cost in self.passes})):
+            if missing:
+                raise ValueError(f"no figures of the {kind} {visible(min(missing))[:80]!r}")
+        return self
+
+
+def read_figures(at: Store, run: str) -> Figures:
+    """The figures of a run's report. Raises Problem when the run has no report.json, or a damaged one."""
+    try:
+        return Figures.model_validate_json(run_file(at, run, "report.json", REPORT))
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise Problem(409, "Damaged report", f"runs/{run}/report.json: {place}: {first['msg']}", "run",
+                      "tokenmill report writes it again") from None
+
+
+def dataset_of(node: Lineage) -> str | None:
+    """The dataset that a pass or a barrier belongs to; None for other nodes. The names of passes are DATASET,
+    DATASET:NUMBER or DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
+    return re.split("[:/]", node.name, maxsplit=1)[0] if node.kind in ("pass", "barrier") else None
+
+
+def entered(figures: Figures, dataset: str) -> int:
+    """The number of documents that entered a dataset from sources and other datasets."""
+    own = [node for node in figures.lineage if node.kind == "pass" and dataset_of(node) == dataset]
+    names, read = {node.name for node in own}, {cost.pass_: cost.docs for cost in figures.passes}
+    total = 0
+    for node in own:
+        if names.isdisjoint(node.deps):
+            total += read[node.name]
+        else:                                # beside its own earlier passes, it may read other datasets as a whole
+            total += sum(figures.datasets[dep].docs for dep in node.deps if dep in figures.datasets)
+    return total
+
+
+def documents_of(figures: Figures) -> dict[str, Documents]:
+    """The documents of each node. A document that a barrier removes counts as dropped by the barrier, not by the pass
+    that applies the removal."""
+    read = {cost.pass_: cost.docs for cost in figures.passes}
+    barriers = {section.barrier: section for section in figures.duplicates}
+    dropped = {node.name: node.dropped or 0 for node in figures.graph.nodes}
+    out: dict[str, Documents] = {}
+    for node in figures.lineage:
+        docs_in = kept = lost = None
+        if node.kind == "index":
+            funnel = figures.funnel.get(node.name.removeprefix("index:"), [])
+            kept = next((row.docs for row in funnel if row.step == "read"), None)
+        elif node.kind == "barrier" and node.name in barriers:
+            docs_in = sum(barriers[node.name].looked_at.values())
+            lost = removed_by(barriers[node.name])
+            kept = docs_in - lost
+        elif node.kind == "pass":
+            given = [edge.docs for edge in figures.graph.edges if edge.to == node.name and edge.from_ in barriers]
+            docs_in = given[0] if given else read.get(node.name)
+            kept, lost = _kept(figures, node), dropped.get(node.name)
+        elif node.kind == "shards" and (stream := figures.tokens.get(node.name.removeprefix("shards:"))):
+            given = [edge.docs for edge in figures.graph.edges if edge.to == node.name and edge.docs is not None]
+            docs_in = given[0] if given else None
+            kept, lost = stream.docs + stream.val_docs, stream.near_held_out
+        out[node.name] = {"in": docs_in, "kept": kept, "dropped": lost}
+    return out
+
+
+def _kept(figures: Figures, node: Lineage) -> int | None:
+    """The number of documents that a pass kept: what its dataset holds or, for an earlier pass of the dataset, what the
+    next node of the dataset reads from it."""
+    dataset = dataset_of(node)
+    if dataset == node.name and dataset in figures.datasets:
+        return figures.datasets[dataset].docs
+    following = {other.name for other in figures.lineage if dataset_of(other) == dataset}
+    return next((edge.docs for edge in figures.graph.edges if edge.from_ == node.name and edge.to in following), None)
+
+
+
+def removed_by(section: Duplicates) -> int:
+    """The number of documents that a deduplication removed."""
+    return sum(n for by_source in section.removed.values() for n in by_source.values())

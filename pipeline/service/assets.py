@@ -1,0 +1,133 @@
+"""Router: the nodes of a run's plan (sources, passes, barriers, token streams …) as assets, as JSON and as a page. Each
+says whether its results are fresh or stale, what it made and cost in the run, what it would cost now, and what checks
+of its published documents find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse
+
+from pipeline.base.visible import visible
+from pipeline.report.dag import draw
+from pipeline.service.access import Viewer, viewer
+from pipeline.service.asset_checks import dataset_checks
+from pipeline.service.asset_figures import Figures, documents_of, read_figures
+from pipeline.service.html import page
+from pipeline.service.pages import or_problem
+from pipeline.service.problems import Problem
+from pipeline.service.session import Role
+from pipeline.service.stores import RunOf, StoreOf
+from pipeline.service.submit import check_submission, kept_submission, queue_of, refuse_errors
+from pipeline.store.fs import Store
+
+router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
+page_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
+
+#: nodes of which the plan says why they are stale
+CAUSES = 20
+#: the states of a node of a plan, and its state if there is no plan; the results of a check, the worst first
+STATES, UNKNOWN, RESULTS = ("fresh", "partly", "stale", "waits"), "unknown", ("failed", "warning", "passed")
+#: the fields of a node that the report's graph and the plan have
+NODE = ("name", "kind", "steps", "tasks")
+
+
+@router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
+async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer) -> dict[str, Any]:
+    """The nodes of a run's plan, and what hands documents to what. `state` says whether the store has the results that
+    the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are done) or
+    unknown. For operators the recipe is planned for this; others get the state unknown. `problems` says why a part of
+    the answer is missing."""
+    problems: list[dict[str, Any]] = []
+    made = await or_problem(run_in_threadpool(_made, at, run), problems)
+    planned = await or_problem(_planned(request, store, at, run, role), problems)
+    figures, checks = (made["figures"], made["checks"]) if made else (None, {})
+    plan, causes = (planned["plan"], planned["causes"]) if planned else (None, {})
+    documents = documents_of(figures) if figures else {}
+    costs = {node.name: node.model_dump(include={"cpu_s", "bytes"}) for node in figures.lineage} if figures else {}
+    rows = {row["name"]: row for row in plan["nodes"]} if plan else {}
+    nodes, edges = _graph(figures, plan)
+    assets = [{**_asset(node, rows.get(name := node["name"])), "documents": documents.get(name),
+               "cost": costs.get(name), "causes": causes.get(name, []), "checks": checks.get(name, [])}
+              for node in nodes]
+    return {"store": store, "run": run, "report": figures is not None, "planned": plan is not None, "nodes": assets,
+            "edges": edges, "total": plan and plan["total"], "changes": plan and plan["changes"], "problems": problems}
+
+
+def _made(at: Store, run: str) -> dict[str, Any]:
+    """What the run made: the figures of its report, and the checks of its datasets."""
+    figures = read_figures(at, run)
+    return {"figures": figures, "checks": dataset_checks(at, figures)}
+
+
+async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
+    """Plan the recipe that the run keeps, as `recipes/plan` does. Raises Problem when it cannot be planned, or not in
+    half the time that an answer may take."""
+    if role is not Role.operator:
+        raise Problem(403, "Operators only", "to find out what is fresh, the recipe is planned, which reads its inputs",
+                      "Authorization", "ask for an operator's token to see the states and what a run would cost now")
+    entries = await run_in_threadpool(queue_of(request, store).entries)
+    submission = await run_in_threadpool(kept_submission, request, at, run, str(role), entries)
+    most = request.app.state.settings.request_s / 2
+    try:
+        result = await asyncio.wait_for(check_submission(request, submission, at, CAUSES), most)
+    except TimeoutError:
+        raise Problem(503, "Takes too long", f"the recipe could not be planned within {most:.0f} s", "recipe",
+                      "try again when the server is less busy, or use tokenmill plan on its machine") from None
+    refuse_errors(result)
+    return result
+
+
+# -- what was made, and what would be --------------------------------------------------------------------------------
+def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]],
+                                                                            list[dict[str, Any]]]:
+    """The nodes and edges of the report's graph, followed by those that only the plan has. As in the report, the pass
+    after a barrier has an edge from the barrier, not from the passes before it."""
+    nodes = [node.model_dump(include=set(NODE)) for node in figures.graph.nodes] if figures else []
+    edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
+    known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
+    barriers = {row["name"] for row in rows if row["kind"] == "barrier"}
+    for row in rows:
+        if row["name"] not in known:
+            nodes.append({**{key: row[key] for key in NODE if key in row}, "tasks": row["partitions"] or 0})
+            deps = [dep for dep in row["deps"] if dep in barriers] or row["deps"]
+            edges += [{"from": dep, "to": row["name"]} for dep in deps]
+    return nodes, edges
+
+
+def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A node with what its row of the plan says of it. The numbers of its tasks are None if they are not known yet. No
+    plan has the curriculum, which every run writes anew."""
+    if row is None:
+        state = None if node["kind"] == "curriculum" else UNKNOWN
+        return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}
+    tasks = {key: row[key] if row["partitions"] is not None else None for key in ("fresh", "stale", "pending")}
+    return {**node, "state": row["status"], **tasks, "cost_now": {key: row[key] for key in ("cpu_s", "disk_bytes")}}
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+@page_router.get("/stores/{store}/runs/{run}/assets")
+async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer) -> HTMLResponse:
+    """The assets of a run: their graph as a picture, and all facts of it in tables."""
+    document = await show_assets(request, store, run, at, role)
+    states = Counter(node["state"] for node in document["nodes"] if node["state"])
+    return page(request, "assets.html.j2", store=store, run=run, d=document, results=RESULTS,
+                states=[(word, states[word]) for word in (*STATES, UNKNOWN) if states[word]],
+                picture=await run_in_threadpool(_picture, document))
+
+
+def _picture(document: Mapping[str, Any]) -> Markup | None:
+    """The graph as SVG; None when it has no edges, or too many nodes."""
+    nodes = []
+    for node in document["nodes"]:
+        dropped = (node["documents"] or {}).get("dropped")
+        nodes.append({**{key: node[key] for key in NODE}, **({"dropped": dropped} if dropped else {}),
+                      **({"state": node["state"]} if node["state"] else {})})
+    svg = draw({"nodes": nodes, "edges": document["edges"]})
+    return None if svg is None else Markup(visible(svg))          # `tag` has escaped all names in it
