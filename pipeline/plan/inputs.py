@@ -15,7 +15,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256, state
 from pipeline.plan.file_list import FileList, Listed
-from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_objects
+from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_objects, root_folder
 
 
 class InputError(TokenmillError):
@@ -70,6 +70,11 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 def local_root(patterns: list[str], base: str, root: str | None) -> str:
     """The folder to which the paths of a source on disk are relative (see `list_source`)."""
     return _on_disk([p.removeprefix("file://") for p in patterns], base, root)[2]
+
+
+def remote_root(patterns: list[str], root: str | None) -> str:
+    """The URL to which the paths of a source on object storage are relative (see `list_source`)."""
+    return (root or common_root([root_folder(pattern.rstrip("/")) for pattern in patterns])).rstrip("/")
 
 
 def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str], list[str], str]:

@@ -136,6 +136,16 @@ def list_objects(pattern: str, listings: Listings, journal: ListingJournal | Non
     return folder if len(objects) == 1 and objects[0][0] == pattern else pattern, objects
 
 
+def root_folder(pattern: str) -> str:
+    """Return the root folder of a pattern, as `list_objects` does, without a listing: at most one object is asked
+    for."""
+    folder = fixed_prefix(pattern)
+    if glob.has_magic(pattern):
+        return folder
+    name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
+    return folder if name and _reached(folder).head(name) is not None else pattern
+
+
 def fixed_prefix(pattern: str) -> str:
     """Return the directory part of a glob pattern before its first wildcard, to which paths of files are relative."""
     fixed = takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1])

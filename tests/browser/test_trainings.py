@@ -60,9 +60,8 @@ def test_a_training_is_started_watched_to_its_end_and_explained(origin: str, ope
     state = page.locator("main .state")
     expect(state).to_have_text(re.compile("starting|running"))
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    while state.inner_text() in ("starting", "running"):
-        page.get_by_role("link", name="Refresh").click()
     page.get_by_text("What it has printed").click()
+    expect(page.get_by_role("status")).to_contain_text("The training has ended")
     assert state.inner_text() == "done", page.locator("details pre").inner_text()
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "32")
     plot = page.get_by_role("img", name="Loss and learning rate")
