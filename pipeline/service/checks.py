@@ -12,9 +12,10 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -29,12 +30,17 @@ from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
 from pipeline.store.web import DIRECT
 
+if TYPE_CHECKING:
+    from pipeline.recipe.model import Recipe
+
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
 #: how many checks, and how many plans, may wait; further ones are refused
 WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
+#: seconds in which the first files of the sources are looked for
+LOOK_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
                      re.DOTALL)
@@ -104,6 +110,7 @@ class CheckRoom:
 # -- in the process of its own ---------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
+    If it asks to `look`, a source without a file is a warning.
 
     Returns {"problems", "run", "digest", "plan"}. Each problem has severity (error, warning), file, line, column, key,
     message and remedy. `run` is None when the recipe cannot be run.
@@ -127,10 +134,35 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
         plan = survey_recipe(recipe, request["store"], verify_inputs=request["verify_inputs"])
         warnings, texts = [], plan["warnings"]
+    elif request["look"]:
+        warnings += [_document(p, "warning") for p in _without_files(recipe)]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {"problems": [_parts("error", "", 0, 0, "run", why)], "run": None, "digest": None, "plan": None}
     return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan}
+
+
+def _without_files(recipe: Recipe) -> list[RecipeProblem]:
+    """What a plan would say of sources that have no files or cannot be listed, as far as it is known after LOOK_S
+    seconds. The thread that looks ends with this process."""
+    from pipeline.plan.inputs import check_there
+    from stages.catalog import reader_class
+
+    problems: list[RecipeProblem] = []
+
+    def look() -> None:
+        for name, source in recipe.sources.items():
+            try:
+                check_there(name, source.path, base=recipe.base, root=source.root,
+                            suffixes=reader_class(source.read).suffixes, follow_symlinks=source.follow_symlinks)
+            except TokenmillError as e:
+                path = ("sources", name, "path")
+                problems.append(RecipeProblem(recipe.mark(path), path, str(e)))
+
+    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread.start()
+    thread.join(LOOK_S)
+    return list(problems)
 
 
 def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]:
