@@ -15,7 +15,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256, state
 from pipeline.plan.file_list import FileList, Listed
-from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_objects
+from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_objects, matching, root_folder
 
 
 class InputError(TokenmillError):
@@ -53,13 +53,10 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     of trusting size and time. `journal` continues the listing of a bucket that an earlier run did not finish.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
-    remote = [p for p in patterns if "://" in p]
-    if remote and verify:
-        raise InputError(f"source '{name}': --verify-inputs hashes local files only; object stores have etags of their "
-                         f"own, which always count")
-    if remote and len(remote) != len(patterns):
-        raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
-    if remote:
+    if _in_object_storage(name, patterns):
+        if verify:
+            raise InputError(f"source '{name}': --verify-inputs hashes local files only; object stores have etags of "
+                             f"their own, which always count")
         return _remote(name, patterns, root, suffixes, {} if listings is None else listings, journal)
     full, dirs, top = _on_disk(patterns, base, root)
     links = _Links(None if follow_symlinks else dirs)
@@ -67,9 +64,38 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                                 [] if warnings is None else warnings, clock))
 
 
+def check_there(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
+                suffixes: tuple[str, ...] = (), follow_symlinks: bool = False) -> None:
+    """Raise the InputError of `list_source` if a pattern matches no file. A pattern is followed to its first file only,
+    so that a source of millions of files is checked at once."""
+    patterns = [p.removeprefix("file://") for p in patterns]
+    if _in_object_storage(name, patterns):
+        for pattern in patterns:
+            folder, rows = matching(pattern.rstrip("/"))
+            if not any(_fits(path, pattern, folder, suffixes) for path, _, _ in rows):
+                raise _no_object(name, pattern)
+        return
+    full, dirs, top = _on_disk(patterns, base, root)
+    for pattern, written in zip(full, patterns):
+        links = _Links(None if follow_symlinks else dirs)
+        next(_local(name, {pattern: written}, top, suffixes, False, links, [], SYSTEM))
+
+
+def _in_object_storage(name: str, patterns: list[str]) -> bool:
+    remote = ["://" in p for p in patterns]
+    if any(remote) and not all(remote):
+        raise InputError(f"source '{name}': local and remote paths in one source; make two sources of them")
+    return any(remote)
+
+
 def local_root(patterns: list[str], base: str, root: str | None) -> str:
     """The folder to which the paths of a source on disk are relative (see `list_source`)."""
     return _on_disk([p.removeprefix("file://") for p in patterns], base, root)[2]
+
+
+def remote_root(patterns: list[str], root: str | None) -> str:
+    """The URL to which the paths of a source on object storage are relative (see `list_source`)."""
+    return (root or common_root([root_folder(pattern.rstrip("/")) for pattern in patterns])).rstrip("/")
 
 
 def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str], list[str], str]:
@@ -234,10 +260,9 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
     def files() -> Iterator[Listed]:
         for pattern, (folder, objects) in listed.items():
-            any_suffix = not suffixes or folder != pattern.rstrip("/")
             none = True
             for url, size, etag in objects:
-                if not (any_suffix or url.lower().endswith(suffixes)):
+                if not _fits(url, pattern, folder, suffixes):
                     continue
                 none = False
                 if not url.startswith(top + "/"):
@@ -245,7 +270,15 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
                                      f"it")
                 yield url[len(top) + 1:], size, etag, "", ""
             if none:
-                raise InputError(f"source '{name}': no object matches '{pattern}'; check `path:` of the source, or "
-                                 f"pass --input")
+                raise _no_object(name, pattern)
 
     return FileList(top, files())
+
+
+def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether an object that `pattern` matches is read. Where the pattern is itself the folder, its suffix decides."""
+    return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
+
+
+def _no_object(name: str, pattern: str) -> InputError:
+    return InputError(f"source '{name}': no object matches '{pattern}'; check `path:` of the source, or pass --input")

@@ -118,22 +118,32 @@ def _row(values: list[Any]) -> Row:
 def list_objects(pattern: str, listings: Listings, journal: ListingJournal | None) -> tuple[str, Sequence[Row]]:
     """Return the root folder of a pattern, and the objects that match it, as (URL, size, version). The paths of
     documents are relative to this folder."""
+    if pattern not in listings:
+        listings[pattern] = _listing(*matching(pattern, journal))
+    folder, objects = fixed_prefix(pattern), listings[pattern]
+    one = len(objects) == 1 and objects[0][0] == pattern
+    return folder if one or glob.has_magic(pattern) else pattern, objects
+
+
+def matching(pattern: str, journal: ListingJournal | None = None) -> tuple[str, Iterable[Row]]:
+    """Return the root folder of a pattern, and the objects that match it, as (path relative to the folder, size,
+    version). On S3 and Google Cloud Storage they are listed while they are taken, so that a few of them take a few
+    requests."""
     folder = fixed_prefix(pattern)
     if glob.has_magic(pattern):
-        if pattern not in listings:
-            listings[pattern] = _listing(folder, _matching(folder, pattern, journal))
-        return folder, listings[pattern]
-    if pattern not in listings:
-        name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
-        one = _reached(folder).head(name) if name else None
-        if one is not None:
-            listings[pattern] = _listing(folder, [(name, one.size, one.version)])
-        else:
-            remote = _reached(pattern)
-            listings[pattern] = _listing(pattern, _journalled(remote, pattern, journal, lambda after: (
-                (e.path, e.size, e.version) for e in remote.list("", after))))
-    objects = listings[pattern]
-    return folder if len(objects) == 1 and objects[0][0] == pattern else pattern, objects
+        return folder, _matching(folder, pattern, journal)
+    name = pattern[len(folder) + 1:] if folder.count("/") >= 2 else ""
+    one = _reached(folder).head(name) if name else None
+    if one is not None:
+        return folder, [(name, one.size, one.version)]
+    remote = _reached(pattern)
+    return pattern, _journalled(remote, pattern, journal, lambda after: (
+        (e.path, e.size, e.version) for e in remote.list("", after)))
+
+
+def root_folder(pattern: str) -> str:
+    """Return the root folder of a pattern. At most one object is asked for, and none is listed."""
+    return fixed_prefix(pattern) if glob.has_magic(pattern) else matching(pattern)[0]
 
 
 def fixed_prefix(pattern: str) -> str:

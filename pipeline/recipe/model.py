@@ -407,15 +407,23 @@ class Recipe(Model):
         doc = self.plain()
         for source in doc["sources"].values():
             source.update(source.pop("config"))
-            source["path"] = [p if "://" in p else os.path.join(self.base, p) for p in source["path"]]
+            source["path"] = [p if "://" in p else _whole_path(self.base, p) for p in source["path"]]
             if "root" in source and "://" not in source["root"]:
-                source["root"] = os.path.join(self.base, source["root"])
+                source["root"] = _whole_path(self.base, source["root"])
         if "load" in doc.get("tokenizer", {}):
-            doc["tokenizer"]["load"] = self._pinned or os.path.join(self.base, doc["tokenizer"]["load"])
-        doc["code"] = [os.path.join(self.base, path) for path in doc["code"]]
+            doc["tokenizer"]["load"] = self._pinned or _whole_path(self.base, doc["tokenizer"]["load"])
+        doc["code"] = [_whole_path(self.base, path) for path in doc["code"]]
         for dataset in doc["datasets"].values():
             dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]
         return dump_yaml(doc)
+
+
+def _whole_path(base: str, path: str) -> str:
+    """Join a path to the folder at which it starts. A `..` at the beginning of the path is resolved, because the
+    service refuses paths that hold one."""
+    while path == ".." or path.startswith("../"):
+        base, path = os.path.dirname(os.path.realpath(base)), path[3:].lstrip("/")
+    return os.path.join(base, path)
 
 
 def _without_prefix(value: Any, prefix: str) -> Any:

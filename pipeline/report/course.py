@@ -89,6 +89,10 @@ class Losses:
         """The lines that were kept, as they were written: first the steps, then the evaluations."""
         return [line for points in self._kept.values() for line in points.lines()]
 
+    def numbers(self) -> list[list[int]]:
+        """The numbers of the steps whose lines were kept: of steps, and of evaluations."""
+        return [points.numbers() for points in self._kept.values()]
+
     def points(self) -> dict[str, list[dict[str, Any]]]:
         """{steps, evals}. Each entry has `tokens`, `loss`, the losses of its `streams` and, for a step, the learning
         rate `lr`."""
@@ -120,6 +124,9 @@ class _Thinned:
 
     def lines(self) -> list[dict[str, Any]]:
         return [line for _, line in self._entries]
+
+    def numbers(self) -> list[int]:
+        return [number for number, _ in self._entries]
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:

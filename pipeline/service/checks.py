@@ -12,9 +12,10 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -30,12 +31,17 @@ from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
 from pipeline.store.web import DIRECT
 
+if TYPE_CHECKING:
+    from pipeline.recipe.model import Recipe
+
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
 #: how many checks, and how many plans, may wait; further ones are refused
 WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
+#: seconds in which the first files of the sources are looked for
+LOOK_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 #: the result of checking a recipe that cannot be run, but for its problems
 NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
@@ -107,6 +113,7 @@ class CheckRoom:
 # -- in the process of its own ---------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
+    If it asks to `look`, a source without a file is a warning.
 
     Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
     column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
@@ -130,6 +137,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["store"] is not None:
         plan, causes = _planned(recipe, request)
         warnings, texts = [], plan["warnings"]
+    elif request["look"]:
+        warnings += [_document(p, "warning") for p in _without_files(recipe)]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
@@ -146,6 +155,29 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
     plan, most = open_plan(recipe, request["store"], verify_inputs=request["verify_inputs"]), request["causes"]
     states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=most > 0)
     return describe_plan(recipe, plan, states), stale_causes(plan, states, most)
+
+
+def _without_files(recipe: Recipe) -> list[RecipeProblem]:
+    """What a plan would say of sources that have no files or cannot be listed, as far as it is known after LOOK_S
+    seconds. The thread that looks ends with this process."""
+    from pipeline.plan.inputs import check_there
+    from stages.catalog import reader_class
+
+    problems: list[RecipeProblem] = []
+
+    def look() -> None:
+        for name, source in recipe.sources.items():
+            try:
+                check_there(name, source.path, base=recipe.base, root=source.root,
+                            suffixes=reader_class(source.read).suffixes, follow_symlinks=source.follow_symlinks)
+            except TokenmillError as e:
+                path = ("sources", name, "path")
+                problems.append(RecipeProblem(recipe.mark(path), path, str(e)))
+
+    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread.start()
+    thread.join(LOOK_S)
+    return list(problems)
 
 
 def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]:

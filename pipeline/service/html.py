@@ -23,7 +23,7 @@ from pipeline.base.visible import json_text, visible
 
 #: files that pages load, with their media types
 STATIC = {"style.css": "text/css", "icon.svg": "image/svg+xml",
-          **{f"{name}.js": "text/javascript" for name in ("label", "queue", "run", "tune")}}
+          **{f"{name}.js": "text/javascript" for name in ("label", "live", "run", "tune")}}
 #: what is shown for a figure that is not known
 UNKNOWN = "–"
 #: a place on this server: printable ASCII, and neither '//' nor a backslash, by which it could name another host

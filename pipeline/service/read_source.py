@@ -23,18 +23,28 @@ MEMORY, LONGEST = 2 << 30, 4 << 20
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
 
 
+def way_of(request: Mapping[str, Any]) -> str:
+    """How the document is found: the `file` itself, a `line` of it, or a `record` that its reader cuts out of it."""
+    locator = request["locator"]
+    file = locator["file"].lower()
+    if file.endswith(PACKED) or is_archive(file) or locator.get("sub"):
+        return "record"
+    if not reader_class(request["reader"]).collection:
+        return "file"
+    return "line" if request["reader"] == "jsonl" and (locator["offset"] or not locator["record"]) else "record"
+
+
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
     """{what, bytes, text, charset, binary} of a document at `locator` in the file `path`. `what` is `file` (the file
     itself), `line` (a line of it), `record` (what its reader cut out of it) or `read` (the text that its reader made:
     there are no bytes of its own). {} when the file has no such record any more."""
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
-    path, sub = request["path"], locator.get("sub") or ""
-    plain = not path.lower().endswith(PACKED) and not is_archive(path) and not sub
-    if plain and not reader.collection:
+    path, sub, way = request["path"], locator.get("sub") or "", way_of(request)
+    if way == "file":
         with open(path, "rb") as f:
             return _shown("file", f.read(LONGEST), os.path.getsize(path))
-    if plain and name == "jsonl" and (locator["offset"] or not locator["record"]):
+    if way == "line":
         with open(path, "rb") as f:
             f.seek(locator["offset"])
             line = f.readline(LONGEST)

@@ -15,6 +15,7 @@ from pipeline.cluster.attempts import bad_name, run_names
 from pipeline.plan.changes import latest_run
 from pipeline.service import audit
 from pipeline.service.access import operator, viewer
+from pipeline.service.conditional import UNCHANGED, IfNoneMatch, unchanged
 from pipeline.service.events import Events, follow_log, follow_run, room_for_stream
 from pipeline.service.log import LogPlace, read_log
 from pipeline.service.outward import outward_text
@@ -93,16 +94,14 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
     return {"runs": rows, "hidden": len(names) - len(sound), "after": page[-1] if more else None}
 
 
-@router.get("/{store}/runs/{run}", summary="Show a run", responses={304: {"description": "as it was"}})
+@router.get("/{store}/runs/{run}", summary="Show a run", responses=UNCHANGED)
 async def show_run(request: Request, store: str, run: str, at: StoreOf,
-                   if_none_match: Annotated[str | None, Header(max_length=200)] = None) -> Response:
+                   if_none_match: IfNoneMatch = None) -> Response:
     """Show the state of a run, with the fields of `tokenmill status --json`. The ETag is the id of the run's latest
     event. A client that polls should send it as If-None-Match, and gets 304 while nothing has changed."""
     look: Look = await request.app.state.watch.look(store, at, run)
     tag = f'"{look.id}"'
-    if if_none_match is not None and tag in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
-        return Response(status_code=304, headers={"ETag": tag})
-    return Response(look.data, media_type="application/json", headers={"ETag": tag})
+    return unchanged(if_none_match, tag) or Response(look.data, media_type="application/json", headers={"ETag": tag})
 
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)

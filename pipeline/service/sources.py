@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import yaml
@@ -25,6 +27,7 @@ from pipeline.service.documents import locate
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.html import page
 from pipeline.service.problems import Problem
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import StoreOf, check_run, read_file
 from pipeline.store.fs import Store
 from stages.catalog import READERS
@@ -33,10 +36,12 @@ from stages.scrub.rows import MARGIN
 
 router = APIRouter(tags=["datasets"], dependencies=[Depends(operator)])
 
-#: bytes of a recipe; seconds that reading a source may take
-RECIPE, READ_S = 1 << 20, 15.0
+#: bytes of a recipe, and bytes fetched of a source; seconds that fetching, or reading, a source may take
+RECIPE, FETCHED, READ_S = 1 << 20, 256 << 20, 15.0
 #: keys of a source in a recipe that are no settings of its reader
 OURS = ("read", "path", "root", "follow_symlinks")
+#: how addresses of object storage begin from which sources are read
+BUCKETS = ("s3://", "s3a://", "gs://", "gcs://")
 #: characters that the page shows of both
 SHOWN = 200_000
 
@@ -54,17 +59,21 @@ async def show_source(
         run: Annotated[str, Query(max_length=200, description="whose recipe names the files (default: latest)")] = "",
         chars: Annotated[int, Query(ge=0, le=1_000_000, description="characters to show")] = 100_000,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """The bytes from which a document's text was made, as text, if they lie in a folder that the server allows
-    (`--allow-root`) or in the store. They are read as they are now. `what`: `file`, `line` of a file, `record` of a
-    WARC file or archive, or `read`, the text as its reader gave it to the first step."""
+    """The bytes from which a document's text was made, as text, if they lie below a folder or bucket that the server
+    allows (`--allow-root`) or in the store. They are read as they are now. `what`: `file`, `line` of a file, `record`
+    of a WARC file or archive, or `read`, the text as its reader gave it to the first step."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
 
     def call() -> dict[str, Any]:
         row = locate(queries, at, dataset, id, stop)
         source = _source(at, run, row)
-        _confine(at, source["path"], roots)
-        with queries.turn(stop):
+        allowed = (*roots, at.root)
+        _confine(source, allowed)
+        with queries.turn(stop), tempfile.TemporaryDirectory(prefix="tokenmill-source-") as folder:
+            if "path" not in source:
+                most = min(FETCHED, queries.limits.fetched_bytes)
+                source = _fetched({**source, "roots": allowed, "most": most}, folder, stop)
             shown = _read({**source, "chars": chars + MARGIN}, stop)
         text = shown["text"] if unmasked else scrub_text(shown["text"])
         return {"id": row["id"], "source": row["source"], "reader": source["reader"], **shown,
@@ -84,7 +93,8 @@ async def source_page(request: Request, store: str, at: StoreOf, dataset: str, i
 
 
 def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The file of a document and how to read it: {path, reader, config, source, locator}, from the recipe of a run."""
+    """The file of a document and how to read it, from the recipe of a run: {path, reader, config, source, locator}. In
+    place of `path`, a source in object storage has its `patterns` and `root` as the recipe gives them."""
     name = run or latest_run(store)
     if name is None:
         raise NoSource("no run has finished in this store", "run", "name the run that has made the document")
@@ -93,6 +103,7 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
         recipe = yaml.safe_load(read_file(store, f"runs/{name}/recipe.yaml", RECIPE))
         source = recipe["sources"][row["source"]]
         reader, patterns, locator = source["read"], source["path"], row["locator"]
+        patterns = [str(p) for p in ([patterns] if isinstance(patterns, str) else patterns)]
         locator = {"file": str(locator["file"]), "offset": int(locator["offset"]), "record": int(locator["record"]),
                    "sub": str(locator.get("sub") or "")}
     except (FileNotFoundError, yaml.YAMLError, KeyError, TypeError, ValueError):
@@ -101,42 +112,72 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
     if reader not in READERS:
         raise NoSource("its reader is code of your own, which the service does not run", "run",
                        "read the file on the server's machine")
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    if any("://" in str(p).removeprefix("file://") for p in patterns):
-        raise NoSource("it lies in object storage, from which the service reads no sources", "run",
+    facts = {"reader": reader, "source": row["source"], "locator": locator,
+             "config": {k: v for k, v in source.items() if k not in OURS}}
+    remote = ["://" in p.removeprefix("file://") for p in patterns]
+    if not any(remote):
+        base = facts_of(store, name).get("base") or os.sep
+        top = local_root(patterns, str(base), source.get("root"))
+        return {**facts, "path": os.path.join(top, locator["file"])}
+    if not all(p.startswith(BUCKETS) for p in patterns):
+        raise NoSource("it lies on the web or on the Hugging Face hub, from which the service reads no sources", "run",
                        "tokenmill extract shows a copy of the file")
-    base = facts_of(store, name).get("base") or os.sep
-    top = local_root([str(p) for p in patterns], str(base), source.get("root"))
-    return {"path": os.path.join(top, locator["file"]), "reader": reader, "source": row["source"], "locator": locator,
-            "config": {k: v for k, v in source.items() if k not in OURS}}
+    return {**facts, "patterns": patterns, "root": source.get("root")}
 
 
-def _confine(store: Store, path: str, roots: tuple[str, ...]) -> None:
-    """Raise Problem unless a file lies below an allowed root or in the store, with all links resolved."""
-    allowed = (*roots, *((str(store.local),) if store.local is not None else ()))
-    if refusal(path, os.sep, allowed) is not None:
-        raise Problem(403, "Not allowed", "the source lies outside the folders that this server may show", "id",
-                      "whoever runs the server allows its folder by --allow-root")
-    if not os.path.isfile(path):
+def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    """Raise Problem unless a file lies below one of the `allowed` places, with all links resolved. Of a source in
+    object storage, all addresses must lie there that its recipe names; that of the object itself is not known yet."""
+    remote = "path" not in source
+    places = [*source["patterns"], *filter(None, [source["root"]])] if remote else [source["path"]]
+    if any(refusal(str(place), os.sep, allowed) is not None for place in places):
+        raise _not_allowed()
+    if not remote and not os.path.isfile(source["path"]):
         raise NoSource("its file is not there any more", "id", "put it back to see it")
+
+
+def _not_allowed() -> Problem:
+    return Problem(403, "Not allowed", "the source lies outside the places that this server may show", "id",
+                   "whoever runs the server allows its folder or bucket by --allow-root")
+
+
+def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
+    """The source with the `path` of a local copy, in `folder`, of what is needed of its object. Raises Problem unless
+    the object lies below one of the URLs in `roots`."""
+    path = os.path.join(folder, "source")
+    environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)}
+    result = _ask("fetch_source", {**source, "target": path}, environment, stop,
+                  "it was not fetched from object storage")
+    if "refused" in result:
+        raise _not_allowed()
+    return {**source, "path": path}
 
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     """What `read_source` says, in a process of its own."""
-    request = {**request, "secrets": confinement.secret_files(os.environ)}
-    with subprocess.Popen([sys.executable, "-P", "-m", "pipeline.service.read_source"], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env=confinement.scrubbed(os.environ) | {"PYTHONPATH": import_path()}) as process:
-        try:
-            data, _ = process.communicate(json.dumps(request).encode(), min(READ_S, stop.left))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise NoSource(f"its record was not reached within {READ_S:.0f} s, as the file cannot be entered in its "
-                           f"middle", "id", "tokenmill extract shows the file on the server's machine") from None
-    stop.check()
-    result: dict[str, Any] = json.loads(data) if data.strip() else {"failed": "its reader died"}
-    if "failed" in result:
-        raise NoSource(result["failed"], "id", "see the file on the server's machine")
+    result = _ask("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
+                  confinement.scrubbed(os.environ), stop,
+                  "its record was not reached, as the file cannot be entered in its middle,")
     if "what" not in result:
         raise NoSource("the file has no such record any more", "id", "it was changed after the run")
+    return result
+
+
+def _ask(module: str, request: dict[str, Any], environment: Mapping[str, str], stop: Stop, late: str) -> dict[str, Any]:
+    """What a module of the service answers to a request, in a process of its own. Raises NoSource when it fails, or
+    takes too long: `late` says then what was not done."""
+    seconds = min(READ_S, stop.left)
+    with subprocess.Popen([sys.executable, "-P", "-m", f"pipeline.service.{module}"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          env={**environment, "PYTHONPATH": import_path()}) as process:
+        try:
+            data, _ = process.communicate(json.dumps(request).encode(), seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise NoSource(f"{late} within {seconds:.0f} s", "id",
+                           "tokenmill extract shows the file on the server's machine") from None
+    stop.check()
+    result: dict[str, Any] = json.loads(data) if data.strip() else {"failed": "the process that reads it died"}
+    if "failed" in result:
+        raise NoSource(result["failed"], "id", "see the file on the server's machine")
     return result

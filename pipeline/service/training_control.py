@@ -27,8 +27,8 @@ from pipeline.store.fs import Store
 router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"], dependencies=[Depends(viewer)])
 forms = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
 
-#: bytes at the end of a log that are shown
-LOG_BYTES = 64 << 10
+#: bytes at the end of a log that are shown, and on a page, which is made again every few seconds
+LOG_BYTES, PAGE_BYTES = 64 << 10, 16 << 10
 #: settings that name files, or send figures to a service elsewhere
 OUTWARD = ("init", "metrics", "model.from")
 
@@ -67,7 +67,7 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
 @router.post("/{training}/resume", summary="Resume a training", status_code=202)
 async def resume_training(request: Request, store: str, at: StoreOf, training: str, role: Operator) -> dict[str, Any]:
     """Start a training that was stopped again, from its latest checkpoint and with the options of its last start."""
-    known, latest = await run_in_threadpool(_known, request, store, at, training)
+    known, latest = await run_in_threadpool(known_training, request, store, at, training)
     if not known.run:
         raise Problem(409, "Its run is not known", "it was started by a command, in a folder of its own", "training",
                       "start it with its run and this name")
@@ -77,7 +77,7 @@ async def resume_training(request: Request, store: str, at: StoreOf, training: s
 @router.post("/{training}/stop", summary="Stop a training", status_code=202)
 async def stop_training(request: Request, store: str, at: StoreOf, training: str, role: Operator) -> dict[str, Any]:
     """Ask a training to stop. It ends its step, writes a checkpoint and can be resumed."""
-    known, _ = await run_in_threadpool(_known, request, store, at, training)
+    known, _ = await run_in_threadpool(known_training, request, store, at, training)
     await run_in_threadpool(starts.stop, at, known, str(role))
     return {"training": training, "state": "stopping"}
 
@@ -85,15 +85,20 @@ async def stop_training(request: Request, store: str, at: StoreOf, training: str
 @router.get("/{training}/log", summary="Read what a training has printed", dependencies=[Depends(operator)])
 def training_log(request: Request, store: str, at: StoreOf, training: str) -> dict[str, Any]:
     """The end of what a training has printed that a server has started."""
-    known, _ = _known(request, store, at, training)
+    known, _ = known_training(request, store, at, training)
+    return {"training": training, "text": printed(known, LOG_BYTES)}
+
+
+def printed(training: Training, size: int) -> str:
+    """The last `size` bytes of what a training has printed, masked. Raises Problem when no server has started it."""
     try:
-        with open(known.folder / LOG, "rb") as f:
-            f.seek(max(0, f.seek(0, os.SEEK_END) - LOG_BYTES))
-            text = f.read().decode("utf-8", "replace")
+        with open(training.folder / LOG, "rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - size))
+            text = f.read(size).decode("utf-8", "replace")
     except FileNotFoundError:
         raise Problem(404, "No log", "no server has started this training", "training",
                       "its output went to the terminal that started it") from None
-    return {"training": training, "text": outward_text(text, [])}
+    return outward_text(text, [])
 
 
 async def _start(request: Request, at: Store, training: Training, options: Options, by: str) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def _training(request: Request, store: str, at: Store, given: Given) -> Training
     return Training(given.name, given.run, Path(folders[0]) / given.name)
 
 
-def _known(request: Request, store: str, at: Store, name: str) -> tuple[Training, starts.Start]:
+def known_training(request: Request, store: str, at: Store, name: str) -> tuple[Training, starts.Start]:
     return starts.known_training(at, folders_of(request, store), name)
 
 

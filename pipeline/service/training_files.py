@@ -7,6 +7,7 @@ request that comes while the first reading takes longer than a query may is told
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -222,6 +223,7 @@ class MetricsFile:
     def _begin(self, inode: int | None) -> None:
         self._inode, self._offset = inode, 0
         self.losses, self.starts = Losses(), list[dict[str, Any]]()
+        self._turns = 0                                       # starts, resumes and rewinds so far
         self.spikes: deque[dict[str, Any]] = deque(maxlen=SPIKES)
         self.rewinds: deque[dict[str, Any]] = deque(maxlen=SPIKES)
         self._phase, self._before = b"", LossWindow()
@@ -255,6 +257,7 @@ class MetricsFile:
         if head is None:
             return
         event, step = head
+        self._turns += event in ("start", "resume", "rewind")
         if event in ("start", "resume"):
             self.starts = [*(self.starts if event == "resume" else []), _parsed(text)][-1:]
             kept = [s for s in self.spikes if s["step"] <= (step if event == "resume" else -1)]
@@ -282,6 +285,13 @@ class MetricsFile:
                                 "distance": distance, "skipped": skipped, "why": line.get("why")})
         elif loss is not None:
             self._before.add(loss)
+
+    @property
+    def plot(self) -> str:
+        """An id that changes when what the plot shows does: a line of a long file is often not among those kept. Each
+        step is written once between two turns, so that the numbers of the steps stand for their lines."""
+        shown = json.dumps([self._inode, self._turns, self.starts, self.losses.numbers()])
+        return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 
     @property
     def phases(self) -> list[dict[str, Any]]:

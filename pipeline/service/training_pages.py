@@ -17,6 +17,8 @@ from pipeline.service.session import Role
 from pipeline.service.stores import StoreOf
 from pipeline.store.fs import Store
 
+#: states in which a page is kept current
+GOING = ("starting", "running")
 #: runs of which a training can be started on the page
 RUNS = 200
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
@@ -27,7 +29,8 @@ async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLRespo
     """The trainings of a store."""
     listed = await run_in_threadpool(trainings.list_trainings, request, store, at)
     return page(request, "trainings.html.j2", store=store, listed=listed, runs=await run_in_threadpool(_runs, at),
-                named=bool(trainings.folders_of(request, store)))
+                named=bool(trainings.folders_of(request, store)),
+                going=any(training["state"] in GOING for training in listed["trainings"]))
 
 
 def _runs(store: Store) -> list[str]:
@@ -42,9 +45,10 @@ async def training_page(request: Request, store: str, at: StoreOf, training: str
     shown = await trainings.show_training(request, store, at, training, queries)
     log = ""
     if shown["log"] and role is Role.operator:
-        printed = await run_in_threadpool(training_control.training_log, request, store, at, training)
-        log = printed["text"]
-    return page(request, "training.html.j2", store=store, shown=shown, training=training, log=log)
+        known, _ = await run_in_threadpool(training_control.known_training, request, store, at, training)
+        log = await run_in_threadpool(training_control.printed, known, training_control.PAGE_BYTES)
+    return page(request, "training.html.j2", store=store, shown=shown, training=training, log=log,
+                going=shown["state"] in GOING)
 
 
 @router.get("/stores/{store}/trainings/{training}/step")

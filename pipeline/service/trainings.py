@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from pipeline.base.visible import visible
 from pipeline.service.access import viewer
+from pipeline.service.conditional import UNCHANGED, IfNoneMatch, unchanged
 from pipeline.service.datasets import QueriesOf, Unmasked, allow_unmasked, answer
 from pipeline.service.problems import finite
 from pipeline.service.runs import REPORT_POLICY
 from pipeline.service.shard_sets import add_documents, curriculum_of
 from pipeline.service.shards import Run, StepNumber
 from pipeline.service.stores import StoreOf, read_file
-from pipeline.service.training_files import METRICS, Metrics, Training, Unreadable, summary_of
+from pipeline.service.training_files import METRICS, Metrics, MetricsFile, Training, Unreadable, summary_of
 from pipeline.service.training_starts import all_trainings, known_training, standing_now
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text, scrub_value
@@ -55,18 +56,19 @@ def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
 async def show_training(request: Request, store: str, at: StoreOf, training: str,
                         queries: QueriesOf) -> dict[str, Any]:
     """How it stands; its losses over tokens by source, held-out losses, phases, spikes, returns to a checkpoint; the
-    summary when it has ended. At most some hundred points of each curve are given, evenly spread."""
+    summary when it has ended. At most some hundred points of each curve are given, evenly spread. `plot` changes when
+    `losses.svg` does."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
         entry, start = known_training(at, folders_of(request, store), training)
         document = standing_now(entry, start)
         if not (entry.folder / METRICS).is_file():                # it has just been started
-            return {**document, "phases": [], "curves": {"steps": [], "evals": []}, "spikes": [], "rewinds": [],
-                    "summary": None}
+            return {**document, "phases": [], "curves": {"steps": [], "evals": []}, "plot": None, "spikes": [],
+                    "rewinds": [], "summary": None}
         file = metrics_of(request).of(entry, stop)
-        return {**document, "phases": file.phases, "curves": file.losses.points(), "spikes": list(file.spikes),
-                "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(entry)}
+        return {**document, "phases": file.phases, "curves": file.losses.points(), "plot": file.plot,
+                "spikes": list(file.spikes), "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(entry)}
 
     return await answer(request, stop, call)
 
@@ -80,21 +82,31 @@ def _summary(training: Training) -> dict[str, Any] | None:
     return {**finite(summary), "sample": scrub_text(text[:SAMPLE]) if isinstance(text, str) else None}
 
 
-@router.get("/{training}/losses.svg", summary="Draw the losses", response_class=Response)
-async def draw_losses(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf) -> Response:
-    """Loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer draws them."""
+@router.get("/{training}/losses.svg", summary="Draw the losses", response_class=Response, responses=UNCHANGED)
+async def draw_losses(
+        request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
+        plot: Annotated[str, Query(max_length=100, description="ignored; gives each plot its own address")] = "",
+        if_none_match: IfNoneMatch = None) -> Response:
+    """Loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer draws them. A client
+    that sends the ETag of the last plot as If-None-Match gets 304 until there is another, and nothing is drawn."""
     stop = queries.stop()
 
-    def call() -> str:
+    def call() -> Response:
         file = metrics_of(request).of(known_training(at, folders_of(request, store), training)[0], stop)
-        try:
-            return svg([*file.starts, *file.losses.lines()])
-        except (*DAMAGED, ValueError) as e:
-            raise Unreadable(f"its metrics cannot be drawn ({type(e).__name__}): they are damaged, or of another "
-                             f"version", "training", "see its figures instead") from None
+        tag = f'"{file.plot}"'
+        return unchanged(if_none_match, tag) or Response(
+            visible(_drawn(file)), media_type="image/svg+xml",
+            headers={"Content-Security-Policy": REPORT_POLICY, "ETag": tag})
 
-    return Response(visible(await answer(request, stop, call)), media_type="image/svg+xml",
-                    headers={"Content-Security-Policy": REPORT_POLICY})
+    return await answer(request, stop, call)
+
+
+def _drawn(file: MetricsFile) -> str:
+    try:
+        return svg([*file.starts, *file.losses.lines()])
+    except (*DAMAGED, ValueError) as e:
+        raise Unreadable(f"its metrics cannot be drawn ({type(e).__name__}): they are damaged, or of another version",
+                         "training", "see its figures instead") from None
 
 
 @router.get("/{training}/steps/{step}", summary="Explain a step")

@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from pipeline.service.settings import Settings
 from tests.browser.conftest import serving, settings_of
 from tests.browser.pages import faults, kinds_of_pages, tab_order
 from tests.service.shard_site import make_site
-from tests.service.test_trainings import SPIKE, write_training
+from tests.service.test_trainings import SPIKE, STEPS, write_training
 
 pytestmark = pytest.mark.slow
 Open = Callable[..., Page]
@@ -58,9 +60,8 @@ def test_a_training_is_started_watched_to_its_end_and_explained(origin: str, ope
     state = page.locator("main .state")
     expect(state).to_have_text(re.compile("starting|running"))
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    while state.inner_text() in ("starting", "running"):
-        page.get_by_role("link", name="Refresh").click()
     page.get_by_text("What it has printed").click()
+    expect(page.get_by_role("status")).to_contain_text("The training has ended")
     assert state.inner_text() == "done", page.locator("details pre").inner_text()
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "32")
     plot = page.get_by_role("img", name="Loss and learning rate")
@@ -114,3 +115,155 @@ def test_pages_with_shards_and_trainings_are_accessible(origin: str, settings: S
     for address in [*addresses, "/stores/main/shards?id=a"]:
         page.goto(address, wait_until="networkidle")
         assert (address, tab_order(page), faults(page)) == (address, [], [])
+
+
+# -- the page of a training that runs --------------------------------------------------------------------------------
+#: a page with a mark that a reload would remove, and a list of what happened to its plot while it was exchanged
+MARKED = """() => {
+  window.mark = 'not loaded again';
+  window.plots = [];
+  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => {
+    if (node.nodeName === 'IMG') window.plots.push(node.complete && node.naturalWidth > 0);
+  }))).observe(document.body, {childList: true, subtree: true});
+}"""
+PERIOD_MS = 3000
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """The folder of a training that runs on another machine, as it seems."""
+    folder = tmp_path / "store/runs/live/train"
+    write_training(folder)
+    (folder / "trainer.pid").touch()
+    (folder / "train.log").write_text("it begins\n")
+    return folder
+
+
+@pytest.fixture
+def watching(running: Path, tmp_path: Path, open_page: Open) -> Iterator[Page]:
+    """Its page, whose clock `poll` puts forward."""
+    with serving(settings_of({"s": tmp_path / "store"})) as place:
+        page = open_page(place, "narrow")
+        page.clock.install()
+        page.goto("/stores/s/trainings/live")
+        page.evaluate(MARKED)
+        poll(page)
+        expect(page.get_by_role("status")).to_have_text("Live.")
+        yield page
+        assert page.evaluate("window.mark") == "not loaded again"
+
+
+def poll(page: Page) -> None:
+    with page.expect_response(lambda answer: answer.url.endswith("/trainings/live")):
+        page.clock.run_for(PERIOD_MS)
+
+
+def add_step(folder: Path, step: int, **more: Any) -> None:
+    line = {"v": 1, "event": "step", "step": step, "tokens": 100 * step, "loss": 2.5, "streams": {"web": 2.5},
+            "lr": 0.01, **more}
+    with open(folder / "metrics.jsonl", "a") as f:
+        f.write(json.dumps(line) + "\n")
+
+
+def test_a_running_trainings_page_changes_in_place_and_disturbs_nobody(running: Path, watching: Page) -> None:
+    plots: list[str] = []
+    watching.on("request", lambda request: plots.append(request.url) if "losses.svg" in request.url else None)
+    watching.get_by_text("What it has printed").click()
+    field = watching.get_by_label("Explain step")
+    field.fill("12345")
+    field.evaluate("(e) => e.setSelectionRange(1, 3)")
+    region = watching.get_by_role("region", name="Losses over tokens")
+    region.evaluate("(e) => { e.scrollLeft = 70 }")
+    watching.evaluate("scrollTo(0, 210)")
+    add_step(running, STEPS + 1, skipped=True, why="<b>odd</b>")
+    poll(watching)
+    spikes = watching.get_by_role("region", name="Spikes").get_by_role("row")
+    expect(spikes.nth(1)).to_contain_text("skipped: <b>odd</b>")
+    expect(watching.get_by_role("progressbar")).to_have_attribute("value", str(STEPS + 1))
+    expect(field).to_be_focused()
+    expect(field).to_have_value("12345")
+    assert field.evaluate("(e) => [e.selectionStart, e.selectionEnd]") == [1, 3]
+    expect(watching.locator("details")).to_have_attribute("open", "")
+    assert region.evaluate("(e) => e.scrollLeft") == 70 and watching.evaluate("scrollY") == 210
+    watching.wait_for_function("window.plots.length === 1")
+    poll(watching)                                                 # nothing has changed
+    poll(watching)
+    assert watching.evaluate("window.plots") == [True] and len(plots) == 1, "drawn once, and shown when it was there"
+    assert faults(watching) == []
+
+
+def test_a_link_with_the_focus_leads_where_it_did_when_rows_come_before_it(running: Path, watching: Page) -> None:
+    link = watching.get_by_role("link", name=str(SPIKE), exact=True)
+    link.focus()
+    add_step(running, STEPS + 1, skipped=True)
+    poll(watching)
+    expect(watching.get_by_role("link", name=str(STEPS + 1), exact=True)).to_be_visible()
+    expect(link).to_be_focused()
+
+
+def test_the_button_that_stops_a_training_never_becomes_the_one_that_resumes_it(running: Path,
+                                                                                watching: Page) -> None:
+    stop = watching.get_by_role("button", name="Stop")
+    stop.focus()
+    add_step(running, STEPS + 1)
+    poll(watching)
+    expect(stop).to_be_focused()
+    (running / "trainer.pid").unlink()
+    poll(watching)
+    expect(watching.get_by_role("button", name="Resume")).to_be_visible()
+    expect(watching.locator("main")).to_be_focused()
+    expect(watching.get_by_role("status")).to_have_text("The training has ended: stopped.")
+
+
+def test_the_end_of_a_training_is_said_and_ends_the_polling(running: Path, watching: Page) -> None:
+    asked: list[str] = []
+    (running / "summary.json").write_text(json.dumps({"heldout_loss": 3.2}))
+    poll(watching)
+    expect(watching.get_by_role("status")).to_have_text("The training has ended: done.")
+    expect(watching.locator("main .state")).to_have_text("done")
+    expect(watching).to_have_title(re.compile("^live: done"))
+    expect(watching.get_by_role("heading", name="Summary")).to_be_visible()
+    watching.on("request", lambda request: asked.append(request.url))
+    watching.clock.run_for(20 * PERIOD_MS)
+    assert asked == [] and faults(watching) == []
+
+
+def test_a_server_that_is_away_is_said_and_asked_again(running: Path, watching: Page, watched: list[str]) -> None:
+    answers: dict[str, Callable[[Route], None]] = {
+        "does not answer. Trying again": lambda route: route.abort(),
+        "(503). Trying again": lambda route: route.fulfill(status=503)}
+    for words, answer in answers.items():
+        watching.route("**/trainings/live", answer)
+        watching.clock.run_for(PERIOD_MS)
+        expect(watching.get_by_role("status")).to_contain_text(words)
+        watching.unroute("**/trainings/live")
+        poll(watching)
+        expect(watching.get_by_role("status")).to_have_text("Live.")
+    assert all("Failed to load" in complaint for complaint in watched)         # which the browser notes itself
+    watched.clear()
+
+
+def test_a_hidden_page_asks_for_nothing_until_it_is_seen(running: Path, watching: Page) -> None:
+    asked: list[str] = []
+    watching.on("request", lambda request: asked.append(request.url))
+    watching.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    watching.clock.run_for(20 * PERIOD_MS)
+    assert asked == []
+    with watching.expect_response(lambda answer: answer.url.endswith("/trainings/live")):
+        watching.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_the_list_of_trainings_follows_them_while_one_runs(running: Path, tmp_path: Path, open_page: Open) -> None:
+    with serving(settings_of({"s": tmp_path / "store"})) as place:
+        page = open_page(place)
+        page.clock.install()
+        page.goto("/stores/s/trainings")
+        row = page.get_by_role("row").filter(has_text="live")
+        add_step(running, STEPS + 7)
+        page.clock.run_for(2 * PERIOD_MS)
+        expect(row).to_contain_text(f"{STEPS + 7} of 48")
+        (running / "summary.json").write_text("{}")
+        page.clock.run_for(2 * PERIOD_MS)
+        expect(row).to_contain_text("done")
+        expect(page.get_by_role("status")).to_have_text("No training runs any more.")
+        assert faults(page) == []

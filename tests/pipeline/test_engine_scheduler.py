@@ -455,8 +455,10 @@ def test_queue_pops_the_largest_tasks_of_a_kind_first_however_many_at_a_time():
         queue = TaskQueue(lambda keys: {})
         queue.add(specs)
         list(queue.read(1000))
-        orders.append([spec.key for kind in queue.kinds() for _ in iter(lambda: queue.waiting.get(kind), None)
-                       for spec in queue.pop(kind, most)])
+        orders.append([])
+        for kind in queue.kinds():
+            while kind in queue.waiting:
+                orders[-1] += [spec.key for spec in queue.pop(kind, most)]
         assert not len(queue)
     assert orders[0] == orders[1] == orders[2]
     first = [s for s in specs if s.key in orders[0][:50]]

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.clock import Clock
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
-from pipeline.plan.inputs import InputError, list_source
+from pipeline.plan.inputs import InputError, check_there, list_source
 from pipeline.plan.provenance import read_provenance
 from pipeline.store.content_keys import content_key
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
@@ -150,6 +150,22 @@ def test_a_glob_on_object_storage_lists_files_only_and_no_hidden_ones(tmp_path):
               for pattern in ("in/*", "in/*.txt", "in/**/*.txt", "in/.*")}
     assert listed == {"in/*": ["a.txt"], "in/*.txt": ["a.txt"], "in/**/*.txt": ["a.txt", "e.txt/f.txt", "g/h.txt"],
                       "in/.*": [".b.txt"]}
+
+
+def test_a_check_for_files_refuses_what_a_listing_refuses(tree):
+    """With the same words, and it ends with the first file."""
+    (tree / "a/only").symlink_to(tree.parent / "nowhere")
+    os.mkfifo(tree / "a/pipe")
+    for patterns in (["a"], ["a/*.txt"], ["a/1.txt"], ["a/**"], ["a/*.nothing"], ["nothing"], ["nothing/*"], ["a/only"],
+                     ["a/pipe"], ["a/b/*.txt", "a/*.nothing"], ["elsewhere", "s3://b/in"], ["a/there"], ["a/*/3.txt"]):
+        outcomes = []
+        for look in (list_source, check_there):
+            try:
+                look("s", patterns, base=str(tree), suffixes=(".txt",))
+                outcomes.append("")
+            except InputError as e:
+                outcomes.append(str(e))
+        assert outcomes[0] == outcomes[1], patterns
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

@@ -135,6 +135,17 @@ def test_canonical_yaml_runs_from_anywhere(load, tmp_path):
     assert again.tokenizer.load == str(tmp_path / "tok.json") and again.code == mine.code
 
 
+def test_canonical_yaml_resolves_leading_parent_folders(tmp_path):
+    """The service refuses paths with `..`, also in a recipe that a run has kept."""
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    recipe = tmp_path / "real" / "deep" / "recipe.yaml"
+    recipe.write_text(CONTRACT.replace("data/*.warc.gz", "../../data/a/../*.warc.gz"))
+    for base in ("real/deep", "link"):
+        kept = yaml.safe_load(load_recipe(tmp_path / base / "recipe.yaml").canonical_yaml())
+        assert kept["sources"]["web"]["path"] == [f"{tmp_path}/data/a/../*.warc.gz"], base
+
+
 def test_scalars_follow_yaml_1_2(load):
     plain = "train: {optimizer: {groups: {lr: 1e-3, x: yes, t: 2026-01-01, z: 0x10, n: ~}}}"
     recipe = load(SMALL.replace("{read: warc,", "{read: jsonl, keep: [no, on, 'true'],") + plain)

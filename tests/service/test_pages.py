@@ -42,9 +42,9 @@ TAGS = re.compile(
     "bdi|del|ins|textarea|output|br|img|svg|g|rect|path|text")
 ATTRIBUTES = re.compile(
     "lang|charset|name|content|rel|href|nonce|src|defer|class|id|tabindex|method|action|type|value|max|for|required|"
-    "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|aria-label|aria-labelledby|"
-    "aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|hidden|data-cube|data-field|data-now|alt|width|height|"
-    "viewbox|x|y|rx|d|text-anchor")
+    "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|data-from|data-every|data-ended|"
+    "data-key|aria-label|aria-labelledby|aria-current|aria-describedby|min|max|step|checked|rows|download|spellcheck|"
+    "hidden|data-cube|data-field|data-now|alt|width|height|viewbox|x|y|rx|d|text-anchor")
 DATASET = "/stores/main/datasets/clean"
 RECIPE = """
 version: 1
@@ -131,7 +131,7 @@ def read(client: TestClient, where: str, status: int = 200) -> Any:
         assert isinstance(element.tag, str), "a comment"
         assert TAGS.fullmatch(element.tag), element.tag
         assert all(ATTRIBUTES.fullmatch(name) for name in element.attrib), element.attrib
-        for name in ("href", "src", "action", "data-events"):
+        for name in ("href", "src", "action", "data-events", "data-from"):
             assert re.match(r"/(?!/)|#", element.get(name, "/")), element.get(name)
         if element.tag in ("script", "link"):
             assert element.get("nonce") == nonce[1] or element.get("rel") == "icon"

@@ -40,14 +40,14 @@ SITE = "/api/v1/stores/store"
 class Site:
     """A server over one store, with a folder of inputs that it allows."""
 
-    def __init__(self, top: Path, **settings: Any) -> None:
+    def __init__(self, top: Path, roots: tuple[str, ...] = (), **settings: Any) -> None:
         self.data, self.store = top / "data", Store(top / "store")
         (top / "store").mkdir(exist_ok=True)
         (self.data / "docs").mkdir(parents=True, exist_ok=True)
         for i in range(6):
             (self.data / "docs" / f"d{i}.txt").write_text("\n".join(sentences()[i:i + 8]))
         self.settings = Settings({"store": self.store.root}, viewer_token=VIEWER, operator_token=OPERATOR,
-                                 allowed_roots=(str(self.data),), backend="inline", **settings)
+                                 allowed_roots=(str(self.data), *roots), backend="inline", **settings)
         self.app = create_app(self.settings)
         self.client = TestClient(self.app, base_url="http://127.0.0.1:8700", raise_server_exceptions=False)
 
@@ -80,6 +80,19 @@ def test_validate_lists_warnings_of_lint(site):
     assert document["valid"] and document["run"].startswith("two-")
     assert [p["severity"] for p in document["problems"]].count("warning") >= 1
     assert any(p["key"].startswith("datasets.clean") and p["line"] == 5 for p in document["problems"])
+
+
+def test_validate_warns_of_a_source_without_files_as_a_plan_refuses_it(site):
+    missing = RECIPE.replace("path: docs", "path: ['docs/d0.txt', 'docs/*.nothing']")
+    document = site.post("/recipes/validate", {"recipe": missing}).json()
+    assert document["valid"] and document["run"]
+    [warning] = [p for p in document["problems"] if p["key"] == "sources.docs.path"]
+    assert (warning["severity"], warning["file"], warning["line"]) == ("warning", "recipe.yaml", 3)
+    assert "docs/*.nothing" in warning["message"] and warning["remedy"]
+    refused = site.post("/recipes/plan", {"recipe": missing}).json()
+    assert (refused["detail"], refused["remedy"]) == (warning["message"], warning["remedy"])
+    problems = site.post("/recipes/validate", {"recipe": RECIPE}).json()["problems"]
+    assert not [p for p in problems if p["key"].startswith("sources")]
 
 
 def test_a_plan_is_what_the_command_says(site, capsys):

@@ -191,6 +191,49 @@ def test_the_plot_is_an_svg_without_script(trained):
     assert {"polyline", "style"} <= tags and "script" not in tags
 
 
+def test_the_plot_is_drawn_again_only_when_it_would_show_something_else(trained, tmp_path):
+    write_training(tmp_path / "more/own", 1000)                   # of these, every second or fourth is kept
+    metrics = tmp_path / "more/own/metrics.jsonl"
+    client = client_of({"main": trained}, trainings={"main": (str(tmp_path / "more"),)})
+    line = {"v": 1, "event": "step", "step": 1000, "tokens": 7, "loss": 1.0, "streams": {}}
+
+    def tag_after(*lines: dict[str, Any]) -> str:
+        with open(metrics, "a") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines)
+        answer = client.get(f"{API}/own/losses.svg", headers={"If-None-Match": tags[-1]} if tags else {})
+        assert answer.status_code == (304 if answer.headers["etag"] in tags[-1:] else 200)
+        assert bool(answer.content) == (answer.status_code == 200)
+        assert got(client, "/own")["plot"] == answer.headers["etag"].strip('"')
+        return answer.headers["etag"]
+
+    tags: list[str] = []
+    for step in range(1001, 1013):
+        tags.append(tag_after({**line, "step": step}))
+    assert 1 < len(set(tags)) < len(tags) / 2
+    back = {"v": 1, "event": "rewind", "step": 1000, "steps": 12}
+    before = tags[-1]
+    tags.append(tag_after(back, *({**line, "step": step, "loss": 2.0} for step in range(1001, 1013))))
+    assert tags[-1] != before, "the same steps, another loss"
+    tree = read(client, "/stores/main/trainings/own")
+    answer = client.get(tree.xpath("//img/@src")[0])
+    assert answer.status_code == 200 and answer.headers["etag"] == tags[-1]
+
+
+def test_pages_of_trainings_are_kept_current_only_while_one_runs(trained, tmp_path):
+    folder = tmp_path / "more/own"
+    write_training(folder)
+    client = client_of({"main": trained}, trainings={"main": (str(tmp_path / "more"),)})
+    for going in (False, True):
+        if going:
+            (folder / "trainer.pid").touch()                      # on another machine, as it seems
+        for page in ("/stores/main/trainings", "/stores/main/trainings/own"):
+            tree = read(client, page)
+            [live] = tree.xpath("//div[@id='live']")
+            scripts, status = tree.xpath("//script"), tree.xpath("//p[@role='status']")
+            assert [len(scripts), len(status), "data-every" in live.attrib] == [going] * 3
+            assert live.get("data-from") == page
+
+
 def test_a_spike_leads_to_its_documents_as_the_command_names_them(trained, capsys):
     from trainer.__main__ import main
 

@@ -17,7 +17,7 @@ import pytest
 from fsspec.utils import glob_translate
 
 from pipeline.plan.file_list import FileList
-from pipeline.plan.inputs import list_source
+from pipeline.plan.inputs import InputError, check_there, list_source
 from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -233,6 +233,21 @@ def test_an_interrupted_listing_goes_on_where_it_stopped(gcs, tmp_path):
 def test_a_bucket_that_does_not_exist_is_not_an_empty_one(gcs):
     with pytest.raises(StoreError, match=r"gs://other/in"):
         list_source("s", ["gs://other/in/*.txt"])
+
+
+def test_a_check_for_files_ends_with_the_first_page_that_has_one(gcs):
+    gcs.objects |= {f"in/{i:04d}.{'txt' if i > 150 else 'log'}": (b"x", i) for i in range(1000)}
+    gcs.page, starts = 100, []
+    gcs.on_list = lambda query: starts.append(query.get("startOffset", ""))
+    # whether a path is an object takes a listing, too
+    for pattern, suffixes, pages in (("gs://bucket/in", (), 1 + 1), ("gs://bucket/in/*.txt", (), 2),
+                                     ("gs://bucket/in", (".txt",), 1 + 2), ("gs://bucket/in/0999.txt", (".gz",), 1)):
+        starts.clear()
+        check_there("s", [pattern], suffixes=suffixes)
+        assert len(starts) == pages, pattern
+    for pattern, suffixes in (("gs://bucket/in/*.gz", ()), ("gs://bucket/in", (".gz",)), ("gs://bucket/inn", ())):
+        with pytest.raises(InputError, match=f"no object matches '{re.escape(pattern)}'"):
+            check_there("s", ["gs://bucket/in", pattern], suffixes=suffixes)
 
 
 def test_a_run_removes_the_journal_of_its_listing(gcs, tmp_path):

@@ -1,0 +1,76 @@
+"""Fetches what is needed of a source in object storage, for `pipeline.service.read_source`. It runs as a process of its
+own, which can be ended in time. It has the credentials of the server and parses nothing of what it fetches. The process
+that parses it has neither credentials nor a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.base.process import die_with_parent, limit_data
+from pipeline.plan.inputs import remote_root
+from pipeline.recipe.confine import refusal
+from pipeline.service.read_source import LONGEST, way_of
+from pipeline.store.errors import StoreError
+from pipeline.store.remote import connect
+
+#: memory of the process; bytes that are fetched from the beginning of a record of a WARC file on
+MEMORY, RECORD = 1 << 30, 64 << 20
+
+
+def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Fetch the object of a document to the new file `target`. What is not needed of it is a hole there. Returns
+    {"refused": true} if it does not lie below one of the URLs in `roots`, {"failed": why}, or {"size"}. That the
+    patterns of the source lie there was checked before."""
+    url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
+    if refusal(url, os.sep, request["roots"]) is not None:
+        return {"refused": True}
+    folder, _, name = url.rpartition("/")
+    remote = connect(folder)
+    entry = remote.head(name)
+    if entry is None:
+        return {"failed": "the file is not there any more"}
+    start, stop = _needed(request, entry.size)
+    if stop - start > request["most"]:
+        return {"failed": f"it lies in object storage, and to find its record {stop - start:,} bytes would have to be "
+                          f"fetched, where the limit is {request['most']:,}"}
+    remote.download(name, request["target"], entry.size, [(start, stop)] if start < stop else [])
+    return {"size": entry.size}
+
+
+def _needed(request: Mapping[str, Any], size: int) -> tuple[int, int]:
+    """The bytes of an object, which has `size` of them, that are read for a document."""
+    offset = request["locator"]["offset"]
+    match way_of(request):
+        case "file":
+            return 0, min(size, LONGEST)
+        case "line":
+            return offset, min(size, offset + LONGEST)
+    if request["reader"] == "warc" and (offset or not request["locator"]["record"]):
+        return offset, min(size, offset + RECORD)
+    return 0, size
+
+
+def main() -> None:
+    die_with_parent(os.getppid())
+    limit_data(MEMORY)
+    request = json.loads(sys.stdin.buffer.read())
+    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    try:
+        result = fetch(request)
+    except FileNotFoundError:
+        result = {"failed": "the file is not there any more"}
+    except (OSError, StoreError, ValueError) as e:
+        # an error of the storage may name its address, and who asks: neither is for an answer
+        result = {"failed": f"object storage does not give it out ({type(e).__name__})"}
+    answer.write(json.dumps(result))
+    answer.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+// Keeps the part of a page with the id `live` current: loads the page at data-from again every data-every milliseconds,
+// and changes only what differs, in place. So the focus, an open <details>, a half-filled form, a selection and what is
+// scrolled stay as they are. When the new page has no data-every, it is final, and its data-ended says why.
+// The server makes all HTML; nothing from an answer becomes code here.
+"use strict";
+const SLOWEST_MS = 60_000;
+const connection = document.getElementById("connection");
+
+// a screen reader reads the line aloud when it changes, so it is left alone when it does not
+function say(text) {
+  if (connection.textContent !== text) connection.textContent = text;
+}
+
+// what a node is among its siblings: those without a name of their own are told apart by their places alone. A form has
+// that of its action: a button to stop something must never become, under the finger, one that resumes it.
+function key(node) {
+  const name = node.dataset?.key ?? (node.id || node.getAttribute?.("action") || node.getAttribute?.("aria-label"));
+  return `${node.nodeName} ${name ?? (/^H\d$/.test(node.nodeName) ? node.textContent : "")}`;
+}
+
+// makes the children of `old` those of `fresh`; a child that both have stays. Adds to `images` those that load.
+function merge(old, fresh, images) {
+  const wanted = new Set([...fresh.childNodes].map(key));
+  let at = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    while (at && key(at) !== key(child) && !wanted.has(key(at))) at = remove(at);
+    if (at && key(at) === key(child)) {
+      const next = at.nextSibling;
+      change(at, child, images);
+      at = next;
+    } else old.insertBefore(child, at);
+  }
+  while (at) at = remove(at);
+}
+
+function remove(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
+}
+
+function change(old, fresh, images) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if (old.nodeName === "IMG" && old.getAttribute("src") !== fresh.getAttribute("src")) {
+    images.push(exchange(old, fresh));
+    return;
+  }
+  const own = old.nodeName === "DETAILS" ? ["open"] : [];              // whoever reads the page opens and closes them
+  for (const { name } of [...old.attributes]) {
+    if (!fresh.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value && !own.includes(name)) old.setAttribute(name, value);
+  }
+  merge(old, fresh, images);
+}
+
+// the old image is shown until the new one can be
+async function exchange(old, fresh) {
+  const image = document.importNode(fresh);
+  await image.decode();
+  old.replaceWith(image);
+}
+
+// whether to ask again
+async function refresh() {
+  const live = document.getElementById("live");
+  let answer, text;
+  try {
+    answer = await fetch(live.dataset.from, { headers: { Accept: "text/html" }, redirect: "manual" });
+    text = await answer.text();
+  } catch {
+    say("The server does not answer. Trying again …");
+    return true;
+  }
+  if (!answer.ok) {
+    const again = answer.status === 429 || answer.status >= 500;
+    say(answer.type === "opaqueredirect" ? "Not live: signed out. Use Refresh." :
+      `The server reports a problem (${answer.status}). ${again ? "Trying again …" : "Use Refresh."}`);
+    return again;
+  }
+  const fresh = new DOMParser().parseFromString(text, "text/html");
+  const part = fresh.getElementById("live"), images = [];
+  const focused = live.contains(document.activeElement);
+  change(live, part, images);
+  // what had the focus has gone: the next Tab must not begin at the top of the page
+  if (focused && !live.contains(document.activeElement)) document.getElementById("content").focus({ preventScroll: true });
+  document.title = fresh.title;
+  await Promise.allSettled(images);
+  say(part.dataset.every ? "Live." : part.dataset.ended);
+  return Boolean(part.dataset.every);
+}
+
+function pause(ms) {
+  return new Promise((wake) => { setTimeout(wake, ms); });
+}
+
+async function visible() {
+  while (document.hidden) {
+    await new Promise((wake) => { document.addEventListener("visibilitychange", wake, { once: true }); });
+  }
+}
+
+async function follow() {
+  for (let took = 0, again = true; again;) {
+    // a server that takes long is asked less often
+    await pause(Math.max(Number(document.getElementById("live").dataset.every), Math.min(10 * took, SLOWEST_MS)));
+    await visible();
+    const began = performance.now();
+    again = await refresh();
+    took = performance.now() - began;
+  }
+}
+
+follow().catch(() => say("Not live. Use Refresh."));
