@@ -15,6 +15,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict, deque
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,8 @@ REMEMBERED, MOST = 64, 1000
 #: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before it in its phase,
 #: of which there must be LEAST; the latest SPIKES are kept
 SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
-#: lines between two looks at the clock
-LINES = 2000
+#: lines between two looks at the clock, and bytes of the longest line
+LINES, LONGEST = 2000, 1 << 20
 #: seconds without a new line after which a training that is on no process of this machine is not taken for running
 QUIET_S = 600.0
 _LOSS = re.compile(rb'"loss": (null|NaN|-?[\d.]+(?:e[-+]?\d+)?)')
@@ -236,9 +237,13 @@ class MetricsFile:
                 self._begin(info.st_ino)
             with open(self._path, "rb") as f:
                 f.seek(self._offset)
-                for number, text in enumerate(f):
+                for number in count():
                     if number % LINES == LINES - 1:
                         self._check(stop, info.st_size)
+                    text = f.readline(LONGEST)
+                    if len(text) == LONGEST:
+                        raise Unreadable("its metrics hold a line of more than 1 MB, so they are damaged", "training",
+                                         "remove that line")
                     if not text.endswith(b"\n"):
                         break
                     self._add(text)

@@ -124,6 +124,18 @@ def test_a_damaged_training_hides_no_other(trained, tmp_path, damage):
         assert answer.status_code == 200 or problem(answer, 409)["key"] == "training"
 
 
+def test_a_line_of_metrics_without_an_end_is_refused(trained, tmp_path):
+    """It may have gigabytes, which would all be in memory at once."""
+    write_training(tmp_path / "more/own")
+    with open(tmp_path / "more/own/metrics.jsonl", "a") as f:
+        f.write('{"event": "step", "x": "' + "x" * (1 << 20))
+    client = client_of({"main": trained}, "viewer", trainings={"main": (str(tmp_path / "more"),)})
+    for path in ("", "/losses.svg"):
+        refused = problem(client.get(f"{API}/own{path}"), 409)
+        assert refused["key"] == "training" and "1 MB" in refused["detail"]
+    assert {"main", "own"} <= {t["training"] for t in got(client)["trainings"]}
+
+
 def test_a_list_reads_no_folder_again_for_each_training(trained, tmp_path, monkeypatch):
     for i in range(30):
         write_training(tmp_path / f"more/t{i}", 1)
