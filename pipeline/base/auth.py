@@ -35,7 +35,8 @@ class ClusterError(TokenmillError):
 
 
 class NoAnswer(ClusterError):
-    """Nothing answers at the address of the cluster: its head node is down, or out of reach."""
+    """Raised when nothing answers at the address of the cluster: its head node is down, or out of reach. It may come
+    back, so a run of a queue waits for it."""
 
 
 class BadAddress(ClusterError):

@@ -182,8 +182,10 @@ def _admits(address: str, bearer: str | None) -> bool:
         except grpc.RpcError as e:
             if e.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
                 return False
-            raise NoAnswer(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see that "
-                           f"its head node runs (ray status) and the port is open") from None
+            kind = NoAnswer if e.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) \
+                else ClusterError
+            raise kind(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see that its "
+                       f"head node runs (ray status) and the port is open") from None
     return True
 
 
@@ -208,7 +210,7 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
         if own:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as e:                  # from Ray or gRPC
-        raise NoAnswer(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
+        raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
                            f"status), and run this on a machine of the cluster") from None
     try:
         nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerHostname"], n["NodeID"]))

@@ -23,7 +23,6 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
@@ -152,9 +151,16 @@ class Entry:
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def unreachable(self) -> int:
-        """Return how many starts in a row, the latest among them, have found that the cluster does not answer."""
-        ends = (e.kind for e in reversed(self.events) if e.kind not in ("start", "running"))
-        return sum(1 for _ in takewhile(lambda kind: kind == "unreachable", ends))
+        """Return how many starts in a row, up to the latest event, have found that the cluster does not answer."""
+        count, found = 0, False
+        for event in reversed(self.events):
+            if event.kind == "unreachable":
+                count, found = count + 1, True
+            elif event.kind == "start" and found:
+                found = False
+            elif event.kind != "running":
+                break
+        return count
 
     def deaths(self) -> int:
         """Return how many starts in a row have ended without a message and without having finished a task. A start

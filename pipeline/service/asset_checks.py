@@ -10,39 +10,50 @@ from typing import Literal
 import pyarrow as pa
 
 from pipeline.base.humanize import plural
+from pipeline.base.redact import redact
 from pipeline.engine.driver.sums import content_hash
 from pipeline.service.asset_figures import Figures, dataset_of, entered, removed_by
+from pipeline.service.duck import Stop
 from pipeline.service.parts import DATASET, FOLDERS
 from pipeline.service.problems import Problem
 from pipeline.service.stores import inside
 from pipeline.store.dataset import MANIFEST, MANIFEST_SCHEMA
-from pipeline.store.errors import StoreError
+from pipeline.store.errors import EnvironmentFailure, StoreError
 from pipeline.store.fs import Store
 
 Result = Literal["passed", "warning", "failed"]
 Check = dict[str, str]
 #: most published files that an answer compares with a listing; most files and messages that a check names
 MOST_FILES, NAMED = 20_000, 5
+#: files of a listing between two looks at the clock
+PAGE = 1000
+#: bytes of the largest manifest that is read: that of some 50,000 files
+MANIFEST_BYTES = 16 << 20
+TOO_MANY = "not compared, as there are too many files: tokenmill store verify compares them, and reads their bytes, too"
 #: the folder of the kept documents; the columns of a manifest that are read
 KEPT, COLUMNS = FOLDERS["kept"], pa.schema([MANIFEST_SCHEMA.field(name) for name in ("part", "bytes", "content")])
 
 
-def dataset_checks(at: Store, figures: Figures, most: int = MOST_FILES) -> dict[str, list[Check]]:
+def dataset_checks(at: Store, figures: Figures, stop: Stop, most: int = MOST_FILES) -> dict[str, list[Check]]:
     """The checks of each published dataset of a run, as {dataset: [{name, result, message}]}. `result` is passed,
-    warning or failed. At most `most` published files are compared with a listing."""
+    warning or failed. At most `most` published files are compared with a listing. Raises what `stop` raises, and
+    StoreError when the storage does not answer."""
     left = most
     out: dict[str, list[Check]] = {}
     for dataset in figures.names.datasets:
+        stop.check()
         tables, why = _manifests(at, dataset)
-        if not why and KEPT not in tables:
+        if not why and tables is not None and KEPT not in tables:
             why = f"nothing is published as {KEPT}/{dataset}"
         if why:
             published = [_check(name, "failed", why) for name in ("files", "content")]
+        elif tables is None:
+            published = [_check(name, "warning", TOO_MANY) for name in ("files", "content")]
         else:
-            published = [_files(at, dataset, tables, left), _content(figures, dataset, tables[KEPT])]
+            published = [_files(at, dataset, tables, left, stop), _content(figures, dataset, tables[KEPT])]
         out[dataset] = [_documents(figures, dataset), *published, _quarantined(figures, dataset),
                         _warnings(figures, dataset)]
-        left = max(0, left - sum(table.num_rows for table in tables.values()))
+        left = max(0, left - sum(table.num_rows for table in (tables or {}).values()))
     return out
 
 
@@ -78,9 +89,9 @@ def _lost(figures: Figures, dataset: str) -> dict[str, int]:
             for reason, n in figures.datasets[dataset].quarantined.items()}
 
 
-def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table], str]:
+def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table] | None, str]:
     """The manifests of a dataset, by folder (datasets, dropped, quarantine), and why one of them cannot be read ('' if
-    all can). A folder without a manifest is left out."""
+    all can). A folder without a manifest is left out. The manifests are None if one is too large to be read here."""
     tables: dict[str, pa.Table] = {}
     if not DATASET.fullmatch(dataset):                            # the report may be damaged
         return tables, "no dataset can have this name"
@@ -88,15 +99,19 @@ def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table], str]:
         path = f"{folder}/{dataset}/{MANIFEST}"
         try:
             inside(at, path)
+            if (at.size(path) or 0) > MANIFEST_BYTES:
+                return None, ""
             tables[folder] = at.table(path).select(COLUMNS.names).cast(COLUMNS)
         except FileNotFoundError:
             continue
+        except EnvironmentFailure:                                # nothing is wrong with the dataset
+            raise
         except (Problem, StoreError, KeyError, pa.ArrowException) as e:
-            return tables, f"{path} cannot be read ({e})"
+            return tables, f"{path} cannot be read ({redact(str(e))})"
     return tables, ""
 
 
-def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int) -> Check:
+def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, stop: Stop) -> Check:
     """Check that the published files are there, with the sizes that the manifests say. If there are more than `most`
     files, they are not listed."""
     files = sum(table.num_rows for table in tables.values())
@@ -106,10 +121,15 @@ def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int) -
     wrong = []
     for folder, table in tables.items():
         place = f"{folder}/{dataset}"
-        sizes = {entry.path.removeprefix(f"{place}/"): entry.size for entry in at.entries(place)}
-        wrong += [f"{place}/{part} {'has another size' if part in sizes else 'is missing'}"
-                  for part, size in zip(table["part"].to_pylist(), table["bytes"].to_pylist())
-                  if sizes.get(part) != size]
+        manifest = dict(zip(table["part"].to_pylist(), table["bytes"].to_pylist()))
+        listed: dict[str, int] = {}
+        for number, entry in enumerate(at.entries(place)):
+            if number % PAGE == 0:
+                stop.check()
+            if (part := entry.path.removeprefix(f"{place}/")) in manifest:      # others may lie there, too
+                listed[part] = entry.size
+        wrong += [f"{place}/{part} {'has another size' if part in listed else 'is missing'}"
+                  for part, size in manifest.items() if listed.get(part) != size]
     if wrong:
         return _check("files", "failed", _listed(wrong))
     absent = [f"{folder}/{dataset}" for folder in FOLDERS.values() if folder not in tables]

@@ -19,6 +19,7 @@ from pipeline.report.dag import draw
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.asset_checks import dataset_checks
 from pipeline.service.asset_figures import Figures, documents_of, read_figures
+from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
 from pipeline.service.pages import or_problem
 from pipeline.service.problems import Problem
@@ -39,13 +40,21 @@ NODE = ("name", "kind", "steps", "tasks")
 
 
 @router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
-async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer) -> dict[str, Any]:
+async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
+                      queries: QueriesOf) -> dict[str, Any]:
     """The nodes of a run's plan, and what hands documents to what. `state` says whether the store has the results that
     the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are done) or
     unknown. For operators the recipe is planned for this; others get the state unknown. `problems` says why a part of
     the answer is missing."""
     problems: list[dict[str, Any]] = []
-    made = await or_problem(run_in_threadpool(_made, at, run), problems)
+    stop = queries.stop()
+
+    def call() -> dict[str, Any]:
+        with queries.turn(stop):
+            figures = read_figures(at, run)
+            return {"figures": figures, "checks": dataset_checks(at, figures, stop)}
+
+    made = await or_problem(answer(request, stop, call), problems)
     planned = await or_problem(_planned(request, store, at, run, role), problems)
     figures, checks = (made["figures"], made["checks"]) if made else (None, {})
     plan, causes = (planned["plan"], planned["causes"]) if planned else (None, {})
@@ -58,12 +67,6 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
               for node in nodes]
     return {"store": store, "run": run, "report": figures is not None, "planned": plan is not None, "nodes": assets,
             "edges": edges, "total": plan and plan["total"], "changes": plan and plan["changes"], "problems": problems}
-
-
-def _made(at: Store, run: str) -> dict[str, Any]:
-    """What the run made: the figures of its report, and the checks of its datasets."""
-    figures = read_figures(at, run)
-    return {"figures": figures, "checks": dataset_checks(at, figures)}
 
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
@@ -113,9 +116,10 @@ def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, 
 
 # -- the page --------------------------------------------------------------------------------------------------------
 @page_router.get("/stores/{store}/runs/{run}/assets")
-async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer) -> HTMLResponse:
+async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
+                      queries: QueriesOf) -> HTMLResponse:
     """The assets of a run: their graph as a picture, and all facts of it in tables."""
-    document = await show_assets(request, store, run, at, role)
+    document = await show_assets(request, store, run, at, role, queries)
     states = Counter(node["state"] for node in document["nodes"] if node["state"])
     return page(request, "assets.html.j2", store=store, run=run, d=document, results=RESULTS,
                 states=[(word, states[word]) for word in (*STATES, UNKNOWN) if states[word]],

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -31,9 +31,6 @@ from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
 from pipeline.store.web import DIRECT
 
-if TYPE_CHECKING:
-    from pipeline.recipe.model import Recipe
-
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
 #: how many checks, and how many plans, may wait; further ones are refused
@@ -41,7 +38,7 @@ WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 #: seconds in which the first files of the sources are looked for
-LOOK_S = 5.0
+FILES_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 #: the result of checking a recipe that cannot be run, but for its problems
 NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
@@ -113,7 +110,7 @@ class CheckRoom:
 # -- in the process of its own ---------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
-    If it asks to `look`, a source without a file is a warning.
+    With its `find_files`, a source without a file is a warning.
 
     Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
     column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
@@ -137,8 +134,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["store"] is not None:
         plan, causes = _planned(recipe, request)
         warnings, texts = [], plan["warnings"]
-    elif request["look"]:
-        warnings += [_document(p, "warning") for p in _without_files(recipe)]
+    elif request["find_files"]:
+        warnings += [_document(p, "warning") for p in without_files(recipe)]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
@@ -157,26 +154,28 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
     return describe_plan(recipe, plan, states), stale_causes(plan, states, most)
 
 
-def _without_files(recipe: Recipe) -> list[RecipeProblem]:
-    """What a plan would say of sources that have no files or cannot be listed, as far as it is known after LOOK_S
-    seconds. The thread that looks ends with this process."""
+def without_files(recipe: Recipe) -> list[RecipeProblem]:
+    """What a plan would say of sources that have no files or cannot be listed, as far as it is known after FILES_S
+    seconds. The thread that lists them ends with this process."""
     from pipeline.plan.inputs import check_there
     from stages.catalog import reader_class
 
     problems: list[RecipeProblem] = []
 
-    def look() -> None:
+    def find_files() -> None:
         for name, source in recipe.sources.items():
             try:
                 check_there(name, source.path, base=recipe.base, root=source.root,
                             suffixes=reader_class(source.read).suffixes, follow_symlinks=source.follow_symlinks)
-            except TokenmillError as e:
+            except Exception as e:                                # such as a folder that the server may not read
+                why = str(e) if isinstance(e, TokenmillError) else (
+                    f"its files cannot be listed ({type(e).__name__}); see that the server may read the folder")
                 path = ("sources", name, "path")
-                problems.append(RecipeProblem(recipe.mark(path), path, str(e)))
+                problems.append(RecipeProblem(recipe.mark(path), path, why))
 
-    thread = threading.Thread(target=look, name="look", daemon=True)
+    thread = threading.Thread(target=find_files, name="files", daemon=True)
     thread.start()
-    thread.join(LOOK_S)
+    thread.join(FILES_S)
     return list(problems)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.base.process import die_with_parent, limit_data
 from pipeline.plan.inputs import remote_root
 from pipeline.recipe.confine import refusal
-from pipeline.service.read_source import LONGEST, way_of
+from pipeline.service.read_source import LONGEST, kind_of_place
 from pipeline.store.errors import StoreError
 from pipeline.store.remote import connect
 
@@ -44,7 +44,7 @@ def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 def _needed(request: Mapping[str, Any], size: int) -> tuple[int, int]:
     """The bytes of an object, which has `size` of them, that are read for a document."""
     offset = request["locator"]["offset"]
-    match way_of(request):
+    match kind_of_place(request):
         case "file":
             return 0, min(size, LONGEST)
         case "line":

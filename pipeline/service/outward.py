@@ -17,6 +17,8 @@ from stages.scrub.pii import scrub_text, scrub_value
 
 #: fields that only the server's own machine needs
 INWARD = ("address", "job", "traceback")
+#: an IP address with a port
+_PLACE = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]):\d{1,5}(?!\w)")
 #: fields with messages of tasks and libraries, which may quote a document
 WORDS = ("error", "failures", "running")
 
@@ -42,7 +44,8 @@ def cluster_addresses(facts: Mapping[str, Any], environment: Mapping[str, str] =
 
 
 def outward_text(text: str, addresses: list[str]) -> str:
-    """Returns `text` with the given addresses of clusters, secrets and personal data masked."""
+    """Returns `text` with the given addresses of clusters, secrets and personal data masked. An IP address with a port
+    is masked, too, because the address of a cluster that is called `auto` is not known here."""
     if addresses:
         text = re.sub("|".join(map(re.escape, addresses)), MASK, text)
-    return scrub_text(redact(text))
+    return scrub_text(redact(_PLACE.sub(MASK, text)))

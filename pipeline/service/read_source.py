@@ -23,7 +23,7 @@ MEMORY, LONGEST = 2 << 30, 4 << 20
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
 
 
-def way_of(request: Mapping[str, Any]) -> str:
+def kind_of_place(request: Mapping[str, Any]) -> str:
     """How the document is found: the `file` itself, a `line` of it, or a `record` that its reader cuts out of it."""
     locator = request["locator"]
     file = locator["file"].lower()
@@ -40,7 +40,7 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
     there are no bytes of its own). {} when the file has no such record any more."""
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
-    path, sub, way = request["path"], locator.get("sub") or "", way_of(request)
+    path, sub, way = request["path"], locator.get("sub") or "", kind_of_place(request)
     if way == "file":
         with open(path, "rb") as f:
             return _shown("file", f.read(LONGEST), os.path.getsize(path))

@@ -30,6 +30,7 @@ from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import StoreOf, check_run, read_file
 from pipeline.store.fs import Store
+from pipeline.store.web import DIRECT
 from stages.catalog import READERS
 from stages.scrub.pii import scrub_text
 from stages.scrub.rows import MARGIN
@@ -119,10 +120,11 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
         base = facts_of(store, name).get("base") or os.sep
         top = local_root(patterns, str(base), source.get("root"))
         return {**facts, "path": os.path.join(top, locator["file"])}
-    if not all(p.startswith(BUCKETS) for p in patterns):
+    root = source.get("root")
+    if not all(p.startswith(BUCKETS) for p in (*patterns, *([str(root)] if root else []))):
         raise NoSource("it lies on the web or on the Hugging Face hub, from which the service reads no sources", "run",
                        "tokenmill extract shows a copy of the file")
-    return {**facts, "patterns": patterns, "root": source.get("root")}
+    return {**facts, "patterns": patterns, "root": root}
 
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
@@ -145,8 +147,8 @@ def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     """The source with the `path` of a local copy, in `folder`, of what is needed of its object. Raises Problem unless
     the object lies below one of the URLs in `roots`."""
     path = os.path.join(folder, "source")
-    environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)}
-    result = _ask("fetch_source", {**source, "target": path}, environment, stop,
+    environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
+    result = _run_module("fetch_source", {**source, "target": path}, environment, stop,
                   "it was not fetched from object storage")
     if "refused" in result:
         raise _not_allowed()
@@ -155,7 +157,7 @@ def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     """What `read_source` says, in a process of its own."""
-    result = _ask("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
+    result = _run_module("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
                   confinement.scrubbed(os.environ), stop,
                   "its record was not reached, as the file cannot be entered in its middle,")
     if "what" not in result:
@@ -163,9 +165,10 @@ def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     return result
 
 
-def _ask(module: str, request: dict[str, Any], environment: Mapping[str, str], stop: Stop, late: str) -> dict[str, Any]:
+def _run_module(module: str, request: dict[str, Any], environment: Mapping[str, str], stop: Stop,
+                unfinished: str) -> dict[str, Any]:
     """What a module of the service answers to a request, in a process of its own. Raises NoSource when it fails, or
-    takes too long: `late` says then what was not done."""
+    takes too long: `unfinished` says then what was not done."""
     seconds = min(READ_S, stop.left)
     with subprocess.Popen([sys.executable, "-P", "-m", f"pipeline.service.{module}"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -174,7 +177,7 @@ def _ask(module: str, request: dict[str, Any], environment: Mapping[str, str], s
             data, _ = process.communicate(json.dumps(request).encode(), seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise NoSource(f"{late} within {seconds:.0f} s", "id",
+            raise NoSource(f"{unfinished} within {seconds:.0f} s", "id",
                            "tokenmill extract shows the file on the server's machine") from None
     stop.check()
     result: dict[str, Any] = json.loads(data) if data.strip() else {"failed": "the process that reads it died"}

@@ -54,7 +54,7 @@ async def validate(request: Request, given: Given) -> dict[str, Any]:
     """Check a recipe. Returns all errors and warnings, each with file, line, key and remedy. `valid` says whether the
     recipe can run, and `run` is the name that its run would get. That a source has no file is a warning, because its
     files may still come."""
-    result = await check_submission(request, submission_of(request, given), None, look=True)
+    result = await check_submission(request, submission_of(request, given), None, find_files=True)
     return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
 
 
@@ -214,16 +214,16 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
-                           causes: int = 0, look: bool = False) -> dict[str, Any]:
+                           causes: int = 0, find_files: bool = False) -> dict[str, Any]:
     """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan it in that store, and say
-    why up to `causes` nodes of the plan are stale. With `look`, also see whether its sources have files. Returns the
-    result of `pipeline.service.checks.check`."""
+    why up to `causes` nodes of the plan are stale. With `find_files`, also see whether its sources have files. Returns
+    the result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
         "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
         "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None,
-        "causes": causes, "look": look})
+        "causes": causes, "find_files": find_files})
     return result
 
 

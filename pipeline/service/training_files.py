@@ -218,11 +218,12 @@ class MetricsFile:
     """What is kept of a metrics.jsonl: losses, phases, spikes, rewinds."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._path, self._lock, self._readings = path, threading.Lock(), 0
         self._begin(None)
 
     def _begin(self, inode: int | None) -> None:
         self._inode, self._offset = inode, 0
+        self._readings += 1
         self.losses, self.starts = Losses(), list[dict[str, Any]]()
         self._turns = 0                                       # starts, resumes and rewinds so far
         self.spikes: deque[dict[str, Any]] = deque(maxlen=SPIKES)
@@ -294,8 +295,9 @@ class MetricsFile:
     @property
     def plot(self) -> str:
         """An id that changes when what the plot shows does: a line of a long file is often not among those kept. Each
-        step is written once between two turns, so that the numbers of the steps stand for their lines."""
-        shown = json.dumps([self._inode, self._turns, self.starts, self.losses.numbers()])
+        step is written once between two turns, so that the numbers of the steps stand for their lines, until the file
+        is written anew."""
+        shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 
     @property

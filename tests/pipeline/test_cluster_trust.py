@@ -72,6 +72,24 @@ def test_no_proxy_stands_between_us_and_a_cluster_on_loopback(serve, monkeypatch
     assert overheard == []
 
 
+@pytest.mark.parametrize(("failure", "waits"), [
+    (ConnectionError("ray cannot connect"), True), (TimeoutError("too late"), True),
+    (RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1\n    Python: 3.12.1"), False)])
+def test_a_run_waits_for_a_cluster_only_if_it_does_not_answer(failure, waits, tmp_path, monkeypatch):
+    """A cluster with another version of Ray never takes the run, and those behind it in the queue must not wait."""
+    from pipeline.engine.backends import ray_backend
+
+    def init(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(ray_backend.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_backend.ray, "init", init)
+    with pytest.raises(ClusterError, match="--address head:6379: cannot attach") as refused:
+        ray_backend.RayBackend(Store(tmp_path / "store"), address="head:6379").start()
+    assert isinstance(refused.value, auth.NoAnswer) == waits
+    assert " ".join(str(failure).split()) in str(refused.value)
+
+
 @pytest.mark.parametrize("command", [["run", "recipe.yaml", "--store", "store"], ["doctor"]])
 def test_commands_that_attach_say_what_is_missing(command, recipe, tmp_path, monkeypatch, tokenmill):
     monkeypatch.chdir(tmp_path)

@@ -346,8 +346,17 @@ def test_an_entry_waits_ever_longer_while_the_cluster_does_not_answer(store):
     server.tick(1.0)
     server.tick(300.0)
     begin(server.queue, *server.children[-1][1:], HERE)
+    server.children[-1][0].code = 1                          # it has reached the cluster, whose head is lost again
+    server.alive = lambda holder: False
+    assert server.tick() == 10
+    begin(server.queue, *server.children[-1][1:], HERE)
+    end(server.queue, *server.children[-1][1:], "unreachable", "nothing answers")
+    assert server.queue.entry(1).unreachable() == 1
+    server.tick(1.0)
+    server.tick(15.0)
+    begin(server.queue, *server.children[-1][1:], HERE)
     end(server.queue, *server.children[-1][1:], "done")
-    assert server.queue.entry(1).unreachable() == 0 and server.tick() == 10, "the next entry does not pause"
+    assert server.queue.entry(1).unreachable() == 0 and server.tick() == 12, "the next entry does not pause"
 
 
 def test_a_cancelled_entry_ends_when_the_cluster_does_not_answer(store):

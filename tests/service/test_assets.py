@@ -16,8 +16,10 @@ from starlette.testclient import TestClient
 from pipeline.base.visible import visible
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.service.asset_checks import dataset_checks
+from pipeline.service.asset_checks import MANIFEST_BYTES, dataset_checks
 from pipeline.service.asset_figures import read_figures
+from pipeline.service.duck import Stop, TooDear
+from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import problem, write_run
@@ -283,8 +285,32 @@ def test_more_files_than_an_answer_compares_are_not_called_sound(made):
     at = Store(made / "store")
     figures = read_figures(at, "first")
     files = len(list((made / "store").glob("*/clean/part-*.parquet")))
-    clean, deduped = (checks[1] for checks in dataset_checks(at, figures, files).values())
+    clean, deduped = (checks[1] for checks in dataset_checks(at, figures, Stop(60), files).values())
     assert clean["result"] == "passed" and deduped["result"] == "warning" and "not compared" in deduped["message"]
+
+
+def test_a_manifest_too_large_for_an_answer_is_not_read(site):
+    """A viewer must not make the server hold the lists of millions of files."""
+    path = site / "store/datasets/clean/.manifest"
+    os.truncate(path, MANIFEST_BYTES + 1)
+    document = ask(site, "viewer")
+    assert {results(document, "clean")[name] for name in ("files", "content")} == {"warning"}
+    assert "too many files" in message(document, "clean", "content")
+    assert results(document, "deduped")["files"] == "passed"
+
+
+def test_storage_that_does_not_answer_is_no_failed_check(made):
+    class Away(Store):
+        def size(self, path: str) -> int | None:
+            raise EnvironmentFailure("it does not answer")
+
+    with pytest.raises(EnvironmentFailure):
+        dataset_checks(Away(made / "store"), read_figures(Store(made / "store"), "first"), Stop(60))
+
+
+def test_checks_end_when_their_time_is_up(made):
+    with pytest.raises(TooDear):
+        dataset_checks(Store(made / "store"), read_figures(Store(made / "store"), "first"), Stop(0))
 
 
 # -- runs without a report, and with one that cannot be trusted -------------------------------------------------------

@@ -16,9 +16,11 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from pipeline.cluster.queue import Queue
+from pipeline.plan.inputs import InputError
+from pipeline.recipe.load import load_text
 from pipeline.service import audit
 from pipeline.service.app import create_app
-from pipeline.service.checks import CheckRoom
+from pipeline.service.checks import CheckRoom, without_files
 from pipeline.service.problems import Problem
 from pipeline.service.settings import BadSettings, Settings
 from pipeline.store.fs import Store
@@ -93,6 +95,18 @@ def test_validate_warns_of_a_source_without_files_as_a_plan_refuses_it(site):
     assert (refused["detail"], refused["remedy"]) == (warning["message"], warning["remedy"])
     problems = site.post("/recipes/validate", {"recipe": RECIPE}).json()["problems"]
     assert not [p for p in problems if p["key"].startswith("sources")]
+
+
+def test_a_source_that_cannot_be_listed_hides_no_other(tmp_path, monkeypatch):
+    def check_there(name, *_, **__):
+        raise PermissionError(13, "denied") if name == "docs" else InputError("source 'more': no files; add some")
+
+    monkeypatch.setattr("pipeline.plan.inputs.check_there", check_there)
+    recipe = load_text(RECIPE.replace("path: docs}", "path: docs}, more: {read: text, path: more}"), "recipe.yaml",
+                       name="recipe", base=str(tmp_path), inputs_from=str(tmp_path))
+    problems = {problem.path[1]: problem.message for problem in without_files(recipe)}
+    assert problems == {"docs": "its files cannot be listed (PermissionError); see that the server may read the folder",
+                        "more": "source 'more': no files; add some"}
 
 
 def test_a_plan_is_what_the_command_says(site, capsys):

@@ -124,6 +124,19 @@ def test_a_damaged_training_hides_no_other(trained, tmp_path, damage):
         assert answer.status_code == 200 or problem(answer, 409)["key"] == "training"
 
 
+def test_a_plot_of_metrics_written_anew_is_another_one(trained, tmp_path):
+    """Also if they are shorter than before, in the same file, and have the same steps."""
+    write_training(tmp_path / "more/own")
+    path = tmp_path / "more/own/metrics.jsonl"
+    client = client_of({"main": trained}, "viewer", trainings={"main": (str(tmp_path / "more"),)})
+    before = got(client, "/own")["plot"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    with open(path, "r+") as f:
+        f.write("".join(json.dumps({k: 1.0 if k == "loss" else v for k, v in line.items()}) + "\n" for line in lines))
+        f.truncate()
+    assert path.stat().st_size != 0 and got(client, "/own")["plot"] != before
+
+
 def test_a_line_of_metrics_without_an_end_is_refused(trained, tmp_path):
     """It may have gigabytes, which would all be in memory at once."""
     write_training(tmp_path / "more/own")

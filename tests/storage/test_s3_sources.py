@@ -113,6 +113,7 @@ def test_a_forged_recipe_in_the_store_leads_nowhere_else(top: Path, bucket: str,
             (f"{bucket}/inner/*", None, 403), (f"{bucket}/inner/secret.txt", None, 403),
             (f"{bucket}/in/*", f"{bucket}/inner", 403), (f"{bucket}/in/../inner/*", None, 403),
             (f"{bucket}/in/%2e%2e/inner/*", None, 403), (f"{bucket}/*", None, 403), (f"{bucket}*/in/*", None, 403),
+            (f"{bucket}/in/*", "https://www.example.org/", 409), (f"{bucket}/in/*", "/etc", 409),
             (f"s3://user@{bucket[5:]}/in/*", None, 403), (f"simplecache::{bucket}/in/*", None, 409),
             ("http://127.0.0.1:1/in/*", None, 409), ("hf://datasets/in/*", None, 409), ("memory://in/*", None, 409),
             ([f"{bucket}/in/*", "/etc/*"], None, 409), ([f"{bucket}/in/*", f"{bucket}/inner/*"], None, 403)):

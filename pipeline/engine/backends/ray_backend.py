@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
-from pipeline.base.auth import NoAnswer
+from pipeline.base.auth import ClusterError, NoAnswer
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
@@ -68,6 +68,7 @@ POLL_S = 1.0             # longest time in seconds that a supervisor holds a pol
 MESSAGES_PER_S = 100     # a message costs the driver 0.35 ms of CPU, however many events many supervisors gather
 GROW_S = 2.0             # seconds between two inspections of the cluster
 LATE_S = 10.0            # a supervisor whose poll is this late (s) gets no new work until it answers
+LONGEST_WHY = 600        # characters of an error of Ray in a message
 SILENT_S = 90.0          # a supervisor this late (s) counts as dead (Ray notices a stopped node after about as long)
 
 log = logging.getLogger("tokenmill")
@@ -147,10 +148,11 @@ class RayBackend:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
                 try:
                     ray.init(address=self.address, runtime_env=code, **QUIET)
-                except Exception as e:                # from Ray or gRPC; its last line says what is wrong
-                    why = (str(e).strip() or type(e).__name__).splitlines()[-1]
-                    raise NoAnswer(f"--address {self.address}: cannot attach ({why}); see that its head node runs (ray "
-                                   f"status), and run this on a machine of the cluster") from e
+                except Exception as e:                # from Ray or gRPC
+                    kind = NoAnswer if isinstance(e, (ConnectionError, TimeoutError)) else ClusterError
+                    why = " ".join(str(e).split()) or type(e).__name__
+                    raise kind(f"--address {self.address}: cannot attach ({why[:LONGEST_WHY]}); see that its head node "
+                               f"runs (ray status), and run this on a machine of the cluster") from e
             else:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their paths have at most 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")

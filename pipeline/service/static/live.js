@@ -70,7 +70,8 @@ async function refresh() {
   const live = document.getElementById("live");
   let answer, text;
   try {
-    answer = await fetch(live.dataset.from, { headers: { Accept: "text/html" }, redirect: "manual" });
+    answer = await fetch(live.dataset.from, { headers: { Accept: "text/html" }, redirect: "manual",
+      signal: AbortSignal.timeout(SLOWEST_MS) });
     text = await answer.text();
   } catch {
     say("The server does not answer. Trying again …");
