@@ -41,6 +41,7 @@ def backend_at(address, **kw):
     submit = backend.submit
     def noted(a):
         submit(a)
+        backend.room_for(*a.spec.kind)            # gives it to a supervisor
         worker_slots = list(backend.fleet.worker_slots.values())
         backend.places.setdefault(a.spec.label, []).append(next(p.host for p in worker_slots if a.id in p.open))
         backend.most = max(backend.most, sum(len(p.open) for p in worker_slots))
