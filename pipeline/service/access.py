@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
@@ -90,24 +89,30 @@ class Guard:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.role, request.state.wrong_token = None, False
         began, status, sent = self._clock.now(), 0, 0
-        answering = asyncio.Event()
+        limit = asyncio.timeout(self._settings.request_s)         # until the answer begins: a stream may take any time
 
         async def send_safely(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                answering.set()
                 self._set_headers(MutableHeaders(scope=message), request)
             sent += len(message.get("body", b""))
             await send(message)
 
+        async def send_in_time(message: Message) -> None:
+            if message["type"] == "http.response.start" and not limit.expired():
+                limit.reschedule(None)
+            await send_safely(message)
+
         try:
             try:
                 self._check(request)
-                await self._within_time(self._app(scope, self._counted(receive), send_safely), answering)
+                async with limit:
+                    await self._app(scope, self._counted(receive), send_in_time)
             except ClientDisconnect:
                 status = status or 499
             except Exception as e:
+                e = self._too_slow() if limit.expired() else e
                 if status:                                        # too late for another answer: cut it off
                     problem_of(e)
                     raise
@@ -179,22 +184,9 @@ class Guard:
                           "open the page of this server and do it there")
 
     # -- around the route ----------------------------------------------------------------------------------------
-    async def _within_time(self, work: Awaitable[None], answering: asyncio.Event) -> None:
-        """Run the route. Raises Problem when its answer has not begun within the time limit. An answer that has begun,
-        such as a stream of events, may take any time."""
-        task, begun = asyncio.ensure_future(work), asyncio.ensure_future(answering.wait())
-        try:
-            await asyncio.wait((task, begun), timeout=self._settings.request_s, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and not answering.is_set():
-                raise Problem(503, "Took too long", f"no answer within {self._settings.request_s:.0f} s",
-                              remedy="ask for less, or try again when the store is less busy",
-                              headers={"Retry-After": "10"})
-            await task
-        finally:
-            begun.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+    def _too_slow(self) -> Problem:
+        return Problem(503, "Took too long", f"no answer within {self._settings.request_s:.0f} s",
+                       remedy="ask for less, or try again when the store is less busy", headers={"Retry-After": "10"})
 
     def _counted(self, receive: Receive) -> Receive:
         """Wraps `receive` so that it raises HTTPException (413) once a request's body is larger than allowed. This

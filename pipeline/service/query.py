@@ -12,16 +12,15 @@ document that stays published while a client reads all pages is seen exactly onc
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
-from pipeline.service.duck import Busy, Database, Limits, QueryError, Stop
+from pipeline.service.duck import Busy, Limits, QueryError, Stop
 from pipeline.service.filters import (
     HOST,
     SORTED_BY,
@@ -37,7 +36,8 @@ from pipeline.service.filters import (
     wanted_columns,
     where,
 )
-from pipeline.service.parts import Changed, Checked, Part, published
+from pipeline.service.parts import Changed, Checked, published
+from pipeline.service.reader import Reader
 from pipeline.service.turns import Turns
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
@@ -139,22 +139,21 @@ class Queries:
             raise QueryError(f"there is no column '{visible(odd[0])[:80]}' to show", "show", f"use {', '.join(SHOWN)}")
         query = fingerprint(of.kind, of.dataset, filter, order)
 
-        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> Page:
+        def work(reader: Reader) -> Page:
             wanted = wanted_columns(filter) | ({order.by: "sort"} if order.by != STORED else {})
-            known = {name for some in columns for name in some}
-            if parts:
-                check_columns(wanted, known, of.kind)
+            if reader.parts:
+                check_columns(wanted, reader.known, of.kind)
             find = self._stored if order.by == STORED else self._sorted
-            hits = find(of.store, parts, columns, filter, order, limit + 1, query, after, stop)
+            hits = find(reader, filter, order, limit + 1, query, after)
             more, hits = len(hits) > limit, hits[:limit]
-            rows = self._fetch(of.store, parts, columns, hits, show, filter.text, chars, stop)
-            return Page(rows, cursor(query, *hits[-1].place) if more else None, len(parts), sum(p.rows for p in parts))
+            rows = self._fetch(reader, hits, show, filter.text, chars)
+            return Page(rows, cursor(query, *hits[-1].place) if more else None, len(reader.parts),
+                        sum(part.rows for part in reader.parts))
 
         return self._over(of, stop, work)
 
-    def _stored(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], filter: Filter, order: Order,
-                most: int, query: str, after: str, stop: Stop) -> list[Hit]:
-        first, row = 0, -1
+    def _stored(self, reader: Reader, filter: Filter, order: Order, most: int, query: str, after: str) -> list[Hit]:
+        parts, first, row = reader.parts, 0, -1
         if order.descending:
             raise QueryError("stored order goes one way only", "descending", "leave it out, or sort by a column")
         if after:
@@ -167,25 +166,22 @@ class Queries:
         size, at = 1, first
         while at < len(parts) and len(hits) < most:
             some = range(at, min(at + size, len(parts)))
-            known = {name for i in some for name in columns[i]}
+            known = {name for i in some for name in reader.columns[i]}
             conditions, values = where(filter, known)
             if at == first and row >= 0:
                 conditions.append("(file_index > 0 OR file_row_number > ?)")
                 values.append(row)
-            with self._database(store, [parts[i] for i in some], stop) as (database, files):
-                source, bound = _source(files, [columns[i] for i in some])
-                rows = database.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
-                                     f"ORDER BY file_index, file_row_number LIMIT ?",
-                                     [*bound, *values, most - len(hits)])
+            with reader.source(some) as (source, bound):
+                rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
+                                   f"ORDER BY file_index, file_row_number LIMIT ?",
+                                   [*bound, *values, most - len(hits)])
             hits += [Hit(at + r["file_index"], r["file_row_number"],
                          (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
             at, size = at + len(some), min(2 * size, AT_A_TIME)
         return hits
 
-    def _sorted(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], filter: Filter, order: Order,
-                most: int, query: str, after: str, stop: Stop) -> list[Hit]:
-        known = {name for some in columns for name in some}
-        conditions, values = where(filter, known)
+    def _sorted(self, reader: Reader, filter: Filter, order: Order, most: int, query: str, after: str) -> list[Hit]:
+        conditions, values = where(filter, reader.known)
         beyond = ""
         if after:
             value, id = read_cursor(after, query, ((str, float, type(None)), str))
@@ -194,20 +190,19 @@ class Queries:
                                  "take it from `next` of the page before")
             beyond, bound_after = keyset(order, value, id)
             values += bound_after
-        if not parts:
+        if not reader.parts:
             return []
         turn = "DESC" if order.descending else "ASC"
         ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
-        with self._database(store, parts, stop) as (database, files):
-            source, bound = _source(files, columns)
-            rows = database.rows(
-                f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, known)} AS v, id, "
+        with reader.source() as (source, bound):
+            rows = reader.rows(
+                f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, reader.known)} AS v, id, "
                 f"file_index, file_row_number FROM {source} {_where(conditions)}) {_where([beyond] if beyond else [])} "
                 f"ORDER BY {ranked} LIMIT ?", [*bound, *values, most])
         return [Hit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
 
-    def _fetch(self, store: Store, parts: list[Part], columns: list[tuple[str, ...]], hits: list[Hit],
-               show: Sequence[str], text: str, chars: int, stop: Stop) -> list[dict[str, Any]]:
+    def _fetch(self, reader: Reader, hits: list[Hit], show: Sequence[str], text: str, chars: int
+               ) -> list[dict[str, Any]]:
         """The documents at the places in `hits`, in this order, with the columns `show`."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
@@ -215,10 +210,10 @@ class Queries:
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         if not hits:
             return []
-        with self._database(store, [parts[i] for i in by_part], stop) as (database, files):
+        with reader.files(list(by_part)) as files:
             for file, (i, wanted) in zip(files, by_part.items()):
-                items, values = _shown(show, columns[i], text, chars)
-                for row in database.rows(
+                items, values = _shown(show, reader.columns[i], text, chars)
+                for row in reader.rows(
                         f"SELECT file_row_number AS \"#\", {', '.join(items)} FROM read_parquet(?) "
                         f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]):
                     rows[i, row.pop("#")] = row
@@ -227,15 +222,14 @@ class Queries:
     def by_ids(self, of: Documents, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
         """The documents with these ids, in stored order."""
-        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> list[dict[str, Any]]:
-            if not parts or not ids:
+        def work(reader: Reader) -> list[dict[str, Any]]:
+            if not reader.parts or not ids:
                 return []
-            with self._database(of.store, parts, stop) as (database, files):
-                source, bound = _source(files, columns)
-                rows = database.rows(f"SELECT file_index, file_row_number FROM {source} WHERE id IN (SELECT unnest(?)) "
-                                     f"ORDER BY file_index, file_row_number", [*bound, list(ids)])
-            hits = [Hit(row["file_index"], row["file_row_number"], ()) for row in rows]
-            return self._fetch(of.store, parts, columns, hits, show, "", chars, stop)
+            with reader.source() as (source, bound):
+                rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} WHERE id IN (SELECT unnest(?)) "
+                                   f"ORDER BY file_index, file_row_number", [*bound, list(ids)])
+            return self._fetch(reader, [Hit(row["file_index"], row["file_row_number"], ()) for row in rows], show, "",
+                               chars)
 
         return self._over(of, stop, work)
 
@@ -246,17 +240,16 @@ class Queries:
         if not 1 <= len(by) <= 2 or len(set(by)) != len(by) or any(name not in COUNTED_BY for name in by):
             raise QueryError("documents cannot be counted by this", "by", f"name one or two of {', '.join(COUNTED_BY)}")
 
-        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> dict[str, Any]:
-            if not parts:
+        def work(reader: Reader) -> dict[str, Any]:
+            if not reader.parts:
                 return {"by": list(by), "groups": [], "of": 0, "documents": 0}
-            known = {name for some in columns for name in some}
+            known = reader.known
             check_columns(wanted_columns(filter) | {"url" if b == "domain" else b: "by" for b in by}, known, of.kind)
             conditions, values = where(filter, known)
             keys = [HOST if name == "domain" else column(name, known) for name in by]
             numbered = ", ".join(f"k{i}" for i in range(len(by)))
-            with self._database(of.store, parts, stop) as (database, files):
-                source, bound = _source(files, columns)
-                rows = database.rows(
+            with reader.source() as (source, bound):
+                rows = reader.rows(
                     f"SELECT {', '.join(f'{key} AS k{i}' for i, key in enumerate(keys))}, count(*) AS documents, "
                     f"sum({column('signals.bytes', known)})::BIGINT AS bytes, count(*) OVER () AS groups, "
                     f"sum(count(*)) OVER ()::BIGINT AS total FROM {source} {_where(conditions)} GROUP BY {numbered} "
@@ -280,18 +273,17 @@ class Queries:
             if value is not None and not math.isfinite(value):
                 raise QueryError("a bound must be a finite number", key, "leave it out")
 
-        def work(parts: list[Part], columns: list[tuple[str, ...]]) -> dict[str, Any]:
-            if not parts:
+        def work(reader: Reader) -> dict[str, Any]:
+            if not reader.parts:
                 return {"signal": signal, "documents": 0, "missing": 0, "odd": 0, "least": least, "most": most,
                         "below": 0, "above": 0, "counts": []}
-            known = {name for some in columns for name in some}
+            known = reader.known
             check_columns(wanted_columns(filter) | {f"signals.{signal}": "signal"}, known, of.kind)
             conditions, values = where(filter, known)
-            with self._database(of.store, parts, stop) as (database, files):
-                source, bound = _source(files, columns)
+            with reader.source() as (source, bound):
                 inner = (f"(SELECT {column(f'signals.{signal}', known)}::DOUBLE AS v FROM {source} "
                          f"{_where(conditions)})")
-                [sums] = database.rows(
+                [sums] = reader.rows(
                     f"SELECT count(*) AS documents, count(*) - count(v) AS missing, count(*) FILTER (v IS NOT NULL AND "
                     f"NOT isfinite(v)) AS odd, min(v) FILTER (isfinite(v)) AS least, max(v) FILTER (isfinite(v)) AS "
                     f"most FROM {inner}", [*bound, *values])
@@ -308,7 +300,7 @@ class Queries:
                 width = (high - low) / bins
                 # the tests compute a bin's number with this expression, because another one could round differently
                 place = "0" if not width else f"least(floor((v - ?) / ?), {bins - 1})::INTEGER"
-                rows = database.rows(
+                rows = reader.rows(
                     f"SELECT CASE WHEN v < ? THEN -1 WHEN v > ? THEN {bins} ELSE {place} END AS bin, count(*) AS n "
                     f"FROM {inner} WHERE isfinite(v) GROUP BY bin",
                     [low, high, *([low, width] if width else []), *bound, *values])
@@ -322,17 +314,19 @@ class Queries:
     def columns(self, of: Documents, stop: Stop) -> list[str]:
         """The names of the columns that the parts of a dataset have. A signal (a number computed for each document) is
         named 'signals.NAME'."""
-        return self._over(of, stop, lambda _, columns: list(dict.fromkeys(name for some in columns for name in some)))
+        return self._over(of, stop, lambda reader: list(dict.fromkeys(n for some in reader.columns for n in some)))
 
-    def _over(self, of: Documents, stop: Stop, work: Callable[[list[Part], list[tuple[str, ...]]], T]) -> T:
-        """Calls `work` with the published parts that have rows, and with their columns, and returns its result. If the
-        parts are replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens
-        TRIES times."""
+    def _over(self, of: Documents, stop: Stop, work: Callable[[Reader], T]) -> T:
+        """Calls `work` with a reader of the published parts that have rows, and returns its result. If the parts are
+        replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens TRIES
+        times."""
         with self.turn(stop):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
                 try:
-                    return work(parts, self.checked.columns(of.store, parts, stop))
+                    columns = self.checked.columns(of.store, parts, stop)
+                    with Reader(self.checked, self.limits, of.store, parts, columns, stop) as reader:
+                        return work(reader)
                 except (DamagedFile, Changed) as e:
                     now = [part for part in published(*of) if part.rows]
                     if isinstance(e, DamagedFile) and now == parts:
@@ -342,30 +336,6 @@ class Queries:
                                        "try again in a moment") from e
                     parts = now
             raise AssertionError("the last try returns or raises")
-
-    @contextlib.contextmanager
-    def _database(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[tuple[Database, list[str]]]:
-        """A context manager that yields a DuckDB database over parts whose hashes were verified, and the paths of their
-        files. Raises DamagedFile when DuckDB cannot read one of them."""
-        import duckdb
-
-        with self.checked.files(store, parts, stop) as files, Database(files, self.limits, stop) as database:
-            try:
-                yield database, files
-            except duckdb.BinderException as e:                   # a column is missing that a part of its node has
-                raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
-            # if a file is gone, DuckDB looks whether it is a folder, for which it has no permission
-            except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
-                    duckdb.SerializationException) as e:
-                named = [part.path for part, file in zip(parts, files) if file in str(e)] or [parts[0].path]
-                raise DamagedFile(named[0], "cannot be read") from e
-
-
-def _source(files: list[str], columns: Sequence[Collection[str]]) -> tuple[str, list[Any]]:
-    """The SQL expression that reads Parquet files, and the values to bind in it. `columns` are the columns of each
-    file. If they differ between files, they are matched by name."""
-    same = all(set(some) == set(columns[0]) for some in columns)
-    return f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
 
 
 def _where(conditions: list[str]) -> str:

@@ -20,7 +20,7 @@ from pipeline.service.events import Events, follow_log, follow_run, room_for_str
 from pipeline.service.log import LogPlace, read_log
 from pipeline.service.outward import outward_text
 from pipeline.service.problems import Problem, SafeJSON
-from pipeline.service.stores import RunOf, StoreOf, available, read_file
+from pipeline.service.stores import KnownStore, RunOf, StoreOf, available, read_file
 from pipeline.service.watch import Look
 from pipeline.store.fs import Store
 
@@ -95,7 +95,7 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
 
 
 @router.get("/{store}/runs/{run}", summary="Show a run", responses=UNCHANGED)
-async def show_run(request: Request, store: str, run: str, at: StoreOf,
+async def show_run(request: Request, store: str, run: str, at: KnownStore,
                    if_none_match: IfNoneMatch = None) -> Response:
     """Show the state of a run, with the fields of `tokenmill status --json`. The ETag is the id of the run's latest
     event. A client that polls should send it as If-None-Match, and gets 304 while nothing has changed."""
@@ -105,7 +105,7 @@ async def show_run(request: Request, store: str, run: str, at: StoreOf,
 
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
-async def run_events(request: Request, store: str, run: str, at: StoreOf, last: LastEvent = None) -> Response:
+async def run_events(request: Request, store: str, run: str, at: KnownStore, last: LastEvent = None) -> Response:
     """Stream events `progress`, each with the whole state of a run, and at its end an event `end`. A client that was
     cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the run
     has ended and the client has its final state."""

@@ -13,15 +13,21 @@ from pipeline.service.problems import Problem
 from pipeline.store.fs import Store
 
 
-def named_store(request: Request, store: str) -> Store:
-    """The store with this name. Raises Problem when the service has no such store, or when the folder of the store has
-    vanished."""
+async def known_store(request: Request, store: str) -> Store:
+    """The store with this name, whose folder may have vanished. Raises Problem when the service has no such store. A
+    route that reads the store by `Watch`, which looks for the folder itself, needs no thread for this."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
         raise Problem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
                       "see /api/v1/stores for what it has")
-    check_there(stores[store])
     return stores[store]
+
+
+def named_store(at: Annotated[Store, Depends(known_store)]) -> Store:
+    """The store with this name. Raises Problem when the service has no such store, or when the folder of the store has
+    vanished."""
+    check_there(at)
+    return at
 
 
 def available(store: Store) -> bool:
@@ -74,5 +80,6 @@ def read_file(store: Store, path: str, most: int) -> bytes:
     return store.read(path)
 
 
+KnownStore = Annotated[Store, Depends(known_store)]
 StoreOf = Annotated[Store, Depends(named_store)]
 RunOf = Annotated[str, Depends(named_run)]

@@ -7,9 +7,11 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 from fastapi import Depends, Request
+from starlette.responses import StreamingResponse
 from starlette.testclient import TestClient
 
 from pipeline.service.access import operator
@@ -335,6 +337,38 @@ def test_an_answer_that_takes_too_long_is_given_up(guarded):
 
     problem(client.get("/slow"), 503)
     assert ended == [True]
+
+
+def test_an_answer_that_has_begun_may_take_longer(guarded):
+    client = guarded("viewer", request_s=0.01)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        begun, over = loop.time(), asyncio.Event()
+        yield b"begun, "
+        loop.call_later(0.05, over.set)                           # five times the limit
+        await over.wait()
+        yield b"ended" if loop.time() - begun > 0.04 else b"too early"
+
+    @client.app.get("/long")
+    async def long() -> StreamingResponse:
+        return StreamingResponse(pieces())
+
+    assert client.get("/long").text == "begun, ended"
+
+
+def test_a_timeout_of_a_route_is_not_taken_for_the_limit(guarded):
+    client = guarded("viewer", request_s=0.01)
+
+    @client.app.get("/own")
+    async def own() -> None:
+        raise TimeoutError
+
+    @client.app.get("/slow")
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    assert problem(client.get("/own"), 503)["title"] != problem(client.get("/slow"), 503)["title"]
 
 
 # -- headers, errors, logs -------------------------------------------------------------------------------------------

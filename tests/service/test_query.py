@@ -354,6 +354,29 @@ def test_a_damaged_part_is_told_and_not_read(tmp_path, spoil):
     assert str(tmp_path) not in str(e.value)
 
 
+def test_a_page_in_stored_order_compares_and_reads_only_the_parts_that_it_needs(tmp_path):
+    """Later parts are damaged: the page is right, and the one that reaches them is refused."""
+    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(200, 11)
+    publish_rows(store, tmp_path / "scratch", rows, 20)
+    for part in sorted(Path(store.at("datasets/d")).glob("part-*"))[11:]:                # part 10 tells its columns
+        part.write_bytes(b"PAR1 nonsense PAR1")
+    at, kept = Documents(store, "kept", "d"), [row["id"] for row in rows[:70] if "alpha" in row["text"]]
+    page = queries.page(at, Filter(text="alpha"), Order(), len(kept) - 1, queries.stop())
+    assert ids(page.rows) == kept[:-1] and page.next
+    with pytest.raises(DamagedFile):
+        queries.page(at, Filter(text="alpha"), Order(), len(kept) - 1, queries.stop(), page.next)
+
+
+def test_stored_pages_over_many_parts_with_other_columns_are_those_of_python(tmp_path):
+    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(400, 12)
+    publish_rows(store, tmp_path / "scratch", rows, 40)
+    for filter, takes in ((Filter(signals=(Range("b", 9.0),)), within("b", 9.0, None)),
+                          (Filter(text="日本"), lambda row: "日本" in row["text"])):
+        wanted = [row["id"] for row in rows if takes(row)]
+        assert 10 < len(wanted) < 390
+        assert ids(walk(queries, Documents(store, "kept", "d"), filter, Order(), 23)) == wanted
+
+
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     store, queries = Store(tmp_path / "store"), Queries()
     publish_rows(store, tmp_path / "scratch", documents(20, 9), 1)
