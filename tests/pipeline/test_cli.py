@@ -168,7 +168,7 @@ def test_a_store_in_use_is_not_touched(site, tmp_path, tokenmill):
 
 
 def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkeypatch, caplog):
-    from pipeline.store import log
+    from pipeline.store import lease
 
     caplog.set_level(logging.WARNING, "tokenmill")            # a command before may have been --quiet
     store = copy(site, tmp_path)
@@ -176,7 +176,7 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
     try:
         held._stop.set()
         held._thread.join()                                   # a driver on another host, cut off
-        monkeypatch.setattr(log, "alive", lambda holder: None)
+        monkeypatch.setattr(lease, "alive", lambda holder: None)
         Log.open(Store(store), run="next", clock=HurriedClock()).close()
     finally:
         held._closed = True

@@ -48,7 +48,8 @@ function change(old, fresh, images) {
     images.push(exchange(old, fresh));
     return;
   }
-  const own = old.nodeName === "DETAILS" ? ["open"] : [];              // whoever reads the page opens and closes them
+  // whoever reads the page opens and closes a <details>
+  const own = old.nodeName === "DETAILS" ? ["open"] : [];
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
   }
