@@ -414,7 +414,7 @@ class Recipe(Model):
             doc["tokenizer"]["load"] = self._pinned or _whole_path(self.base, doc["tokenizer"]["load"])
         doc["code"] = [_whole_path(self.base, path) for path in doc["code"]]
         for dataset in doc["datasets"].values():
-            dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]
+            dataset["steps"] = [{s["name"]: _with_whole_paths(s["config"], self.base)} for s in dataset["steps"]]
         return dump_yaml(doc)
 
 
@@ -424,6 +424,18 @@ def _whole_path(base: str, path: str) -> str:
     while path == ".." or path.startswith("../"):
         base, path = os.path.dirname(os.path.realpath(base)), path[3:].lstrip("/")
     return os.path.join(base, path)
+
+
+def _with_whole_paths(value: Any, base: str) -> Any:
+    """Replace the paths in the settings of a step that begin with a `..` below `base` as `_whole_path` does. All paths
+    there were joined to `base` when the recipe was loaded."""
+    if isinstance(value, dict):
+        return {k: _with_whole_paths(v, base) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_paths(v, base) for v in value]
+    start = f"{base.rstrip('/')}/"
+    whole = isinstance(value, str) and value.startswith(f"{start}../")
+    return _whole_path(base, value.removeprefix(start)) if whole else value
 
 
 def _without_prefix(value: Any, prefix: str) -> Any:

@@ -20,7 +20,7 @@ from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe, ready_recipes
 from pipeline.recipe.code import import_code
 from pipeline.recipe.marks import dump_yaml, parse_yaml
-from stages.catalog import READERS
+from stages.catalog import READERS, stage_class
 from tokenizer.mixture.resolve import resolve
 
 #: a recipe with every section
@@ -144,6 +144,21 @@ def test_canonical_yaml_resolves_leading_parent_folders(tmp_path):
     for base in ("real/deep", "link"):
         kept = yaml.safe_load(load_recipe(tmp_path / base / "recipe.yaml").canonical_yaml())
         assert kept["sources"]["web"]["path"] == [f"{tmp_path}/data/a/../*.warc.gz"], base
+
+
+def test_canonical_yaml_resolves_leading_parent_folders_of_steps(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "blocked.txt").write_text("example.org\n")
+    text = ("version: 1\nsources: {docs: {read: text, path: docs}}\n"
+            "datasets: {clean: {from: docs, steps: [{url: {domains: ../blocked.txt}}]}}\n")
+    (tmp_path / "recipes" / "recipe.yaml").write_text(text)
+    recipe = load_recipe(tmp_path / "recipes" / "recipe.yaml")
+    [step] = yaml.safe_load(recipe.canonical_yaml())["datasets"]["clean"]["steps"]
+    assert step["url"]["domains"] == f"{tmp_path}/blocked.txt"
+    (tmp_path / "kept.yaml").write_text(recipe.canonical_yaml())
+    again = load_recipe(tmp_path / "kept.yaml")
+    keys = [stage_class(s.name)(s.config).key() for r in (recipe, again) for s in r.datasets["clean"].steps]
+    assert keys[0] == keys[1], "its results stay"
 
 
 def test_scalars_follow_yaml_1_2(load):
