@@ -9,6 +9,8 @@ import pytest
 from pipeline.cluster.attempts import progress_of
 from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
 from pipeline.cluster.queue import Queue, Submission
+from pipeline.recipe import load_recipe
+from pipeline.run import run_name
 from pipeline.store.fs import Store
 from tests.chaos.processes import until
 
@@ -49,7 +51,8 @@ def test_a_run_of_the_queue_waits_for_a_cluster_when_its_head_is_lost(world, und
         monkeypatch.setenv(name, value)
     store = Store(world.store)
     recipe = world.corpus / "recipe.yaml"
-    given = Submission("request", "run", "operator", "recipe", str(world.corpus), recipe.read_text(), (), (), False)
+    name = run_name(load_recipe(recipe, [], allow_custom=True))          # that of the command, which checks it
+    given = Submission("request", name, "operator", "recipe", str(world.corpus), recipe.read_text())
     server = Server(store, cluster.address)
     try:
         server.queue.submit(given)
