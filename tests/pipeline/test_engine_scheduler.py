@@ -17,7 +17,6 @@ from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.endings import Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress, clock
 from pipeline.engine.driver.protocols import Running
-from pipeline.engine.driver.queue import TaskQueue
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
 from pipeline.engine.task import Cursor, TaskSpec
@@ -445,45 +444,3 @@ def test_a_snapshot_that_cannot_be_written_does_not_stop_a_run(backend):
 
 def test_figures_for_people():
     assert [clock(5), clock(75), clock(4000)] == ["0:05", "1:15", "1:06:40"]
-
-
-def test_queue_pops_the_largest_tasks_of_a_kind_first_however_many_at_a_time():
-    specs = [TaskSpec(f"{i:03}", "m:T", "clean", {}, weight=i * 7 % 50, memory_mb=500 + 100 * (i % 2))
-             for i in range(100)]
-    orders = []
-    for most in (1, 7, 1000):
-        queue = TaskQueue(lambda keys: {})
-        queue.add(specs)
-        list(queue.read(1000))
-        orders.append([])
-        for kind in queue.kinds():
-            while kind in queue.waiting:
-                orders[-1] += [spec.key for spec in queue.pop(kind, most)]
-        assert not len(queue)
-    assert orders[0] == orders[1] == orders[2]
-    first = [s for s in specs if s.key in orders[0][:50]]
-    assert len({s.kind for s in first}) == 1
-    assert orders[0][:50] == [s.key for s in sorted(first, key=lambda s: (-s.weight, s.key))]
-
-
-def test_a_task_of_two_batches_runs_once_and_completes_both():
-    """Also one that stands twice in a batch. A batch that was read to its end is not read again."""
-    records = {}
-    queue = TaskQueue(lambda keys: {key: records[key] for key in keys if key in records})
-    a, b = (TaskSpec(key, "m:T", "clean", {}) for key in "ab")
-    one, two = queue.add([a, b, a]), queue.add([b])
-    assert [[s.key for s in new] for new, _ in queue.read(2)] == [["a", "b"], []]
-    assert (len(queue), queue.unread, two.source) == (2, True, None)
-    for _ in range(2):
-        assert [[s.key for s in new] for new, _ in queue.read(2)] in ([[]], [])
-    assert not queue.unread and queue.finished() == []
-    for spec in queue.pop(a.kind, 5):
-        records[spec.key] = PartRecord(spec.key, "m:T", "clean", "x", {}, {})
-        queue.done(spec.key)
-    assert not len(queue)
-    [(batch, first), (other, second)] = queue.finished()
-    assert (batch, other) == (one, two)
-    assert ([r.key for r in first], [r.key for r in second]) == (["a", "b", "a"], ["b"])
-    del records["b"]
-    with pytest.raises(KeyError, match="task b has no record in the log"):
-        list(second)

@@ -285,10 +285,16 @@ class Scheduler:
         waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
         for kind, why in self.backend.set_demand(waiting).items():
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind)[0], why)
+        rooms: dict[ResourceRequest, int] = {}         # asked for once, not for each of the thousands that nodes lost
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
-            if self._room(spec.kind) and self._may_start(spec):
+            kind = spec.kind
+            if kind not in rooms:
+                rooms[kind] = self._room(kind)
+            if rooms[kind] and self._may_start(spec):
                 self._dispatch(spec)
+                # tasks of other kinds have less room now, and at 0 it must be asked whether more may be prefetched
+                rooms = {kind: rooms[kind] - 1} if rooms[kind] > 1 else {}
             else:
                 self._retries.append(spec)
         if len(self._queue) or self._retries:          # before tasks of the queue take the room
