@@ -152,12 +152,12 @@ class Entry:
 
     def unreachable(self) -> int:
         """Return how many starts in a row, up to the latest event, have found that the cluster does not answer."""
-        count, found = 0, False
+        count, failed = 0, False                             # `failed`: the start that comes next, backwards
         for event in reversed(self.events):
             if event.kind == "unreachable":
-                count, found = count + 1, True
-            elif event.kind == "start" and found:
-                found = False
+                count, failed = count + 1, True
+            elif event.kind == "start" and failed:
+                failed = False
             elif event.kind != "running":
                 break
         return count

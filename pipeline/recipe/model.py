@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -395,7 +396,7 @@ class Recipe(Model):
             source.pop("root", None)
             source.pop("follow_symlinks")
         doc["code"] = [os.path.basename(path) for path in doc["code"]]
-        return _without_prefix(doc, self.base.rstrip("/") + "/")
+        return _map_strings(doc, lambda text: text.removeprefix(self.base.rstrip("/") + "/"))
 
     def digest(self) -> str:
         """Return a hash of the recipe without paths (`canonical`), as 32 hex characters."""
@@ -407,40 +408,32 @@ class Recipe(Model):
         doc = self.plain()
         for source in doc["sources"].values():
             source.update(source.pop("config"))
-            source["path"] = [p if "://" in p else _whole_path(self.base, p) for p in source["path"]]
+            source["path"] = [p if "://" in p else os.path.join(self.base, p) for p in source["path"]]
             if "root" in source and "://" not in source["root"]:
-                source["root"] = _whole_path(self.base, source["root"])
+                source["root"] = os.path.join(self.base, source["root"])
         if "load" in doc.get("tokenizer", {}):
-            doc["tokenizer"]["load"] = self._pinned or _whole_path(self.base, doc["tokenizer"]["load"])
-        doc["code"] = [_whole_path(self.base, path) for path in doc["code"]]
+            doc["tokenizer"]["load"] = self._pinned or os.path.join(self.base, doc["tokenizer"]["load"])
+        doc["code"] = [os.path.join(self.base, path) for path in doc["code"]]
         for dataset in doc["datasets"].values():
-            dataset["steps"] = [{s["name"]: _with_whole_paths(s["config"], self.base)} for s in dataset["steps"]]
-        return dump_yaml(doc)
+            dataset["steps"] = [{s["name"]: s["config"]} for s in dataset["steps"]]
+        return dump_yaml(_map_strings(doc, lambda text: _without_parents(text, self.base)))
 
 
-def _whole_path(base: str, path: str) -> str:
-    """Join a path to the folder at which it starts. A `..` at the beginning of the path is resolved, because the
-    service refuses paths that hold one."""
-    while path == ".." or path.startswith("../"):
+def _without_parents(text: str, base: str) -> str:
+    """Resolve each `..` at the beginning of a path that was joined to the folder `base`, because the service refuses
+    paths that hold one. Any other text is returned as it is."""
+    path = text.removeprefix(f"{base.rstrip('/')}/")
+    if path == text or path.partition("/")[0] != "..":
+        return text
+    while path.partition("/")[0] == "..":
         base, path = os.path.dirname(os.path.realpath(base)), path[3:].lstrip("/")
     return os.path.join(base, path)
 
 
-def _with_whole_paths(value: Any, base: str) -> Any:
-    """Replace the paths in the settings of a step that begin with a `..` below `base` as `_whole_path` does. All paths
-    there were joined to `base` when the recipe was loaded."""
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return plain data in which `change` has replaced every string, but for the keys of dicts."""
     if isinstance(value, dict):
-        return {k: _with_whole_paths(v, base) for k, v in value.items()}
+        return {k: _map_strings(v, change) for k, v in value.items()}
     if isinstance(value, list):
-        return [_with_whole_paths(v, base) for v in value]
-    start = f"{base.rstrip('/')}/"
-    whole = isinstance(value, str) and value.startswith(f"{start}../")
-    return _whole_path(base, value.removeprefix(start)) if whole else value
-
-
-def _without_prefix(value: Any, prefix: str) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_prefix(v, prefix) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_without_prefix(v, prefix) for v in value]
-    return value.removeprefix(prefix) if isinstance(value, str) else value
+        return [_map_strings(v, change) for v in value]
+    return change(value) if isinstance(value, str) else value

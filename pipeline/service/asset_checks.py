@@ -141,10 +141,10 @@ def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, s
 
 def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
     """Check that the documents published as the dataset are those that this run kept."""
-    made = next((node.content for node in figures.lineage if node.name == dataset), None)
-    if made is None:
+    kept = next((node.content for node in figures.lineage if node.name == dataset), None)
+    if kept is None:
         return _check("content", "warning", "the report does not say what the run kept")
-    if content_hash(sorted(manifest["content"].to_pylist())) != made:
+    if content_hash(sorted(manifest["content"].to_pylist())) != kept:
         return _check("content", "warning", "other documents than this run kept: a later run has replaced them")
     return _check("content", "passed", "the documents that this run kept")
 

@@ -54,9 +54,9 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
             figures = read_figures(at, run)
             return {"figures": figures, "checks": dataset_checks(at, figures, stop)}
 
-    made = await or_problem(answer(request, stop, call), problems)
+    stored = await or_problem(answer(request, stop, call), problems)
     planned = await or_problem(_planned(request, store, at, run, role), problems)
-    figures, checks = (made["figures"], made["checks"]) if made else (None, {})
+    figures, checks = (stored["figures"], stored["checks"]) if stored else (None, {})
     plan, causes = (planned["plan"], planned["causes"]) if planned else (None, {})
     documents = documents_of(figures) if figures else {}
     costs = {node.name: node.model_dump(include={"cpu_s", "bytes"}) for node in figures.lineage} if figures else {}

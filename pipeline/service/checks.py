@@ -27,6 +27,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.errors import Problem as RecipeProblem
 from pipeline.recipe.errors import RecipeError, key_path
 from pipeline.service.dispatching import driver_options
+from pipeline.service.one_request import answer_request
 from pipeline.service.problems import Problem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
 from pipeline.store.web import DIRECT
@@ -206,16 +207,16 @@ def main() -> None:
     die_with_parent(os.getppid())
     no_core()
     limit_data(CHECK_BYTES)
-    request = json.loads(sys.stdin.buffer.read())
-    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)                                                 # what the recipe's code prints is no answer
+    answer_request(_checked)
+
+
+def _checked(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         result = check(request)
     except TokenmillError as e:
         result = {"failed": str(e)}
-    answer.write(json.dumps(redact_json(result)))
-    answer.flush()
-    os._exit(0)                                                   # threads of the recipe's code may go on
+    redacted: dict[str, Any] = redact_json(result)
+    return redacted
 
 
 if __name__ == "__main__":

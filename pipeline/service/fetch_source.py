@@ -4,15 +4,14 @@ that parses it has neither credentials nor a network."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.base.process import die_with_parent, limit_data
 from pipeline.plan.inputs import remote_root
 from pipeline.recipe.confine import refusal
+from pipeline.service.one_request import answer_request
 from pipeline.service.read_source import LONGEST, kind_of_place
 from pipeline.store.errors import StoreError
 from pipeline.store.remote import connect
@@ -57,19 +56,17 @@ def _needed(request: Mapping[str, Any], size: int) -> tuple[int, int]:
 def main() -> None:
     die_with_parent(os.getppid())
     limit_data(MEMORY)
-    request = json.loads(sys.stdin.buffer.read())
-    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)
+    answer_request(_fetched)
+
+
+def _fetched(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        result = fetch(request)
+        return fetch(request)
     except FileNotFoundError:
-        result = {"failed": "the file is not there any more"}
+        return {"failed": "the file is not there any more"}
     except (OSError, StoreError, ValueError) as e:
         # an error of the storage may name its address, and who asks: neither is for an answer
-        result = {"failed": f"object storage does not give it out ({type(e).__name__})"}
-    answer.write(json.dumps(result))
-    answer.flush()
-    os._exit(0)
+        return {"failed": f"object storage does not give it out ({type(e).__name__})"}
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@ a worker, because it parses what strangers have written."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.base import confinement
 from pipeline.base.process import die_with_parent, limit_data
+from pipeline.service.one_request import answer_request
 from stages.catalog import reader_class
 from stages.document import BadRecord
 from stages.read.reader import Slice
@@ -75,21 +74,19 @@ def _shown(what: str, data: bytes, size: int, charset: str = "") -> dict[str, An
 def main() -> None:
     die_with_parent(os.getppid())
     limit_data(MEMORY)
-    request = json.loads(sys.stdin.buffer.read())
-    answer = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)
+    answer_request(_read_confined)
+
+
+def _read_confined(request: Mapping[str, Any]) -> dict[str, Any]:
     confinement.enter(request["secrets"])
     confinement.seal((), ())
     try:
         result = read(request)
-        result["text"] = result.get("text", "")[:request["chars"]]
     except FileNotFoundError:
-        result = {"failed": "the file is not there any more"}
+        return {"failed": "the file is not there any more"}
     except (OSError, ValueError) as e:
-        result = {"failed": f"the file cannot be read ({type(e).__name__})"}
-    answer.write(json.dumps(result))
-    answer.flush()
-    os._exit(0)
+        return {"failed": f"the file cannot be read ({type(e).__name__})"}
+    return {**result, "text": result.get("text", "")[:request["chars"]]}
 
 
 if __name__ == "__main__":

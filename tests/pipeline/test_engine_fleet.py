@@ -348,9 +348,9 @@ def test_a_fleet_serves_everything_that_fits_somewhere():
             for slot in fleet.worker_slots.values():
                 slot.ready |= now - slot.started >= starts_in
             for host in nodes:
-                mine = [p.shape for p in fleet.worker_slots.values() if p.host == host.id]
-                assert sum(s.memory_mb for s in mine) <= host.memory_mb and sum(s.cpus for s in mine) <= host.cpus
-                assert sum(s.gpus for s in mine) <= host.gpus
+                own = [p.shape for p in fleet.worker_slots.values() if p.host == host.id]
+                assert sum(s.memory_mb for s in own) <= host.memory_mb and sum(s.cpus for s in own) <= host.cpus
+                assert sum(s.gpus for s in own) <= host.gpus
             for kind in list(left):
                 while left.get(kind) and room_in(fleet.usable, kind) > 0:
                     serial += 1

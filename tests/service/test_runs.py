@@ -100,16 +100,16 @@ def test_folders_that_no_run_can_be_are_counted_not_shown(client, store):
 def test_what_only_the_server_needs_stays_there(client, store, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray.internal:6379")
     monkeypatch.setenv("SOME_API_TOKEN", "sesame-sesame-sesame")
-    said = ("http://10.1.2.3:8265, 10.7.8.9:6379, [fd00::7]:6379 and ray.internal:6379 refuse sesame-sesame-sesame of "
+    text = ("http://10.1.2.3:8265, 10.7.8.9:6379, [fd00::7]:6379 and ray.internal:6379 refuse sesame-sesame-sesame of "
             "jane.doe@example.org")
-    write_run(store, "first", "failed", facts={"address": "http://10.1.2.3:8265", "job": "job-1"}, error=said,
-              failures=[{"message": said}], traceback=said)
-    write_log(store, "first", said + "\n")
+    write_run(store, "first", "failed", facts={"address": "http://10.1.2.3:8265", "job": "job-1"}, error=text,
+              failures=[{"message": text}], traceback=text)
+    write_log(store, "first", text + "\n")
     for path in (RUNS, f"{RUNS}/first", f"{RUNS}/first/events", f"{RUNS}/first/log", f"{RUNS}/first/log/events"):
-        text = client.get(path).text
-        assert "refuse" in text
+        answer = client.get(path).text
+        assert "refuse" in answer
         for inward in ("10.1.2.3", "10.7.8.9", "fd00::7", "ray.internal", "sesame", "jane.doe", "job-1"):
-            assert inward not in text, path
+            assert inward not in answer, path
 
 
 @pytest.mark.parametrize("data", [
