@@ -64,7 +64,7 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                                 [] if warnings is None else warnings, clock))
 
 
-def check_there(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
+def check_patterns(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
                 suffixes: tuple[str, ...] = (), follow_symlinks: bool = False) -> None:
     """Raise the InputError of `list_source` if a pattern matches no file. A pattern is followed to its first file only,
     so that a source of millions of files is checked at once."""
@@ -276,7 +276,8 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 
 def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether an object that `pattern` matches is read. Where the pattern is itself the folder, its suffix decides."""
+    """Whether an object that `pattern` matches is read. If the pattern names a folder, only objects with one of the
+    reader's `suffixes` are. An object that the user has named, itself or by a glob, is read whatever its suffix."""
     return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
 
 

@@ -158,7 +158,7 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
 def without_files(recipe: Recipe) -> list[RecipeProblem]:
     """What a plan would say of sources that have no files or cannot be listed, as far as it is known after FILES_S
     seconds. The thread that lists them ends with this process."""
-    from pipeline.plan.inputs import check_there
+    from pipeline.plan.inputs import check_patterns
     from stages.catalog import reader_class
 
     problems: list[RecipeProblem] = []
@@ -166,7 +166,7 @@ def without_files(recipe: Recipe) -> list[RecipeProblem]:
     def find_files() -> None:
         for name, source in recipe.sources.items():
             try:
-                check_there(name, source.path, base=recipe.base, root=source.root,
+                check_patterns(name, source.path, base=recipe.base, root=source.root,
                             suffixes=reader_class(source.read).suffixes, follow_symlinks=source.follow_symlinks)
             except Exception as e:                                # such as a folder that the server may not read
                 why = str(e) if isinstance(e, TokenmillError) else (

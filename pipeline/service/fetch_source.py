@@ -21,9 +21,9 @@ MEMORY, RECORD = 1 << 30, 64 << 20
 
 
 def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch the object of a document to the new file `target`. What is not needed of it is a hole there. Returns
-    {"refused": true} if it does not lie below one of the URLs in `roots`, {"failed": why}, or {"size"}. That the
-    patterns of the source lie there was checked before."""
+    """Fetch the object of a document to the new file `target`, in which the bytes that are not needed are left out as a
+    hole. Returns {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or
+    {"size"}. The caller has checked that the patterns of the source lie below `roots`."""
     url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
     if refusal(url, os.sep, request["roots"]) is not None:
         return {"refused": True}

@@ -23,7 +23,8 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
 
 
 def kind_of_place(request: Mapping[str, Any]) -> str:
-    """How the document is found: the `file` itself, a `line` of it, or a `record` that its reader cuts out of it."""
+    """Returns what a document is in its source: a whole `file`, a `line` of a file, or a `record` that only the reader
+    can cut out."""
     locator = request["locator"]
     file = locator["file"].lower()
     if file.endswith(PACKED) or is_archive(file) or locator.get("sub"):

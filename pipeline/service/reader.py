@@ -14,8 +14,9 @@ from pipeline.store.fs import Store
 
 
 class Reader:
-    """A context manager: reads the published parts of a dataset that have rows. `columns` are the names of each part's
-    columns, `known` all of these names. A part is compared with its hash before it is read, and not earlier."""
+    """A context manager that reads the published parts of a dataset that have rows. `columns` are the names of each
+    part's columns, and `known` is the set of all of them. A part is compared with its hash just before it is read, so
+    a query that needs few parts pays only for these."""
 
     def __init__(self, checked: Checked, limits: Limits, store: Store, parts: Sequence[Part],
                  columns: Sequence[tuple[str, ...]], stop: Stop) -> None:

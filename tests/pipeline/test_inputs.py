@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.clock import Clock
 from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
-from pipeline.plan.inputs import InputError, check_there, list_source
+from pipeline.plan.inputs import InputError, check_patterns, list_source
 from pipeline.plan.provenance import read_provenance
 from pipeline.store.content_keys import content_key
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
@@ -159,7 +159,7 @@ def test_a_check_for_files_refuses_what_a_listing_refuses(tree):
     for patterns in (["a"], ["a/*.txt"], ["a/1.txt"], ["a/**"], ["a/*.nothing"], ["nothing"], ["nothing/*"], ["a/only"],
                      ["a/pipe"], ["a/b/*.txt", "a/*.nothing"], ["elsewhere", "s3://b/in"], ["a/there"], ["a/*/3.txt"]):
         outcomes = []
-        for look in (list_source, check_there):
+        for look in (list_source, check_patterns):
             try:
                 look("s", patterns, base=str(tree), suffixes=(".txt",))
                 outcomes.append("")

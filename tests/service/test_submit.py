@@ -98,10 +98,10 @@ def test_validate_warns_of_a_source_without_files_as_a_plan_refuses_it(site):
 
 
 def test_a_source_that_cannot_be_listed_hides_no_other(tmp_path, monkeypatch):
-    def check_there(name, *_, **__):
+    def check_patterns(name, *_, **__):
         raise PermissionError(13, "denied") if name == "docs" else InputError("source 'more': no files; add some")
 
-    monkeypatch.setattr("pipeline.plan.inputs.check_there", check_there)
+    monkeypatch.setattr("pipeline.plan.inputs.check_patterns", check_patterns)
     recipe = load_text(RECIPE.replace("path: docs}", "path: docs}, more: {read: text, path: more}"), "recipe.yaml",
                        name="recipe", base=str(tmp_path), inputs_from=str(tmp_path))
     problems = {problem.path[1]: problem.message for problem in without_files(recipe)}

@@ -17,7 +17,7 @@ import pytest
 from fsspec.utils import glob_translate
 
 from pipeline.plan.file_list import FileList
-from pipeline.plan.inputs import InputError, check_there, list_source
+from pipeline.plan.inputs import InputError, check_patterns, list_source
 from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -243,11 +243,11 @@ def test_a_check_for_files_ends_with_the_first_page_that_has_one(gcs):
     for pattern, suffixes, pages in (("gs://bucket/in", (), 1 + 1), ("gs://bucket/in/*.txt", (), 2),
                                      ("gs://bucket/in", (".txt",), 1 + 2), ("gs://bucket/in/0999.txt", (".gz",), 1)):
         starts.clear()
-        check_there("s", [pattern], suffixes=suffixes)
+        check_patterns("s", [pattern], suffixes=suffixes)
         assert len(starts) == pages, pattern
     for pattern, suffixes in (("gs://bucket/in/*.gz", ()), ("gs://bucket/in", (".gz",)), ("gs://bucket/inn", ())):
         with pytest.raises(InputError, match=f"no object matches '{re.escape(pattern)}'"):
-            check_there("s", ["gs://bucket/in", pattern], suffixes=suffixes)
+            check_patterns("s", ["gs://bucket/in", pattern], suffixes=suffixes)
 
 
 def test_a_run_removes_the_journal_of_its_listing(gcs, tmp_path):
