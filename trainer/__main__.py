@@ -20,7 +20,7 @@ COMMANDS = {
     "slurm": ("trainer.launch.slurm", "write a job script for Slurm"),
     "verify": ("trainer.tools.verify", "check a checkpoint; say which data the model has seen"),
     "edit": ("trainer.tools.curriculum_edit", "give a training other phases from a step on"),
-    "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss among its neighbours'"),
+    "explain": ("trainer.tools.explain", "show the documents a step consisted of, and its loss beside nearby steps'"),
     "soak": ("trainer.tools.loader_benchmark", "run the loader alone over the last steps: does it keep up?"),
     "doctor": ("trainer.tools.doctor", "check that this machine trains alike on one rank and on several"),
     "plan": ("trainer.tools.plan", "show phases, sizes, memory and FLOPs of a training"),

@@ -21,9 +21,9 @@ WIDE = 80
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print how two texts of the page `place` differ: in two columns on a terminal that is wide enough, otherwise one
-    below the other. `names` are the names of the engines; `marks` says that the texts are Markdown. Control characters
-    are made visible."""
+    """Print how the texts differ that two extraction engines found in one page: in two columns on a terminal that is
+    wide enough, otherwise one below the other. `place` names the page, `names` are the names of the two engines;
+    `marks` says that the texts are Markdown. Control characters are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):

@@ -182,8 +182,8 @@ def _named(paths: Iterable[str], top: str) -> str:
 
 
 class _Links:
-    """Decides which symbolic links are followed: those that end inside `folders`, or all if `folders` is None. Links
-    that are not followed are collected in `leading_out`."""
+    """Decides which symbolic links are followed: those whose target is inside `folders`, or all if `folders` is None.
+    Links that are not followed are collected in `leading_out`."""
 
     def __init__(self, folders: list[str] | None) -> None:
         self._inside = None if folders is None else [os.path.join(os.path.realpath(f), "") for f in folders]

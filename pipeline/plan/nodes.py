@@ -97,8 +97,8 @@ class SplitIndex(Mapping[str, Any]):
     the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """`places` gives, for each big input file, its path, the path of its splits in the store, and the sha256 of the
-        file with the splits. `read` is `Store.read_checked`."""
+        """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` gives,
+        for each big input file, its path, and the path and the sha256 of that list. `read` is `Store.read_checked`."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")

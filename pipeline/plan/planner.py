@@ -8,10 +8,11 @@ plans it (the records come from the log alone) and resumes it.
 
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
   * A barrier (deduplication) ends a pass. The next pass begins by applying the barrier's removal slices (lists of rows
-    to drop). If that pass only prepares another barrier, it writes no text. It writes row sets (lists of the rows that
-    are gone by then), and the pass after the second barrier reads the same parts.
+    to drop). If two barriers follow each other without a step between them, the pass between them writes no text. It
+    writes only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads
+    the files that the pass before the first one wrote, and drops the rows that either barrier removed.
   * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
-  * A stage that needs a GPU has a pass of its own kind, so that no other stage waits for a GPU.
+  * A stage that needs a GPU runs in a separate pass, so that no other stage waits for a GPU.
   * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this

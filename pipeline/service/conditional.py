@@ -1,4 +1,5 @@
-"""Answers conditional requests: a client that has what it asks for already is told so in place of getting it again."""
+"""Answers conditional HTTP requests: if the client already has the current version of a page, the server answers 304
+and does not send the page again."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ async def training_page(request: Request, store: str, at: StoreOf, training: str
 @router.get("/stores/{store}/trainings/{training}/step")
 async def spike_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
                      step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "") -> HTMLResponse:
-    """The loss of a step among its neighbours', and the documents of its worst rows."""
+    """Show the loss of a training step beside the losses of the steps around it, and the documents in the rows with the
+    highest loss."""
     shown = await trainings.explain_step(request, store, at, training, step, queries, run, None, trainings.ROWS, False)
     return page(request, "spike.html.j2", store=store, shown=shown, training=training)

@@ -115,8 +115,9 @@ async def explain_step(
         run: Run = "", row: Annotated[int | None, Query(ge=1, le=1 << 30, description="only this row")] = None,
         worst: Annotated[int, Query(ge=1, le=20, description="rows with the highest loss")] = ROWS,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """The loss of a step among its neighbours', and the documents of its worst rows: what `tokenmill train explain`
-    says. `run` names the run whose shards the training reads, if it does not lie in the run itself."""
+    """Return the loss of a training step beside the losses of the steps around it, and the documents in the rows with
+    the highest loss, as `tokenmill train explain` does. `run` names the run that made the shards; it is needed only if
+    the folder of the training is not inside the folder of that run."""
     await allow_unmasked(request, at, unmasked, {"training": training[:100], "step": step})
     stop = queries.stop()
 

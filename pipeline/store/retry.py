@@ -56,8 +56,9 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
     """Call `call` and return its result. If it raises an error that may be temporary, call it again, up to `tries`
     times in all (default TRIES). `what` ('read', 'write') and `url` describe the request in messages.
 
-    FileNotFoundError, FileExistsError, StoreError, the OSError of a full local disk and exceptions that show a bug are
-    raised unchanged. Any other error is raised as a StoreError.
+    Raises StoreError if the last try fails, too, or if an error is not temporary. FileNotFoundError, FileExistsError,
+    StoreError, the OSError of a full local disk and exceptions that show a bug are raised unchanged, without another
+    try.
     """
     tries = tries or TRIES
     for attempt in range(1, tries + 1):

@@ -70,7 +70,8 @@ def verify_store(store: Store, log: LogView,
     """Verify every file of the store, and return the results. After every `batch` files, `on_progress` is called with
     the results so far and the total bytes of all files in `objects/`.
 
-    Memory holds the inode numbers of those files in `objects/` that have further hard links.
+    A file that has several names (hard links) is read only once. To know such a file again, the function keeps its
+    inode number in memory.
     """
     done = _resumed(store, log)
     of_the_log = snapshot.damage(store)                       # read anew: a driver may have repaired the log since

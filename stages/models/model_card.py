@@ -1,9 +1,9 @@
 """A classifier's model card, as JSON and as a page: what the classifier was trained on, how well it performs, and which
 words decide its scores.
 
-The card holds no text of a document. It shows only single words (pairs of words are hashed and have no names), and only
-words of letters that occur at least ten times in the training texts. It therefore shows no address, number or name of
-one person.
+The card holds no text of a document. It shows only single words that consist of letters and occur at least ten times in
+the training texts; pairs of words are known only by their hashes. So it shows no numbers and no addresses, and hardly
+ever the name of a private person.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
-`scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents) and
-cover all kinds that need no model; `Pii` is the step of a recipe. All three take time proportional to the length of the
-text, so no hostile page can make them exceed a time limit. docs/pii.md says how to choose.
+`scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents).
+They find all kinds of personal data that can be found without a model. `Pii` is the step of a recipe. All three take
+time proportional to the length of the text, so no hostile page can make them exceed a time limit. docs/pii.md explains
+how to choose kinds and replacements.
 """
 
 from __future__ import annotations

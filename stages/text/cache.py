@@ -31,8 +31,8 @@ def cached(path: Path, write: Callable[[Path], None]) -> Path:
 
 
 def rules_path(language: str = "en") -> Path:
-    """Return the path of a file with spaCy's tokenizer rules for a language, given as spaCy's code. A file that does
-    not exist yet is made first.
+    """Return the path of a file with spaCy's tokenizer rules for a language. `language` is a language code of spaCy,
+    such as 'en'. If the file does not exist, the rules are exported from spaCy first.
 
     Raises:
         RuntimeError: spaCy is missing or the export failed; the message holds its error output.

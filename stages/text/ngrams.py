@@ -1,9 +1,9 @@
 """Counts repeated word n-grams (for Gopher's rules) and hashes all word n-grams of a text (for MinHash), compiled by
 numba.
 
-The functions take words as numbers and return integers, so the results are equal on every machine, whatever numbers the
-words have. numba stores the compiled code in NUMBA_CACHE_DIR. Arguments such as `lengths` and `hashes` are the columns
-of a `stages.text.words.Vocabulary`, indexed by word number.
+The functions take each word as a number, and the results do not depend on which number a word has. The results are
+integers, so they are equal on every machine. numba stores the compiled code in NUMBA_CACHE_DIR. Arguments such as
+`lengths` and `hashes` are the columns of a `stages.text.words.Vocabulary`, indexed by word number.
 """
 
 from __future__ import annotations

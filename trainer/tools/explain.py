@@ -36,7 +36,7 @@ CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *
 def add_parser(commands: Any) -> None:
     explain = commands.add_parser(
         "explain", parents=[of_a_run()], description="Show the documents a step consisted of, those of its worst rows "
-        "first, and its loss beside its neighbours'. Texts and URLs are shown as the store holds them.",
+        "first, and its loss beside that of nearby steps. Texts and URLs are shown as the store holds them.",
         epilog="example: tokenmill train explain store/runs/first 371 --worst 3")
     explain.add_argument("step", metavar="STEP", type=positive, help="number of the step, as printed (from 1)")
     which = explain.add_mutually_exclusive_group()
