@@ -318,7 +318,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
             if name not in used:
                 yield ("datasets", name), "no dataset, tokenizer or shards read it; name it there, or take it out"
     if recipe.curriculum is not None:
-        mixed = {name for phase in recipe.curriculum.phases for name, weight in (phase.mix or {}).items() if weight}
+        mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
             if name not in mixed:
                 yield ("shards", name), "no phase of the curriculum mixes it in"
@@ -355,7 +355,7 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return
-    mixed = {name for phase in recipe.curriculum.phases for name in phase.mix or ()} if recipe.curriculum else set()
+    mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed} if recipe.curriculum else set()
     used = [s for n, s in recipe.shards.items() if not mixed or n in mixed]
     fed = {source for s in used for i in s.inputs for source in recipe.sources_of(i)
            if source in s.where.get("source", [source])}

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.errors import KeyPath, key_path
-from pipeline.recipe.model import Curriculum, Phase, Recipe
+from pipeline.recipe.model import Curriculum, Phase, Recipe, StreamGroup
 from pipeline.recipe.problems import Checker
 
 
@@ -119,12 +119,22 @@ def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 
 def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
-    for key in ("mix", "max_epochs"):
-        for name in getattr(phase, key) or ():
-            checker.check_name(name, recipe.shards, (*at, key, name), "shards")
+    for name in phase.max_epochs or ():
+        checker.check_name(name, recipe.shards, (*at, "max_epochs", name), "shards")
     if phase.mix is None:
         return
-    total = sum(Fraction(str(w)) for w in phase.mix.values())
+    seen: set[str] = set()
+    for entry, weight in phase.mix.items():
+        inside = weight.streams if isinstance(weight, StreamGroup) else None
+        for name in [entry] if inside is None else inside:
+            path: KeyPath = (*at, "mix", entry) if inside is None else (*at, "mix", entry, "streams", name)
+            checker.check_name(name, recipe.shards, path, "shards")
+            if name in seen:
+                checker.fail(path, f"the phase has stream '{name}' twice; give it one place")
+            seen.add(name)
+        if inside is not None and not any(inside.values()):
+            checker.fail((*at, "mix", entry, "streams"), "all weights are 0; give at least one stream a weight")
+    total = sum(Fraction(str(w.share if isinstance(w, StreamGroup) else w)) for w in phase.mix.values())
     if total == 0:
         checker.fail((*at, "mix"), "all weights are 0; give at least one source a weight")
     elif total not in (1, 100):

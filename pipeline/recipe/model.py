@@ -214,16 +214,29 @@ class Shards(Model):
     val: Share = 0.005
 
 
+class StreamGroup(Model):
+    """Several streams of a phase that together get the weight `share`. `streams` divides it between them: the weight of
+    each within the group."""
+
+    share: Weight
+    streams: Annotated[dict[str, Weight], Field(min_length=1)]
+
+
+def _mixed(value: Any) -> Any:
+    """Parse the weight of one entry of a `mix`: a number, or a mapping that describes a group of streams."""
+    return StreamGroup.model_validate(value) if isinstance(value, dict) else parse_weight(value)
+
+
 class Phase(Model):
     """A phase of the curriculum (the plan of a training), as written in the recipe. A field that is None is inherited
     from the phase before, except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
     `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
     `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
-    training step, growing if it is a mapping. `mix`: the weight of each stream in `shards:`. `max_epochs`: how often
-    each stream may be read. `on_exhausted`: whether reading a stream more often is an error or is allowed. `lr`: how
-    the learning rate behaves in this phase, or a curve of its own. `reset_optimizer`: the optimizer's moments start at
-    zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
+    training step, growing if it is a mapping. `mix`: the weight of each stream in `shards:`, or of a group of streams.
+    `max_epochs`: how often each stream may be read. `on_exhausted`: whether reading a stream more often is an error or
+    is allowed. `lr`: how the learning rate behaves in this phase, or a curve of its own. `reset_optimizer`: the
+    optimizer's moments start at zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
     """
 
     name: Name
@@ -231,13 +244,22 @@ class Phase(Model):
     extra: Count | None = None
     sequence: Count | None = None
     batch: Annotated[int | dict[int, int], BeforeValidator(_batch)] | None = None
-    mix: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    mix: Annotated[dict[str, Annotated[StreamGroup | int | float, BeforeValidator(_mixed)]],
+                   Field(min_length=1)] | None = None
     max_epochs: dict[str, Weight] | None = None
     lr: Annotated[Any, BeforeValidator(_rate)] = None
     on_exhausted: Literal["error", "repeat"] | None = None
     reset_optimizer: StrictBool | None = None
     rope_theta: Annotated[float, Field(gt=1)] | None = None
     rope_scaling: Annotated[dict[str, Any], BeforeValidator(_rope_scaling)] | None = None
+
+    @property
+    def mixed(self) -> set[str]:
+        """The streams that `mix` gives a weight above 0."""
+        entries = (self.mix or {}).items()
+        return {stream for name, weight in entries
+                for stream, part in (weight.streams if isinstance(weight, StreamGroup) else {name: weight}).items()
+                if part and (weight.share if isinstance(weight, StreamGroup) else weight)}
 
 
 class Curriculum(Model):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.store.fs import Store
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.order import counts
+from tokenizer.mixture.order import apportioned
 
 #: approximate number of stretches into which the run is divided; the report gives the mixture of each
 STRETCHES = 48
@@ -33,12 +33,13 @@ def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
                                                   for stream in curriculum.streams}
     for phase in curriculum.phases:
         begin = ends[-1]
-        weights = [phase.weights.get(stream.name, 0) for stream in curriculum.streams]
+        streams_of = apportioned(phase, [stream.name for stream in curriculum.streams])
+        weights = streams_of.weights
         pieces = min(phase.samples, max(2, round(STRETCHES * phase.tokens / curriculum.tokens)))
         drawn_before, start = [0] * len(weights), 0
         for piece in range(pieces):
             stop = phase.samples * (piece + 1) // pieces
-            drawn = counts(stop, weights)
+            drawn = streams_of.counts(stop)
             for number, stream in enumerate(curriculum.streams):
                 streams[stream.name]["planned"].append((stop - start) * weights[number] / sum(weights) * phase.sequence)
                 streams[stream.name]["realised"].append((drawn[number] - drawn_before[number]) * phase.sequence)

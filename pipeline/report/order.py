@@ -34,7 +34,7 @@ def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
     steps = _steps(curriculum)
     for phase, start, size in steps:
         located = order.locate(start, start + size)
-        weights = order.weights[phase]
+        weights = order.apportioned[phase].weights
         samples += size
         for number, name in enumerate(order.names):
             windows, epochs = located.window[located.stream == number], located.epoch[located.stream == number]

@@ -60,7 +60,8 @@ def test_file_round_trip_and_checks(tmp_path):
     c.save(tmp_path / "curriculum.json")
     assert Curriculum.load(tmp_path / "curriculum.json") == c
     doc = json.loads(json.dumps(c.to_json()))
-    for change, message in (({"version": 2}, "reads version 1"), ({"longest": 1500}, "no multiple of sequence"),
+    for change, message in (({"version": 3}, "reads versions"),
+                            ({"version": 2}, "run the recipe again"), ({"longest": 1500}, "no multiple of sequence"),
                             ({"extra": 1}, r"unknown keys \['extra'\]")):
         with pytest.raises(CurriculumError, match=message):
             Curriculum.from_json({**doc, **change})
@@ -90,6 +91,60 @@ def _phase(**change):
         given["curriculum"]["phases"][0].update(change)
         return given
     return apply
+
+
+def test_groups_are_apportioned_before_their_streams():
+    sets = {name: info(name, 3_000_000) for name in ("cc", "code", "de", "en", "wiki")}
+    mix = {"web": {"share": 75, "streams": {"en": 3, "de": 1, "cc": 0}}, "code": 20, "wiki": 5}
+    given = recipe(phases=[{"name": "all", "until": "100%", "sequence": 1024, "batch": 8192, "mix": mix},
+                           {"name": "more", "extra": "64k"}])
+    given["shards"] = {name: {"longest": 2048} for name in sets}
+    c, warnings = resolve(given, sets, TOKENIZER)
+    assert c.phases[0].weights == {"code": 16, "de": 15, "en": 45, "wiki": 4}
+    assert c.phases[0].groups == c.phases[1].groups == {"web": ["de", "en"]}
+    assert c.version == 2
+    assert warnings == ["curriculum: no phase draws from cc"]
+    assert Curriculum.loads(c.dumps().encode(), "c") == c
+    at, number = Order(c).locate(0, c.samples), {s.name: i for i, s in enumerate(c.streams)}
+    web = np.cumsum(np.isin(at.stream, [number["de"], number["en"]]))
+    assert np.abs(web - 0.75 * np.arange(1, c.samples + 1)).max() <= 2
+    assert np.abs(np.cumsum(at.stream == number["en"]) - 0.75 * web).max() <= 2
+    grown = resolve_phases([{"name": "next", "extra": "64k"}], 1, [s.name for s in c.streams], [], c.phases)
+    assert (grown[0].weights, grown[0].groups) == (c.phases[1].weights, {"web": ["de", "en"]})
+
+
+def test_a_thousand_languages_keep_their_weights():
+    sets = {f"l{i:03}": info(f"l{i:03}", 200_000) for i in range(999)} | {"web": info("web", 2_000_000)}
+    languages = {f"l{i:03}": 1 / (i + 1) for i in range(999)}
+    given = recipe(phases=[{"name": "all", "until": "100%", "sequence": 1024, "batch": 8192, "on_exhausted": "repeat",
+                            "mix": {"web": 34, "rest": {"share": 66, "streams": languages}}}])
+    given["shards"] = {name: {"longest": 2048} for name in sets}
+    c, _ = resolve(given, sets, TOKENIZER)
+    weights, total = c.phases[0].weights, sum(c.phases[0].weights.values())
+    assert weights["web"] / total == pytest.approx(0.34, abs=3e-6)
+    assert weights["l000"] / weights["l009"] == pytest.approx(10, rel=1e-3)
+
+
+@pytest.mark.parametrize(("groups", "message"), [
+    ({"x": ["web", "no"]}, "groups have the streams .'no'., which have no weight"),
+    ({"x": ["web"], "y": ["web", "wiki"]}, "the streams .'web'. are in two groups"),
+    ({"x": []}, "groups must be lists"), (["web"], "groups must be lists"), ({"x": "web"}, "groups must be lists")])
+def test_groups_of_a_file_are_checked(groups, message):
+    doc = json.loads(resolve(recipe(), SETS, TOKENIZER)[0].dumps())
+    doc["phases"][0]["groups"], doc["version"] = groups, 2
+    with pytest.raises(CurriculumError, match=message):
+        Curriculum.from_json({name: value for name, value in doc.items() if name != "sha256"})
+
+
+def test_many_streams_in_the_order_of_version_1_are_refused():
+    sets = {f"s{i}": info(f"s{i}", 2_000_000) for i in range(9)}
+    given = recipe(phases=[{"name": "all", "until": "100%", "sequence": 1024, "batch": 8192,
+                            "mix": dict.fromkeys(sets, 1)}])
+    given["shards"] = {name: {"longest": 2048} for name in sets}
+    doc = resolve(given, sets, TOKENIZER)[0].to_json()
+    assert doc["version"] == 2
+    with pytest.raises(CurriculumError, match="run the recipe again"):
+        Curriculum.from_json({**doc, "version": 1})
 
 
 @pytest.mark.parametrize(("change", "message"), [

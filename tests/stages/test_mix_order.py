@@ -1,10 +1,8 @@
-"""The order of samples: permutation, apportionment, reservations, against slow references made from the definitions."""
+"""The order of samples: permutation and reservations, against slow references made from the definitions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tokenizer.webster import draw
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
-from tokenizer.mixture.order import counts, permutation_key, permute, sample_of, unpermute
-
-WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(lambda w: sum(w) > 0)
+from tokenizer.mixture.permutation import permutation_key, permute, unpermute
 
 
 def make(tokens: dict[str, int], phases: list[tuple], seed: int = 1, longest: int = 64) -> Curriculum:
@@ -24,32 +21,13 @@ def make(tokens: dict[str, int], phases: list[tuple], seed: int = 1, longest: in
     for i, (samples, sequence, batch, weights, *rest) in enumerate(phases):
         extra = rest[0] if rest else {}
         made.append(Phase(f"p{i}", start, samples, extra.get("reserved", samples), sequence, batch, weights, "stable",
-                          extra.get("max_epochs", {}), extra.get("on_exhausted", "error")))
+                          extra.get("max_epochs", {}), extra.get("on_exhausted", "error"),
+                          groups=extra.get("groups")))
         start += samples
     found = Curriculum(seed, TokenizerRef("t" * 64, 1000, 0, "tokenizer.json"), longest,
                        tuple(Stream(n, f"shards/{n}/split=train", None, "0" * 64, None, t, 0, "uint16")
                              for n, t in tokens.items()), tuple(made), "")
     return replace(found, order=Order(found).hash())
-
-
-def streams(n0: int, n1: int, weights: Sequence[int]) -> np.ndarray:
-    """Stream of each sample number in [n0, n1); int64 (n1 - n0,)."""
-    return draws(n0, n1, weights)[0]
-
-
-def draws(n0: int, n1: int, weights: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """For each sample number in [n0, n1), its stream and the number of the draw within that stream; two int64
-    arrays."""
-    if not 0 <= n0 <= n1:
-        raise ValueError(f"samples [{n0}, {n1}) is not a range")
-    stream = np.empty(n1 - n0, np.int64)
-    draw = np.empty(n1 - n0, np.int64)
-    for i, (a, b) in enumerate(zip(counts(n0, weights), counts(n1, weights))):
-        if a < b:
-            js = np.arange(a, b, dtype=np.int64)
-            at = sample_of(i, js, weights) - n0
-            stream[at], draw[at] = i, js
-    return stream, draw
 
 
 # -- permutation -------------------------------------------------------------------------------------------------
@@ -91,59 +69,6 @@ def test_permutation_golden():
     assert permutation_key(1, "web", 0, "super") == "v1/1/web/0/super"
 
 
-# -- Webster -----------------------------------------------------------------------------------------------------
-def webster(n: int, weights: list[int]) -> list[int]:
-    """Brute force by the definition: the highest quotient w / (2c + 1) draws next, ties to the lowest index."""
-    c, out = [0] * len(weights), []
-    for _ in range(n):
-        best = max((i for i, w in enumerate(weights) if w), key=lambda i: (Fraction(weights[i], 2 * c[i] + 1), -i))
-        out.append(best)
-        c[best] += 1
-    return out
-
-
-@given(WEIGHTS, st.integers(0, 150), st.integers(0, 150))
-def test_streams_equal_brute_force(weights, a, b):
-    a, b = sorted((a, b))
-    expected = webster(b, weights)
-    assert streams(a, b, weights).tolist() == expected[a:b]
-    assert counts(b, weights) == [expected.count(i) for i in range(len(weights))]
-
-
-@given(WEIGHTS, st.integers(0, 10**11), st.integers(1, 400))
-def test_counts_are_monotone_and_sample_of_is_the_inverse_far_out(weights, n, size):
-    stream, draw = draws(n, n + size, weights)
-    before, after = counts(n, weights), counts(n + size, weights)
-    assert sum(before) == n
-    assert sum(after) == n + size
-    assert all(x <= y for x, y in zip(before, after))
-    for i, w in enumerate(weights):
-        js = draw[stream == i]
-        assert js.tolist() == list(range(before[i], after[i]))
-        if w and js.size:
-            assert np.array_equal(sample_of(i, js, weights), n + np.flatnonzero(stream == i))
-    # every prefix keeps close to the quota
-    total = sum(weights)
-    assert max(abs(c - Fraction(n * w, total)) for c, w in zip(before, weights)) < 2
-
-
-def test_quota_of_three_streams_is_within_one_window_at_every_prefix():
-    weights, got = [63, 24, 13], np.zeros(3)
-    for n, s in enumerate(streams(0, 5000, weights), 1):
-        got[s] += 1
-        assert np.abs(got - n * np.array(weights) / 100).max() < 1
-
-
-def test_weights_that_overflow_or_lie_are_refused():
-    with pytest.raises(CurriculumError, match="overflow"):
-        counts(1 << 50, [1 << 20, 1])
-    for bad in ([], [0, 0], [-1, 2], [0.5, 1]):
-        with pytest.raises(CurriculumError, match="integers"):
-            counts(3, bad)
-    with pytest.raises(CurriculumError, match="weight 0"):
-        sample_of(0, 0, [0, 1])
-
-
 # -- the whole order ---------------------------------------------------------------------------------------------
 def reference(c: Curriculum) -> list[tuple[int, int, int, int, int]]:
     """The order by its definition, one sample at a time, with tables: reservations, then permutations, then draws."""
@@ -155,7 +80,8 @@ def reference(c: Curriculum) -> list[tuple[int, int, int, int, int]]:
     for p, phase in enumerate(c.phases):
         weights = [phase.weights.get(n, 0) for n in names]
         ratio, L = c.longest // phase.sequence, phase.sequence
-        order = webster(phase.reserved, weights)
+        order = draw(phase.reserved, weights, [[names.index(n) for n in group]
+                                               for group in (phase.groups or {}).values()])
         for s in range(len(names)):
             queue = stock.setdefault((s, L), [])
             if queue and queue[0][0] != (used[s] - 1) // supers[s]:
@@ -186,6 +112,14 @@ SETUPS = {
                                                 (20, 16, 4, {"a": 5, "b": 1}, {"on_exhausted": "repeat"})]),
     "cut short": make({"a": 3000, "b": 3000}, [(10, 16, 5, {"a": 1, "b": 1}, {"reserved": 90}),
                                                (12, 16, 4, {"a": 2, "b": 1}), (4, 64, 2, {"a": 1})]),
+    "forty streams": make({f"s{i:02}": 300 + 70 * i for i in range(40)}, [
+        (90, 16, 5, {f"s{i:02}": 1 + i % 7 * 3 for i in range(40)}),
+        (60, 32, 5, {f"s{i:02}": 1 for i in range(0, 40, 3)}, {"on_exhausted": "repeat"}),
+        (60, 16, 5, {f"s{i:02}": 1 for i in range(40)}, {"on_exhausted": "repeat"})]),
+    "groups": make({"a": 2000, "b": 900, "c": 4000, "d": 1500, "e": 700}, [
+        (40, 32, 4, {"a": 3, "b": 1, "c": 4, "d": 1, "e": 1},
+         {"groups": {"x": ["a", "b"], "y": ["e", "d"]}, "on_exhausted": "repeat"}),
+        (20, 16, 4, {"a": 3, "b": 1, "c": 4}, {"groups": {"x": ["c", "b"]}, "on_exhausted": "repeat"})]),
 }
 
 
@@ -302,4 +236,6 @@ GOLDEN_ORDERS = {
     "lengths there and back": "bfb9b444c9442354d964be7e09b399c8",
     "many epochs": "a2b36e8d509112c4268bddb96e37054b",
     "cut short": "a20317397638043ad5567c439e503cb5",
+    "forty streams": "1c9c055f3c1f470408d36ae8eea735f8",
+    "groups": "7e9dbce069b7a7f2117326a851969704",
 }

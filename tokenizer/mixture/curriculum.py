@@ -20,12 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from tokenizer.mixture.order import CurriculumError, Order, check_weights
+from tokenizer.mixture.apportion import CurriculumError, check_range, check_weights, is_flat
+from tokenizer.mixture.order import Order
 from tokenizer.mixture.phases import Phase, Stream
 
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
-VERSION = 1
+#: versions of the format: 1 if all phases draw from few streams without groups, 2 if one draws from them in a tree
+VERSIONS = (1, 2)
 #: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay")
 RATES = ("stable", "constant", "decay")
 #: keys of the mapping (a learning-rate curve of its own) that a phase may have instead of such a word, and the possible
@@ -55,7 +57,10 @@ class Curriculum:
     streams: tuple[Stream, ...]
     phases: tuple[Phase, ...]
     order: str                    # order hash (docs/contracts.md: Identity)
-    version: int = VERSION
+
+    @property
+    def version(self) -> int:
+        return 2 if any(phase.groups or not is_flat(list(phase.weights.values())) for phase in self.phases) else 1
 
     @property
     def samples(self) -> int:
@@ -83,7 +88,7 @@ class Curriculum:
             for spec in fields(Phase):
                 if spec.default is not MISSING and phase[spec.name] == spec.default:
                     del phase[spec.name]
-        return doc
+        return {**doc, "version": self.version}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str = "curriculum") -> Curriculum:
@@ -91,16 +96,19 @@ class Curriculum:
         CurriculumError that names the wrong key."""
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
-        if doc.get("version") != VERSION:
-            raise CurriculumError(f"{where}: this Tokenmill reads version {VERSION}, not {doc.get('version')!r}")
+        if doc.get("version") not in VERSIONS:
+            raise CurriculumError(f"{where}: this Tokenmill reads versions {VERSIONS}, not {doc.get('version')!r}")
         curriculum = cls(**{
-            **_exact(cls, doc, where),
+            **_exact(cls, {name: value for name, value in doc.items() if name != "version"}, where),
             "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
             "streams": tuple(Stream(**_exact(Stream, stream, f"{where}: streams[{i}]"))
                              for i, stream in enumerate(doc["streams"])),
             "phases": tuple(Phase(**_exact(Phase, phase, f"{where}: phases[{i}]"))
                             for i, phase in enumerate(doc["phases"]))})
         curriculum.validate(where)
+        if curriculum.version != doc["version"]:
+            raise CurriculumError(f"{where}: an earlier Tokenmill put the samples of so many streams in another order: "
+                                  f"run the recipe again")
         return curriculum
 
     @classmethod
@@ -114,7 +122,7 @@ class Curriculum:
         digit would silently train another model."""
         try:
             doc = json.loads(data)
-            if doc.get("version") == VERSION and doc.pop("sha256", "") != _digest(doc):
+            if doc.get("version") in VERSIONS and doc.pop("sha256", "") != _digest(doc):
                 raise ValueError("what it says does not have the sha256 it names")
             return cls.from_json(doc, where)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
@@ -175,9 +183,23 @@ class Curriculum:
             need(phase.rope_scaling is None or isinstance(phase.rope_scaling, Mapping),
                  f"{key}: rope_scaling must be a mapping (as in train.model), not {phase.rope_scaling!r}")
             need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
-            check_weights(list(phase.weights.values()), phase.reserved)
+            check_weights(list(phase.weights.values()))
+            check_range(sum(phase.weights.values()), phase.reserved)
+            self._check_groups(phase, f"{where}: {key}")
             start = phase.stop
         self._check_exhaustion(where)
+
+    def _check_groups(self, phase: Phase, key: str) -> None:
+        """Raise CurriculumError if the groups of a phase are not lists of its streams, with each stream in one of
+        them."""
+        groups = {} if phase.groups is None else phase.groups
+        if not isinstance(groups, Mapping) or not all(isinstance(group, list) and group for group in groups.values()):
+            raise CurriculumError(f"{key}: groups must be lists of streams by name, not {groups!r}")
+        members = [name for group in groups.values() for name in group]
+        if unknown := sorted({*members} - {*phase.weights}):
+            raise CurriculumError(f"{key}: groups have the streams {unknown}, which have no weight")
+        if doubled := sorted({name for name in members if members.count(name) > 1}):
+            raise CurriculumError(f"{key}: the streams {doubled} are in two groups")
 
     def _check_exhaustion(self, where: str) -> None:
         order = Order(self)

@@ -4,15 +4,10 @@ A stream is the tokens of one source, language or bucket, a window is the consec
 is one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
 order) defines the order; it rests on three ideas:
 
-* **Which stream** sample n is from is determined by Webster (Sainte-Laguë) apportionment. Draw k (from 0) of stream i,
-  which has weight w_i, is due at time (2k + 1) / w_i. Samples are numbered in order of due time; of draws due at the
-  same time, that of the lowest stream index comes first. Adding a sample never takes one away from a stream (a divisor
-  method is house-monotone: Balinski & Young, *Fair Representation*, 1982). In every prefix and every batch each stream
-  therefore has its share to about one sample (`realised` says how closely), whatever the batch size and the number of
-  ranks or workers.
-* **Which window** draw j of a stream reads is determined by a keyed permutation: a balanced Feistel network of 6 rounds
-  with cycle walking (Black & Rogaway, CT-RSA 2002). The key is blake2b("v1/seed/stream/epoch/reservation"), read
-  little-endian.
+* **Which stream** sample n is from is determined by apportionment (`tokenizer.mixture.apportion`). In every prefix and
+  every batch each stream therefore has its share to about one sample (`realised` says how closely), whatever the batch
+  size and the number of ranks or workers.
+* **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
   of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
   it needs, and permutes windows of its own length inside its reservation.
@@ -23,153 +18,21 @@ This module needs only the standard library and numpy, because the trainer impor
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.base.errors import TokenmillError
+from tokenizer.mixture.apportion import Apportionment, CurriculumError
+from tokenizer.mixture.permutation import Permutations, permutation_key, unpermute
 from tokenizer.mixture.phases import Phase, Stream
 
-ROUNDS = 6
 #: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
-_LOW = np.uint64(0xFFFFFFFF)
 
 
-class CurriculumError(TokenmillError, ValueError):
-    """A curriculum that cannot be read or used for a training; the message names the key and the remedy."""
-
-    permanent = True
-
-
-# -- permutation -------------------------------------------------------------------------------------------------
-def round_keys(key: str) -> np.ndarray:
-    """Return the round keys of the Feistel network that permutes numbers, uint64 (ROUNDS,). They are the blake2b hash
-    of the text `key`, read as little-endian numbers on every machine."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
-    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-
-
-def _mix(x: np.ndarray, k: np.uint64) -> np.ndarray:
-    """The round function of a Feistel network: hash 32 bits of each uint64 value of `x` with the key `k`. The hash is
-    two multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
-    with np.errstate(over="ignore"):
-        x = (x ^ k) & _LOW
-        x = (x * np.uint64(0x7FEB352D)) & _LOW
-        x ^= x >> np.uint64(15)
-        x = (x * np.uint64(0x846CA68B)) & _LOW
-        x ^= x >> np.uint64(16)
-    return x
-
-
-def _walk(numbers: np.ndarray | int, n: int, key: str, forward: bool) -> np.ndarray:
-    """Permute `numbers`, all below n, by the permutation of [0, n) that the text `key` determines, or by the inverse
-    permutation if not `forward`. The Feistel network permutes a larger range than [0, n), so it is applied to a number
-    again until the result is below n (cycle walking)."""
-    if not 0 < n <= 1 << 62:
-        raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {n}")
-    mapped = np.array(numbers, dtype=np.uint64, ndmin=1)
-    if mapped.size and int(mapped.max()) >= n:
-        raise ValueError(f"index {int(mapped.max())} outside a permutation of {n}")
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
-    keys = round_keys(key)
-    todo = np.arange(mapped.size)
-    while todo.size:  # the domain is at most 4n: a number needs at most 4 passes on average
-        values = mapped[todo]
-        left, right = values >> shift, values & mask
-        if forward:
-            for round_key in keys:
-                left, right = right, left ^ (_mix(right, round_key) & mask)
-        else:
-            for round_key in keys[::-1]:
-                left, right = right ^ (_mix(left, round_key) & mask), left
-        values = (left << shift) | right
-        mapped[todo] = values
-        todo = todo[values >= np.uint64(n)]
-    return mapped.astype(np.int64)
-
-
-def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """Map `numbers` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
-    return _walk(numbers, n, key, True)
-
-
-def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """The inverse of `permute`: map `numbers`, all below n, back by the bijection of [0, n) that the text `key`
-    determines."""
-    return _walk(numbers, n, key, False)
-
-
-def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
-    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
-    the epoch."""
-    return f"v1/{seed}/{stream}/{epoch}/{reservation}"
-
-
-# -- Webster -----------------------------------------------------------------------------------------------------
-def check_weights(weights: Sequence[int], n: int) -> None:
-    """Raise CurriculumError if `weights` (of streams) are not integers >= 0 with a positive sum, or if they are too
-    large for int64 arithmetic with `n` samples."""
-    if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
-        raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
-    if (2 * n + 1) * max(weights) >= 1 << 62:
-        raise CurriculumError(f"weights up to {max(weights)} over {n} samples overflow 64 bits: use smaller weights")
-
-
-def counts(n: int, weights: Sequence[int]) -> list[int]:
-    """Return how many of the first n samples are drawn from each stream (data source) by Webster apportionment;
-    `weights` holds an integer weight per stream. The counts are exact for any n. The time is O(K log K) for K streams,
-    whatever n is."""
-    check_weights(weights, n)
-    total = sum(weights)
-    # after `total` samples every stream has given exactly its weight, and the sequence repeats
-    rounds, remainder = divmod(n, total)
-    live = [i for i, weight in enumerate(weights) if weight]
-    draws = [0] * len(weights)
-    # By time t a stream of weight w has had floor((w·t + 1)/2) draws. Let K be the number of streams with a weight. At
-    # t = (2·remainder − K)/total all streams together have had at most `remainder` draws, and at least remainder − K.
-    # The missing draws are added one by one.
-    for i in live:
-        draws[i] = max(0, (weights[i] * (2 * remainder - len(live)) + total) // (2 * total))
-    due = [(Fraction(2 * draws[i] + 1, weights[i]), i) for i in live]
-    heapq.heapify(due)
-    for _ in range(remainder - sum(draws)):
-        _, i = due[0]
-        draws[i] += 1
-        heapq.heapreplace(due, (Fraction(2 * draws[i] + 1, weights[i]), i))
-    return [drawn + rounds * weight for drawn, weight in zip(draws, weights)]
-
-
-def sample_of(stream: int, j: np.ndarray | int, weights: Sequence[int]) -> np.ndarray:
-    """Return which sample is the j-th one (from 0) drawn from stream number `stream`, as an int64 array of sample
-    numbers. `j` is one number or an array.
-
-    Samples are drawn from streams in order of due time (Webster apportionment). Draw j of a stream with weight w is due
-    at T = (2j+1)/w. It is preceded by j draws of its own stream and, for each other stream with weight v, by one draw
-    for each odd number below T·v. A draw of another stream that is due at the same time precedes it only if that stream
-    has a lower index.
-    """
-    j = np.array(j, dtype=np.int64, ndmin=1)
-    check_weights(weights, int(j.max(initial=0)))
-    weight = int(weights[stream])
-    if weight == 0:
-        raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
-    numbers = j.copy()
-    for other_stream, other_weight in enumerate(weights):
-        if other_stream == stream or other_weight == 0:
-            continue
-        scaled = (2 * j + 1) * other_weight
-        numbers += (scaled // weight + 1) // 2 if other_stream < stream else -(-scaled // weight) // 2
-    return numbers
-
-
-# -- reservations ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
     """The blocks of tokens that one phase (a stretch of the training) has reserved in one epoch of a stream. The blocks
@@ -238,7 +101,8 @@ class Order:
         self.names = [s.name for s in curriculum.streams]
         #: number of super-windows (blocks of `longest` tokens) of each stream; a shorter block at its end is never read
         self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
-        self.weights = [[p.weights.get(name, 0) for name in self.names] for p in curriculum.phases]
+        #: by phase: which streams its samples are drawn from
+        self.apportioned = [apportioned(phase, self.names) for phase in curriculum.phases]
         #: extents[phase][stream]: the ranges of samples that the phase reads from the stream, in order
         self.extents: list[list[list[Extent]]] = []
         #: used[phase][stream]: number of super-windows that all phases up to this one have reserved, over all epochs
@@ -256,7 +120,7 @@ class Order:
         unread: dict[tuple[int, int], tuple[Piece, int]] = {}
         for p, phase in enumerate(self.curriculum.phases):
             ratio = self.longest // phase.sequence
-            needed, planned = counts(phase.samples, self.weights[p]), counts(phase.reserved, self.weights[p])
+            needed, planned = (self.apportioned[p].counts(n) for n in (phase.samples, phase.reserved))
             row: list[list[Extent]] = []
             for s, name in enumerate(self.names):
                 if needed[s] and not self.supers[s]:
@@ -288,16 +152,9 @@ class Order:
             self.extents.append(row)
             self.used.append(list(used))
 
-    def _windows(self, piece: Piece, index: np.ndarray) -> np.ndarray:
-        """Return the numbers of the windows (samples) at positions `index` of the permuted piece. Numbers count windows
-        from the start of the stream: window w is tokens [w·L, w·L + L], where L is the piece's `length`."""
-        seed, name = self.curriculum.seed, self.names[piece.stream]
-        ratio = self.longest // piece.length
-        place = permute(index, piece.windows, permutation_key(seed, name, piece.epoch, piece.reservation))
-        row = permute(piece.first + place // ratio, self.supers[piece.stream],
-                      permutation_key(seed, name, piece.epoch, "super"))
-        windows: np.ndarray = row * ratio + place % ratio
-        return windows
+    @cached_property
+    def _reads(self) -> list[_Reads]:
+        return [_Reads(self, p) for p in range(len(self.curriculum.phases))]
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
         """Return which data samples [first_sample, stop_sample) read: phase, stream, epoch and window (range of tokens)
@@ -313,16 +170,8 @@ class Order:
                 continue
             first, end = phase.start + start - first_sample, phase.start + stop - first_sample
             out.phase[first:end], out.sequence[first:end] = p, phase.sequence
-            draws_before, draws_after = counts(start, self.weights[p]), counts(stop, self.weights[p])
-            for s, row in enumerate(self.extents[p]):
-                for extent in row:
-                    draws = np.arange(max(draws_before[s], extent.start), min(draws_after[s], extent.stop),
-                                      dtype=np.int64)
-                    if not draws.size:
-                        continue
-                    positions = first + sample_of(s, draws, self.weights[p]) - start
-                    out.stream[positions], out.epoch[positions] = s, extent.piece.epoch
-                    out.window[positions] = self._windows(extent.piece, draws - extent.start + extent.offset)
+            out.stream[first:end], draws = self.apportioned[p].draws(start, stop)
+            out.epoch[first:end], out.window[first:end] = self._reads[p].windows(out.stream[first:end], draws)
         return out
 
     def samples_of(self, stream: int, first: int, stop: int,
@@ -359,7 +208,7 @@ class Order:
                 if not draws.size:
                     continue
                 start = self.curriculum.phases[extent.phase].start
-                numbers = start + sample_of(stream, draws, self.weights[extent.phase])
+                numbers = start + self.apportioned[extent.phase].sample_of(stream, draws)
                 rows_of_phase.setdefault(extent.phase, []).append(
                     np.stack([numbers, windows[drawn], np.full(numbers.size, piece.epoch, np.int64)]))
         out = {}
@@ -377,3 +226,41 @@ class Order:
             located = self.locate(start, min(start + (1 << 16), HASHED, self.samples))
             digest.update(np.stack([located.stream, located.epoch, located.window], axis=1).astype("<u8").tobytes())
         return digest.hexdigest()
+
+
+class _Reads:
+    """The windows that one phase (a stretch of the training) of an order reads, for all streams in one call."""
+
+    def __init__(self, order: Order, phase: int) -> None:
+        extents = [extent for row in order.extents[phase] for extent in row]
+        pieces = [extent.piece for extent in extents]
+        seed, names = order.curriculum.seed, order.names
+        self._ratio = order.longest // order.curriculum.phases[phase].sequence
+        # the draws of all streams, stream after stream, are one range of numbers, which the extents divide
+        drawn = np.array([row[-1].stop if row else 0 for row in order.extents[phase]])
+        self._before = np.cumsum(drawn) - drawn
+        self._starts = np.array([self._before[e.piece.stream] + e.start for e in extents], dtype=np.int64)
+        self._offsets = np.array([e.offset for e in extents], dtype=np.int64)
+        self._epochs = np.array([piece.epoch for piece in pieces], dtype=np.int64)
+        self._firsts = np.array([piece.first for piece in pieces], dtype=np.int64)
+        self._inside = Permutations([piece.windows for piece in pieces], [
+            permutation_key(seed, names[piece.stream], piece.epoch, piece.reservation) for piece in pieces])
+        self._supers = Permutations([order.supers[piece.stream] for piece in pieces], [
+            permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
+
+    def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the draws numbered `draws` (from 0 in each phase and stream) of `streams` read: epochs and
+        numbers of windows. Numbers count windows from the start of the stream: window w is tokens [w·L, w·L + L], where
+        L is the sequence length of the phase. All are int64 (N,)."""
+        drawn = self._before[streams] + draws
+        extents = np.searchsorted(self._starts, drawn, side="right") - 1
+        place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])
+        rows = self._supers.permute(extents, self._firsts[extents] + place // self._ratio)
+        return self._epochs[extents], rows * self._ratio + place % self._ratio
+
+
+def apportioned(phase: Phase, names: Sequence[str]) -> Apportionment:
+    """Return which of the streams `names` a phase (a stretch of the training) draws its samples from."""
+    number = {name: i for i, name in enumerate(names)}
+    return Apportionment([phase.weights.get(name, 0) for name in names],
+                         [[number[name] for name in group] for group in (phase.groups or {}).values()])

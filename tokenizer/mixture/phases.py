@@ -48,6 +48,7 @@ class Phase:
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
+    groups: dict[str, list[str]] | None = None    # group → its streams, which together get the sum of their weights
 
     @property
     def stop(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.order import Order, counts, sample_of
+from tokenizer.mixture.order import Order, apportioned
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
@@ -22,16 +22,17 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
     unread = _unread(order)
     rows = []
     for p, phase in enumerate(curriculum.phases):
-        windows = counts(phase.samples, order.weights[p])
+        streams_of = order.apportioned[p]
+        windows = streams_of.counts(phase.samples)
         for s, name in enumerate(order.names):
             weight = phase.weights.get(name, 0)
             if not weight:
                 continue
             reserved_before = order.used[p - 1][s] if p else 0
-            second_readings = [sample_of(s, extent.start, order.weights[p])[0]
+            second_readings = [streams_of.sample_of(s, extent.start)[0]
                                for extent in order.extents[p][s] if extent.piece.epoch > 0]
             rows.append({
-                "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(order.weights[p]),
+                "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(streams_of.weights),
                 "windows": windows[s], "tokens": windows[s] * phase.sequence,
                 "epochs": order.used[p][s] / order.supers[s] if order.supers[s] else 0.0,
                 "reserved": order.used[p][s] - reserved_before, "unread": unread.get((p, s), 0),
@@ -73,15 +74,14 @@ def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
     phase and stream in which the stream has a weight.
 
     `planned` is the number of samples that the stream's weight entitles it to so far in the phase; it may be
-    fractional. `realised` is the number of samples that are taken from the stream. With up to three streams the two
-    differ by less than one, because Webster apportionment then keeps the quota. With more streams they differ by little
-    more.
+    fractional. `realised` is the number of samples that are taken from the stream. The two differ by less than one for
+    up to three streams, and by at most two for more (`tokenizer.mixture.apportion`).
     """
     rows = []
     for phase in curriculum.phases:
-        weights = [phase.weights.get(number.name, 0) for number in curriculum.streams]
         samples_read = max(0, min(samples, phase.stop) - phase.start)
-        windows = counts(samples_read, weights)
+        streams_of = apportioned(phase, [stream.name for stream in curriculum.streams])
+        weights, windows = streams_of.weights, streams_of.counts(samples_read)
         for number, stream in enumerate(curriculum.streams):
             if weights[number]:
                 rows.append({"phase": phase.name, "stream": stream.name,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizer.mixture.apportion import CurriculumError
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.order import CurriculumError, Order
+from tokenizer.mixture.order import Order
 
 
 @dataclass(frozen=True)

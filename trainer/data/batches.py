@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.order import Order
+from tokenizer.mixture.order import Located, Order
 from tokenizer.mixture.steps import Step
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
@@ -32,6 +32,9 @@ from trainer.model.attention import DocMask, Masking, cumulative_lengths, docume
 from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
 from trainer.model.repeats import repeated
+
+#: samples that are located in one call, for the steps to come
+AHEAD = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ class Data:
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
+        self._ahead, self._ahead_at = (0, 0), self.order.locate(0, 0)
         self.streams = [s.name for s in curriculum.streams]
         self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
@@ -230,7 +234,7 @@ class Data:
         """Read the part of one training step that belongs to data rank `data_rank` of `data_size` (ranks that read
         different samples). The step consists of the samples [first, first + batch). The result has ⌈batch / data_size⌉
         rows; where samples do not suffice, padding rows are added."""
-        at = self.order.locate(first, first + batch)
+        at = self.located(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
                                           at.window[data_rank::data_size].tolist()), length)
@@ -238,6 +242,14 @@ class Data:
         if self.repeats is not None:
             result = without_repeats(result, [row[0] for row in rows], self.repeats)
         return result.padded(-(-batch // data_size))
+
+    def located(self, first: int, stop: int) -> Located:
+        """Return what the samples [first, stop) read. A long range from `first` on is located in one call and kept for
+        the steps that follow, because locating few samples costs almost as much as locating many."""
+        if not self._ahead[0] <= first <= stop <= self._ahead[1]:
+            self._ahead = first, min(max(stop, first + AHEAD), self.order.samples)
+            self._ahead_at = self.order.locate(*self._ahead)
+        return Located(*(column[first - self._ahead[0]:stop - self._ahead[0]] for column in self._ahead_at))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At

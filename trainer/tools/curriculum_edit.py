@@ -167,13 +167,14 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     Their sizes and hashes are read from the folders shards/NAME of the store. Raises ConfigError when a stream has no
     such folder."""
     from tokenizer.mixture.curriculum import Stream
+    from tokenizer.mixture.resolve import streams_in
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError
 
     present = {s.name for s in curriculum.streams}
     result = []
-    for name in sorted({n for p in phases for n in p.get("mix") or {}} - present):
+    for name in sorted({n for p in phases for n in streams_in(p.get("mix") or {})} - present):
         folder = Path("shards", name)
         try:
             train = ShardSet(store / folder / "split=train").manifest

@@ -246,14 +246,14 @@ def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
 def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
     """Yield lines to print about the data that was read in the first `step` steps: tokens and epochs of each stream
     (data source), and which steps were skipped."""
-    from tokenizer.mixture.order import Order, counts
+    from tokenizer.mixture.order import Order
 
     order, phases = Order(run.curriculum), run.curriculum.phases
     samples = run.sample_at(step)
     tokens = np.zeros(len(order.names), np.int64)
     for p, phase in enumerate(phases):
         samples_read = min(max(samples - phase.start, 0), phase.samples)
-        tokens += np.array(counts(samples_read, order.weights[p])) * phase.sequence
+        tokens += np.array(order.apportioned[p].counts(samples_read)) * phase.sequence
     ranges = passed(ledger, step)
     for first, stop, _ in ranges:
         at = order.locate(run.sample_at(first - 1), run.sample_at(stop - 1))

@@ -1,0 +1,206 @@
+"""Apportions samples to streams: which stream (the tokens of one source, language or bucket) sample n is from, and how
+many samples each stream has among the first n.
+
+Weights are integers. Webster's method (Sainte-Laguë) is used: draw k (from 0) of a stream of weight w is due at time
+(2k + 1) / w. Samples are numbered in the order of due time; of draws due at the same time, that of the lowest stream
+index comes first. Adding a sample never takes one away from a stream (a divisor method is house-monotone: Balinski &
+Young, *Fair Representation*, 1982), so the order does not depend on batch size, ranks or workers.
+
+The *quota* of a stream is its share of the samples so far. For a few streams Webster's method keeps close to it. If one
+stream of a third stands beside 999 equal ones, however, all the 999 are due at the same times, and the one stream is up
+to 166 samples off. Therefore many streams are apportioned in a binary tree. Its leaves are the streams, and each node
+divides its samples between its two children, each of which is within half a sample of its quota. The tree is Huffman's:
+the two lightest nodes are joined first. In such a tree a node that is not a leaf has at most two thirds of the weight
+of the node above it, so a stream is off its quota by at most
+
+    1/2 + 1/2 · (1 + 2/3 + (2/3)² + …) = 2 samples.
+
+If streams form groups, samples are first apportioned to the groups, and those of a group to its streams. So a group is
+within two samples of its quota, and a stream within two samples of its share of the group's.
+
+This module needs only the standard library and numpy, because the trainer imports it on nodes that have nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.base.errors import TokenmillError
+
+#: most streams of a mixture that is apportioned without a tree
+FLAT = 8
+
+
+class CurriculumError(TokenmillError, ValueError):
+    """A curriculum that cannot be read or used for a training; the message names the key and the remedy."""
+
+    permanent = True
+
+
+def check_weights(weights: Sequence[int]) -> None:
+    """Raise CurriculumError if `weights` (of streams) are not integers >= 0 with a positive sum."""
+    if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
+        raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
+
+
+def check_range(total: int, n: int) -> None:
+    """Raise CurriculumError if weights with the sum `total` are too large for int64 arithmetic with `n` samples."""
+    if (2 * n + 1) * total >= 1 << 62:
+        raise CurriculumError(f"weights with the sum {total} over {n} samples overflow 64 bits: use smaller weights")
+
+
+def is_flat(weights: Sequence[int]) -> bool:
+    """Whether these streams are apportioned without a tree: there are at most FLAT, and Webster's method keeps each
+    within two samples of its quota.
+
+    By time t a stream of weight w has drawn w·t/2 samples, rounded. If each of k streams is off by at most 1/2 by its
+    own rounding, a stream with the share s is off its quota by at most (1 − s)/2 + s·(k − 1)/2.
+    """
+    live = [weight for weight in weights if weight]
+    return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)
+
+
+class Apportionment:
+    """The order in which samples are drawn from streams. `weights` has an integer weight for each stream. `groups` are
+    lists of indices of streams that are in one group each; no stream is in two. Memory and the time of each call are
+    proportional to the number of streams and of the samples asked for."""
+
+    def __init__(self, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> None:
+        check_weights(weights)
+        self.weights = [int(weight) for weight in weights]
+        self._total = sum(self.weights)
+        #: by node: [(weight, child), …], where a child is the number of a node, or ~i for stream i
+        self._nodes: list[list[tuple[int, int]]] = []
+        grouped = {stream for group in groups for stream in group}
+        members = [*([stream] for stream in range(len(weights)) if stream not in grouped), *map(list, groups)]
+        top = []
+        for streams in sorted(members, key=min):
+            leaves = [(self.weights[s], ~s) for s in sorted(streams) if self.weights[s]]
+            if leaves:
+                top.append(self._join(leaves) if len(streams) > 1 else leaves[0])
+        if (not groups and is_flat(self.weights)) or len(top) == 1:
+            self._nodes.append(top)
+        else:
+            self._join(top)
+        most = max(map(len, self._nodes))
+        padded = [[*node, *[(0, 0)] * (most - len(node))] for node in self._nodes]
+        #: by child and node. Of weights for which int64 is too small, only `counts` can be asked
+        dtype = np.int64 if self._total < 1 << 30 else object
+        self._weights = np.array([[node[k][0] for node in padded] for k in range(most)], dtype=dtype)
+        self._children = np.array([[node[k][1] for node in padded] for k in range(most)], dtype=np.int64)
+        self._totals = self._weights.sum(0)
+        #: place of each stream and node below the root: (the node above it, which child of that it is)
+        self._above = {child: (number, k) for number, node in enumerate(self._nodes)
+                       for k, (_, child) in enumerate(node)}
+
+    def _join(self, children: list[tuple[int, int]]) -> tuple[int, int]:
+        """Add a Huffman tree over `children`, which are (weight, child). Returns the (weight, number) of its root, or
+        an only child itself."""
+        waiting = [(weight, age, child) for age, (weight, child) in enumerate(children)]
+        heapq.heapify(waiting)
+        for age in range(len(children), 2 * len(children) - 1):
+            pair = sorted([heapq.heappop(waiting), heapq.heappop(waiting)], key=lambda entry: entry[1])
+            self._nodes.append([(weight, child) for weight, _, child in pair])
+            heapq.heappush(waiting, (pair[0][0] + pair[1][0], age, len(self._nodes) - 1))
+        return waiting[0][0], waiting[0][2]
+
+    def counts(self, n: int) -> list[int]:
+        """Return how many of the first `n` samples are drawn from each stream. The counts are exact for any n."""
+        # after as many samples as the weights add up to, every stream has given exactly its weight, and the order
+        # repeats
+        rounds, n = divmod(n, self._total)
+        draws = [rounds * weight for weight in self.weights]
+        nodes, samples = np.array([len(self._nodes) - 1]), np.array([n], self._weights.dtype)
+        while nodes.size:
+            children, counts = self._children[:, nodes].ravel(), self._counts(nodes, samples).ravel()
+            for stream, count in zip((~children[children < 0]).tolist(), counts[children < 0].tolist()):
+                draws[stream] += count
+            below = (children >= 0) & (counts > 0)
+            nodes, samples = children[below], counts[below]
+        return draws
+
+    def _counts(self, nodes: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return how many of the first samples of some nodes each child draws, int64 (most children, N). `nodes` and
+        `samples`, the number of first samples of each, are int64 (N,)."""
+        weights, totals = self._weights[:, nodes], self._totals[nodes]
+        if len(weights) == 2:
+            first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child
+            return np.stack([first, samples - first])
+        counts: np.ndarray = (2 * samples * weights + totals) // (2 * totals)         # all draws due by 2n/total
+        off = counts.sum(0) - samples
+        while off.any():                             # the draws before and after that time, one by one
+            columns = np.arange(nodes.size)
+            last = _extreme(2 * counts - 1, weights, latest=True)
+            counts[last, columns] -= off > 0
+            following = _extreme(2 * counts + 1, weights, latest=False)
+            counts[following, columns] += off < 0
+            off -= np.sign(off)
+        return counts
+
+    def _sample_of(self, nodes: np.ndarray, own: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return the numbers of the samples of nodes at which their children numbered `own` have their draws numbered
+        `draws`. All are int64 (N,), or (1,) where one value holds for all.
+
+        A draw of weight w that is due at T = (2j + 1)/w is preceded, for each child of weight v, by one draw for each
+        odd number below T·v. A draw that is due at the same time precedes it only if its child has a lower index.
+        """
+        due, weight = 2 * draws + 1, self._weights[own, nodes]
+        numbers = np.zeros_like(due)
+        for k, weights in enumerate(self._weights):
+            numbers += (due * weights[nodes] + weight - (k >= own)) // (2 * weight)
+        return numbers
+
+    def sample_of(self, stream: int, draws: np.ndarray | int) -> np.ndarray:
+        """Return which samples are the draws numbered `draws` (from 0) of stream number `stream`, as an int64 array of
+        sample numbers. `draws` is one number or an array."""
+        numbers = np.array(draws, dtype=np.int64, ndmin=1)
+        if not self.weights[stream]:
+            raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
+        child = ~stream
+        while child in self._above:
+            child, own = self._above[child]
+            numbers = self._sample_of(np.array([child]), np.array([own]), numbers)
+        check_range(self._total, int(numbers.max(initial=0)))
+        return numbers
+
+    def draws(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each sample of [first, stop) its stream, and the number of the draw (from 0) within that stream:
+        two int64 arrays (stop − first,)."""
+        check_range(self._total, stop)
+        stream, draw = np.empty((2, stop - first), np.int64)
+        nodes = np.array([len(self._nodes) - 1])
+        starts, stops = np.array([first]), np.array([stop])
+        place = np.arange(stop - first)              # of the samples of all nodes of a level, node after node
+        while place.size:
+            counts = self._counts(np.concatenate([nodes, nodes]), np.concatenate([starts, stops])).T
+            before, after = counts[:nodes.size], counts[nodes.size:]
+            # a slot is a child of a node; its draws in the range are numbered from before to after
+            sizes, begins = (after - before).ravel(), np.cumsum(stops - starts) - (stops - starts)
+            slot = np.repeat(np.arange(sizes.size), sizes)
+            drawn = np.arange(place.size) + (before.ravel() - np.cumsum(sizes) + sizes)[slot]
+            at, own = np.divmod(slot, len(self._weights))
+            at_sample = self._sample_of(nodes[at], own, drawn) + (begins - starts)[at]
+            place = place[at_sample]
+            children = self._children[:, nodes].T.ravel()
+            child = children[slot]
+            leaf = child < 0
+            stream[place[leaf]], draw[place[leaf]] = ~child[leaf], drawn[leaf]
+            below = (sizes > 0) & (children >= 0)
+            nodes, starts, stops, place = children[below], before.ravel()[below], after.ravel()[below], place[~leaf]
+        return stream, draw
+
+
+def _extreme(dues: np.ndarray, weights: np.ndarray, latest: bool) -> np.ndarray:
+    """Return for each column which row has the draw that is due last (`latest`) or first, int64 (N,). `dues` and
+    `weights` are int64 (rows, N), and a draw is due at the quotient of both. Of equal ones the last or the first row
+    counts. A weight of 0 is never drawn."""
+    best = np.zeros(dues.shape[1], np.int64)
+    columns = np.arange(dues.shape[1])
+    for k in range(1, len(dues)):
+        mine, theirs = dues[k] * weights[best, columns], dues[best, columns] * weights[k]
+        better = (weights[k] > 0) & ((mine >= theirs) if latest else (mine < theirs))
+        best[better] = k
+    return best

@@ -1,0 +1,111 @@
+"""Permutes numbers by keyed bijections, without a table: a balanced Feistel network of 6 rounds with cycle walking
+(Black & Rogaway, CT-RSA 2002).
+
+The round keys are the blake2b hash of a text, read as little-endian numbers on every machine (docs/contracts.md: Shards
+and order). This module needs only the standard library and numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+ROUNDS = 6
+#: numbers that are permuted at a time, so that they stay in the processor's cache
+CHUNK = 1 << 14
+
+
+def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
+    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
+    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
+    the epoch."""
+    return f"v1/{seed}/{stream}/{epoch}/{reservation}"
+
+
+class Permutations:
+    """Several permutations, of different sizes, that are applied in one call. Each of `sizes` is the n of a permutation
+    of [0, n), with 1 <= n <= 2**62, and the text in `keys` at the same place determines it."""
+
+    def __init__(self, sizes: Sequence[int], keys: Sequence[str]) -> None:
+        wrong = next((n for n in sizes if not 0 < n <= 1 << 62), None)
+        if wrong is not None:
+            raise ValueError(f"a permutation needs 1 <= n <= 2**62, not {wrong}")
+        self._sizes = np.array(sizes, dtype=np.uint64)
+        #: bits of each half of the numbers that the Feistel network permutes; there are up to 4n such numbers
+        self._half = np.array([max(1, ((n - 1).bit_length() + 1) // 2) for n in sizes], dtype=np.uint64)
+        self._mask = ((1 << self._half) - 1).astype(np.uint32)
+        digests = b"".join(hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest() for key in keys)
+        # the round function uses the lower half of each 64-bit round key
+        self._keys = np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, ROUNDS).T).astype(np.uint32)
+
+    def permute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Map each of `numbers` by the permutation with the index at the same place in `which`. Both are int64 arrays
+        of one shape (N,); `which` may also have the shape (1,). Returns int64 (N,)."""
+        return self._walk(which, numbers, range(ROUNDS))
+
+    def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The inverse of `permute`."""
+        return self._walk(which, numbers, range(ROUNDS)[::-1])
+
+    def _walk(self, which: np.ndarray, numbers: np.ndarray, rounds: Sequence[int]) -> np.ndarray:
+        """Map `numbers` by the networks of their permutations, with the rounds in this order. A network permutes a
+        larger range than [0, n), so it is applied to a number again until the result is below n (cycle walking)."""
+        sizes, mapped = self._sizes.take(which), numbers.astype(np.uint64)
+        if not (mapped < sizes).all():
+            place = int(np.argmin(mapped < sizes))
+            size = np.broadcast_to(sizes, mapped.shape)[place]
+            raise ValueError(f"index {numbers[place]} outside a permutation of {size}")
+        values, todo = mapped, np.arange(mapped.size)
+        while todo.size:                             # on average at most four times
+            values = np.concatenate([
+                self._network(which[at] if which.size > 1 else which, values[at], rounds)
+                for at in (slice(first, first + CHUNK) for first in range(0, todo.size, CHUNK))])
+            mapped[todo] = values
+            outside = np.flatnonzero(values >= sizes)
+            values, todo = values[outside], todo[outside]
+            if which.size > 1:
+                which, sizes = which[outside], sizes[outside]
+        return mapped.astype(np.int64)
+
+    def _network(self, which: np.ndarray, values: np.ndarray, rounds: Sequence[int]) -> np.ndarray:
+        half, mask = self._half.take(which), self._mask.take(which)
+        left, right = (values >> half).astype(np.uint32), values.astype(np.uint32) & mask
+        forward = rounds[0] == 0
+        if not forward:
+            left, right = right, left
+        for number in rounds:
+            hashed = _mix(right, self._keys[number].take(which))
+            hashed &= mask
+            hashed ^= left
+            left, right = right, hashed
+        if not forward:
+            left, right = right, left
+        together: np.ndarray = (left.astype(np.uint64) << half) | right
+        return together
+
+
+def _mix(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The round function of a Feistel network: hash each of `x` with its key, all uint32. The hash is two
+    multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
+    x = x ^ keys
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x
+
+
+def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
+    """Map `numbers` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
+    return Permutations([n], [key]).permute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
+
+
+def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
+    """The inverse of `permute`: map `numbers`, all below n, back by the bijection of [0, n) that the text `key`
+    determines."""
+    return Permutations([n], [key]).unpermute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
+
+
+_ONE = np.zeros(1, np.int64)
