@@ -103,6 +103,9 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
                                                                               "forecast.")] = None,
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
+         tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="STREAM=COUNT,…",
+                                                          help="Say how often a training would read each stream, if "
+                                                               "it had so many tokens; repeatable.")] = None,
          verify_inputs: opt.VerifyOpt = False, allow_custom_stages: opt.CodeOpt = False, quiet: opt.QuietOpt = False,
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
@@ -110,7 +113,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
     Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale,
     how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is written. With
     --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says what the whole
-    input would yield and need.
+    input would yield and need. With --tokens no input is read: the curriculum is planned for streams of these sizes.
 
     \b
     Examples:
@@ -118,7 +121,9 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
       tokenmill plan recipe.yaml --set datasets.clean.steps.gopher_quality.min_stop_words=3
       tokenmill plan recipe.yaml --why clean
       tokenmill plan recipe.yaml --sample 0.1% --cores 64 --price 0.04
+      tokenmill plan recipe.yaml --tokens web=8T,code=1T
     """
+    from pipeline.forecast import epochs
     from pipeline.plan import why as explanation
     from pipeline.plan.estimate import survey_recipe
     from pipeline.plan.show import print_plan
@@ -126,6 +131,11 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
 
     opt.check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
+    if tokens:
+        uses, notes = epochs.phase_uses(loaded, epochs.given_tokens(tokens, loaded))
+        typer.echo(json.dumps(epochs.as_document(uses, notes)) if json_lines
+                   else visible("\n".join(epochs.as_lines(uses, notes))))
+        return
     if why is not None:
         try:
             document = explanation.explain(loaded, store, why, verify_inputs=verify_inputs)

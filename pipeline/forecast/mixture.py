@@ -23,13 +23,15 @@ class StreamUse:
     epochs: Range
 
 
-def phases(recipe: Recipe) -> list[Phase]:
+def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Phase]:
     """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
-    Raises CurriculumError when the phases do not fit into the total."""
+    `tokens` holds the expected tokens by stream, which decide about weights within some groups; streams without are
+    taken to be equal. Raises CurriculumError when the phases do not fit into the total."""
     if recipe.curriculum is None:
         return []
     spec = recipe.plain()["curriculum"]
-    return resolve_phases(spec["phases"], parse_count(spec["total"], "curriculum.total"), sorted(recipe.shards), [])
+    return resolve_phases(spec["phases"], parse_count(spec["total"], "curriculum.total"), {
+        stream: tokens[stream].value if tokens and stream in tokens else 1.0 for stream in sorted(recipe.shards)}, [])
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
@@ -43,7 +45,7 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
         return [], []
     needed: dict[str, float] = dict.fromkeys(recipe.shards, 0.0)
     notes: dict[str, str] = {}
-    for phase in phases(recipe):
+    for phase in phases(recipe, tokens):
         for stream, weight in phase.weights.items():
             needed[stream] += phase.tokens * weight / sum(phase.weights.values())
             allowed = phase.max_epochs.get(stream, 1)

@@ -127,12 +127,13 @@ def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> Non
     for entry, weight in phase.mix.items():
         inside = weight.streams if isinstance(weight, StreamGroup) else None
         for name in [entry] if inside is None else inside:
-            path: KeyPath = (*at, "mix", entry) if inside is None else (*at, "mix", entry, "streams", name)
+            path: KeyPath = (*at, "mix", entry) if inside is None else (*at, "mix", entry, "streams", *(
+                [name] if isinstance(inside, dict) else [inside.index(name)]))
             checker.check_name(name, recipe.shards, path, "shards")
             if name in seen:
                 checker.fail(path, f"the phase has stream '{name}' twice; give it one place")
             seen.add(name)
-        if inside is not None and not any(inside.values()):
+        if isinstance(inside, dict) and not any(inside.values()):
             checker.fail((*at, "mix", entry, "streams"), "all weights are 0; give at least one stream a weight")
     total = sum(Fraction(str(w.share if isinstance(w, StreamGroup) else w)) for w in phase.mix.values())
     if total == 0:

@@ -20,7 +20,9 @@ from pydantic import (
     PlainSerializer,
     PrivateAttr,
     StrictBool,
+    TypeAdapter,
     field_validator,
+    model_validator,
 )
 
 from pipeline.base.files import file_sha256
@@ -214,12 +216,36 @@ class Shards(Model):
     val: Share = 0.005
 
 
+def _streams(value: Any) -> Any:
+    """Parse the streams of a group: a mapping that gives their weights, or a list of their names."""
+    return value if isinstance(value, list) else _GROUP_WEIGHTS.validate_python(value)
+
+
+_GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
+
+
 class StreamGroup(Model):
-    """Several streams of a phase that together get the weight `share`. `streams` divides it between them: the weight of
-    each within the group."""
+    """Several streams of a phase that together get the weight `share`. `streams` has the weight of each within the
+    group. Or it is a list, and the tokens of each stream decide: weights are in proportion to tokens^`alpha` (default
+    1), or they are equal, but no stream is read more than `unimax` times in the phase."""
 
     share: Weight
-    streams: Annotated[dict[str, Weight], Field(min_length=1)]
+    streams: Annotated[dict[str, Weight] | list[str], BeforeValidator(_streams), Field(min_length=1)]
+    alpha: Annotated[float, Field(ge=0)] | None = None
+    unimax: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> StreamGroup:
+        if isinstance(self.streams, dict) + (self.alpha is not None) + (self.unimax is not None) > 1:
+            raise ValueError("the weights come from a mapping of streams, from `alpha` or from `unimax`: give one of "
+                             "them, the last two with a list of streams")
+        return self
+
+    @property
+    def mixed(self) -> set[str]:
+        """The streams that have a weight above 0."""
+        weights = self.streams if isinstance(self.streams, dict) else dict.fromkeys(self.streams, 1)
+        return {stream for stream, weight in weights.items() if weight and self.share}
 
 
 def _mixed(value: Any) -> Any:
@@ -256,10 +282,8 @@ class Phase(Model):
     @property
     def mixed(self) -> set[str]:
         """The streams that `mix` gives a weight above 0."""
-        entries = (self.mix or {}).items()
-        return {stream for name, weight in entries
-                for stream, part in (weight.streams if isinstance(weight, StreamGroup) else {name: weight}).items()
-                if part and (weight.share if isinstance(weight, StreamGroup) else weight)}
+        return {stream for name, weight in (self.mix or {}).items()
+                for stream in (weight.mixed if isinstance(weight, StreamGroup) else {name} if weight else ())}
 
 
 class Curriculum(Model):

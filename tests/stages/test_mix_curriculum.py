@@ -76,7 +76,8 @@ def test_file_round_trip_and_checks(tmp_path):
     ({"web": "85%", "wiki": "15%"}, {"web": 17, "wiki": 3}, False),
     ({"web": 3, "wiki": 1}, {"web": 3, "wiki": 1}, True),
     ({"web": 100, "wiki": 0}, {"web": 1}, False),
-    ({"web": 0.3333333, "wiki": 0.1}, {"web": 769231, "wiki": 230769}, True),
+    ({"web": 0.3333333, "wiki": 0.1}, {"web": 3333333, "wiki": 1000000}, True),
+    ({"web": 0.333333333333, "wiki": 0.1}, {"web": 76923077, "wiki": 23076923}, True),
 ])
 def test_weights_become_integers(mix, expected, warned):
     given = recipe()
@@ -109,7 +110,7 @@ def test_groups_are_apportioned_before_their_streams():
     web = np.cumsum(np.isin(at.stream, [number["de"], number["en"]]))
     assert np.abs(web - 0.75 * np.arange(1, c.samples + 1)).max() <= 2
     assert np.abs(np.cumsum(at.stream == number["en"]) - 0.75 * web).max() <= 2
-    grown = resolve_phases([{"name": "next", "extra": "64k"}], 1, [s.name for s in c.streams], [], c.phases)
+    grown = resolve_phases([{"name": "next", "extra": "64k"}], 1, {s.name: s.tokens for s in c.streams}, [], c.phases)
     assert (grown[0].weights, grown[0].groups) == (c.phases[1].weights, {"web": ["de", "en"]})
 
 

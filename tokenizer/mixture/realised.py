@@ -29,14 +29,14 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
             if not weight:
                 continue
             reserved_before = order.used[p - 1][s] if p else 0
-            second_readings = [streams_of.sample_of(s, extent.start)[0]
-                               for extent in order.extents[p][s] if extent.piece.epoch > 0]
+            # later draws are later samples, so the first second reading is the earliest
+            repeated = next((extent.start for extent in order.extents[p][s] if extent.piece.epoch > 0), None)
             rows.append({
                 "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(streams_of.weights),
                 "windows": windows[s], "tokens": windows[s] * phase.sequence,
                 "epochs": order.used[p][s] / order.supers[s] if order.supers[s] else 0.0,
                 "reserved": order.used[p][s] - reserved_before, "unread": unread.get((p, s), 0),
-                "repeats_from": phase.start + int(min(second_readings)) if second_readings else None})
+                "repeats_from": None if repeated is None else phase.start + int(streams_of.sample_of(s, repeated)[0])})
     return rows
 
 

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
 from pipeline.base import quantities
-from tokenizer.mixture.apportion import Apportionment
 from tokenizer.mixture.curriculum import (
     RATE_KEYS,
     Curriculum,
@@ -23,12 +20,11 @@ from tokenizer.mixture.curriculum import (
     check_rate,
     is_number,
 )
+from tokenizer.mixture.mix import read_mix
 from tokenizer.mixture.order import Order
 
 #: beyond this many epochs, repeated data hardly helps (Muennighoff et al., arXiv 2305.16264)
 WORTHWHILE_EPOCHS = 4
-#: weights that are not integers are scaled to integers of at most this sum
-WEIGHT_SUM = 10**6
 
 
 def parse_count(value: Any, key: str) -> int:
@@ -38,96 +34,6 @@ def parse_count(value: Any, key: str) -> int:
         return quantities.parse_count(value)
     except ValueError as e:
         raise CurriculumError(f"{key}: {value!r} is not a number of tokens: {e}") from None
-
-
-def _mixture(mix: Mapping[str, Any], key: str, names: list[str],
-             warnings: list[str]) -> tuple[dict[str, int], dict[str, list[str]] | None]:
-    """Convert the `mix` of a phase in a recipe into ({stream: integer weight}, {group: its streams}, or None without
-    groups). Streams of weight 0 are left out. `names` are the streams that exist.
-
-    An entry of a mix is the weight of a stream, as in {web: 70%, code: 30%}, or a group: {share: 70%, streams: {en: 3,
-    de: 1}}, where the weights of `streams` say how the group's share is divided.
-    """
-    shares: dict[str, Fraction] = {}
-    groups: dict[str, list[str]] = {}
-    total = Fraction(0)
-    for name, value in mix.items():
-        if isinstance(value, Mapping):
-            share, inside = _group(value, f"{key}.{name}", names)
-            groups[name] = list(inside)
-        else:
-            share = _share(value, f"{key}.{name}")
-            inside = {_known(name, key, names): Fraction(1)}
-        for stream, part in inside.items():
-            if stream in shares:
-                raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
-            shares[stream] = share * part
-        total += share
-    if total <= 0:
-        raise CurriculumError(f"{key}: at least one stream needs a weight above 0")
-    if total not in (1, 100):
-        warnings.append(f"{key}: weights sum to {float(total):g}, not to 100; they were normalised")
-    weights = _integers(shares, [*groups.values()], key)
-    groups = {name: kept for name, group in sorted(groups.items())
-              if (kept := [stream for stream in names if stream in group and weights[stream]])}
-    return {name: weights[name] for name in names if weights.get(name)}, groups or None
-
-
-def streams_in(mix: Mapping[str, Any]) -> list[str]:
-    """Return the names of all streams in the `mix` of a phase. The values need not be valid."""
-    return [stream for name, value in mix.items() for stream in (
-        [name] if not isinstance(value, Mapping)
-        else value["streams"] if isinstance(value.get("streams"), Mapping) else ())]
-
-
-def _group(value: Mapping[str, Any], key: str, names: list[str]) -> tuple[Fraction, dict[str, Fraction]]:
-    """Parse a group of streams in the `mix` of a phase. Returns (its share, {stream: its part of that})."""
-    if set(value) != {"share", "streams"} or not isinstance(value["streams"], Mapping):
-        raise CurriculumError(f"{key}: a group is a mapping such as {{share: 70, streams: {{en: 3, de: 1}}}}, not "
-                              f"{dict(value)}")
-    inside = {_known(stream, f"{key}.streams", names): _share(weight, f"{key}.streams.{stream}")
-              for stream, weight in value["streams"].items()}
-    total = sum(inside.values())
-    if not total:
-        raise CurriculumError(f"{key}.streams: at least one stream needs a weight above 0")
-    return _share(value["share"], f"{key}.share"), {stream: weight / total for stream, weight in inside.items()}
-
-
-def _known(name: str, key: str, names: list[str]) -> str:
-    """Return the name of a stream. Raises CurriculumError if there is no such stream."""
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(names)}"
-        raise CurriculumError(f"{key}: unknown stream '{name}': {hint}")
-    return name
-
-
-def _share(value: Any, key: str) -> Fraction:
-    """Parse a weight such as 70, 0.5 or '70%'."""
-    try:
-        share = Fraction(str(value).strip().removesuffix("%"))
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)
-    if isinstance(value, bool) or share < 0:
-        raise CurriculumError(f"{key}: weight {value!r} is not a number >= 0")
-    return share
-
-
-def _integers(shares: Mapping[str, Fraction], groups: list[list[str]], key: str) -> dict[str, int]:
-    """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are apportioned so
-    that it is WEIGHT_SUM: first to the groups, then to the streams of each."""
-    scale = math.lcm(*(share.denominator for share in shares.values()))
-    weights = {name: int(share * scale) for name, share in shares.items()}
-    divisor = math.gcd(*weights.values())
-    weights = {name: weight // divisor for name, weight in weights.items()}
-    if sum(weights.values()) > WEIGHT_SUM:
-        number = {name: i for i, name in enumerate(weights)}
-        apportioned = Apportionment(list(weights.values()), [[number[name] for name in group] for group in groups])
-        weights = dict(zip(weights, apportioned.counts(WEIGHT_SUM)))
-        vanished = [name for name, share in shares.items() if share and not weights[name]]
-        if vanished:
-            raise CurriculumError(f"{key}: weights of {vanished} are below one in {WEIGHT_SUM:,}: raise or remove them")
-    return weights
 
 
 def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any]],
@@ -147,7 +53,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
         raise CurriculumError("shards: at least one stream is needed")
     streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
     total = parse_count(spec.get("total"), "curriculum.total")
-    phases = resolve_phases(spec.get("phases") or (), total, names, warnings)
+    sizes = {stream.name: stream.tokens for stream in streams}
+    phases = resolve_phases(spec.get("phases") or (), total, sizes, warnings)
     if not phases:
         raise CurriculumError("curriculum.phases: at least one phase is needed")
     phase_tokens = sum(phase.tokens for phase in phases if not phase.extra)
@@ -169,11 +76,11 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     return replace(curriculum, order=order.hash()), warnings
 
 
-def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, names: list[str], warnings: list[str],
+def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapping[str, float], warnings: list[str],
                    existing: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
     """Return the phases (stretches of the training) for `entries` of a recipe's `curriculum.phases`. The new phases
     come after the phases `existing`. `until` of an entry counts tokens from the start of the run; percentages are
-    shares of `total` tokens. `names` are the streams that the recipe has. Warnings are appended to `warnings`.
+    shares of `total` tokens. `sizes` has the tokens of each stream that there is. Warnings are appended to `warnings`.
 
     A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
     `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
@@ -216,7 +123,7 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, names: list
             entry["batch"] = max(parse_count(size, f"{key}.batch") for size in entry["batch"].values())
         weights, groups = (previous.weights, previous.groups) \
             if previous is not None and entry["mix"] is previous.weights \
-            else _mixture(entry["mix"], f"{key}.mix", names, warnings)
+            else read_mix(entry["mix"], f"{key}.mix", sizes, samples * sequence, warnings)
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
             str(entry["name"]), start, samples, samples, sequence, batch, weights,

@@ -129,8 +129,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     new_phases = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
              for i in range(seed)]
     new_phases.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
-    names = [s.name for s in (*base.curriculum.streams, *streams)]
-    phases = resolve_phases(new_phases, tokens, names, [], past, f"mixture {name}")
+    sizes = {s.name: s.tokens for s in (*base.curriculum.streams, *streams)}
+    phases = resolve_phases(new_phases, tokens, sizes, [], past, f"mixture {name}")
     return edit(base.curriculum, sample, phases, streams)
 
 

@@ -107,8 +107,8 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
         total = parse_count(document["total"], "total") if "total" in document else \
             sum(p.tokens for p in before.phases if not p.extra)
         streams = new_streams(document["phases"], before, old.store)
-        names = [s.name for s in (*before.streams, *streams)]
-        phases = resolve_phases(document["phases"], total, names, warnings, cut(before, sample), f"{path}: phases")
+        sizes = {s.name: s.tokens for s in (*before.streams, *streams)}
+        phases = resolve_phases(document["phases"], total, sizes, warnings, cut(before, sample), f"{path}: phases")
         return edit(before, sample, phases, streams), phases
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
@@ -167,7 +167,7 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     Their sizes and hashes are read from the folders shards/NAME of the store. Raises ConfigError when a stream has no
     such folder."""
     from tokenizer.mixture.curriculum import Stream
-    from tokenizer.mixture.resolve import streams_in
+    from tokenizer.mixture.mix import streams_in
     from tokenizer.shards.layout import ShardError
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError

@@ -1,0 +1,107 @@
+"""`tokenmill plan --tokens`: epochs, exhaustion and the worth of repeats before any token exists."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pipeline.forecast.epochs import BadTokens, given_tokens, phase_uses, worth
+from pipeline.recipe import load_recipe
+
+RECIPE = """
+version: 1
+sources: {all: {read: text, path: nowhere/*.txt}}
+datasets: {d: {from: all, steps: [exact]}}
+tokenizer: {train: {kind: bpe, vocab: 300, from: d, sample: 1MB}}
+shards:
+  web: {from: d, longest: 4096}
+  code: {from: d, longest: 4096}
+  math: {from: d, longest: 4096}
+curriculum:
+  total: 10T
+  phases:
+    - {name: stable, until: 80%, sequence: 4096, batch: 4096k, mix: {web: 90, code: 10}, max_epochs: {code: 2}}
+    - {name: more, until: 90%, mix: {web: 60, code: 40}}
+    - {name: anneal, until: 100%, mix: {math: 100}, on_exhausted: repeat}
+train: {model: {preset: demo}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("4096k", "4194304"))
+    return load_recipe(str(tmp_path / "r.yaml"))
+
+
+def test_epochs_limits_and_worth_by_phase(recipe):
+    uses, notes = phase_uses(recipe, given_tokens(["web=8T,code=500B", "math=100B"], recipe))
+    found = {(u.phase, u.stream): u for u in uses}
+    assert list(found) == [("stable", "code"), ("stable", "web"), ("more", "code"), ("more", "web"), ("anneal", "math")]
+    assert found["stable", "web"].epochs == pytest.approx(0.9, rel=1e-3)
+    assert found["stable", "code"].epochs == pytest.approx(1.6, rel=1e-3)
+    assert found["more", "code"].epochs == pytest.approx(2.4, rel=1e-3)
+    assert found["anneal", "math"].epochs == pytest.approx(10, rel=1e-3)
+    assert [u.allowed for u in uses] == [2, 1, 2, 1, None]
+    assert [key for key, use in found.items() if use.exhausted] == [("more", "code")]
+    assert found["stable", "web"].worth == 1
+    assert found["anneal", "math"].worth == pytest.approx(worth(10), rel=1e-3)
+    assert any("'math' is read 10.0 times" in note for note in notes)
+
+
+def test_four_epochs_are_worth_almost_as_much_as_new_tokens():
+    # arXiv 2305.16264: up to 4 epochs are almost as good as new data, and no repetition adds more than R* times as much
+    assert worth(0.5) == worth(1) == 1
+    assert worth(4) == pytest.approx((1 + 15.387756 * (1 - math.exp(-3 / 15.387756))) / 4)
+    assert 0.9 < worth(4) < 1
+    assert worth(1e6) * 1e6 == pytest.approx(16.387756)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["web=8T"], "give the tokens of code, math, too, such as code=1T"),
+    (["wbe=8T"], "no shards 'wbe': did you mean 'web'?"),
+    (["web=8X,code=1,math=1"], "--tokens web=8X: '8X'"),
+    (["web", "code=1"], "--tokens web:"),
+    (["web=1,web=2"], "'web' is named twice")])
+def test_numbers_that_do_not_fit_are_refused(recipe, given, said):
+    with pytest.raises(BadTokens, match=said.replace("?", r"\?")):
+        given_tokens(given, recipe)
+
+
+def test_the_command_reads_no_input(recipe, tmp_path, tokenmill):
+    path = str(tmp_path / "r.yaml")
+    shown = tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B")
+    assert shown.code == 0, shown.err
+    assert "  2.40    97%  too few tokens: 2 epochs are allowed" in shown.out
+    assert "note: stream 'math' is read 10.0 times" in shown.out
+    document = json.loads(tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B", "--json").out)
+    assert [row["exhausted"] for row in document["mixture"]] == [False, False, True, False, False]
+    refused = tokenmill("plan", path, "--tokens", "web=8T")
+    assert refused.code == 1
+    assert "give the tokens of code, math" in refused.err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_thousand_languages_at_eleven_trillion_tokens_take_seconds(tmp_path):
+    names = [f"l{i:03}" for i in range(1000)]
+    shards = "\n".join(f"  {name}: {{from: d, longest: 4096}}" for name in names)
+    mix = f"{{all: {{share: 100, streams: [{', '.join(names)}], unimax: 4}}}}"
+    (tmp_path / "r.yaml").write_text(f"""
+version: 1
+sources: {{all: {{read: text, path: nowhere/*.txt}}}}
+datasets: {{d: {{from: all, steps: [exact]}}}}
+tokenizer: {{train: {{kind: bpe, vocab: 300, from: d, sample: 1MB}}}}
+shards:
+{shards}
+curriculum:
+  total: 11T
+  phases: [{{name: all, until: 100%, sequence: 4096, batch: 4194304, mix: {mix}, on_exhausted: repeat}}]
+""")
+    recipe = load_recipe(str(tmp_path / "r.yaml"))
+    tokens = {name: int(6e12 / (i + 1) ** 1.5) for i, name in enumerate(names)}
+    uses, _ = phase_uses(recipe, tokens)
+    assert len(uses) == 1000
+    assert sum(use.tokens for use in uses) == pytest.approx(11e12, rel=1e-3)
+    small = [use.epochs for use in uses if use.tokens < 0.9 * max(use.tokens for use in uses)]
+    assert small and max(abs(epochs - 4) for epochs in small) < 0.1, "what is below the equal part is read 4 times"

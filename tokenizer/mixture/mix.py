@@ -1,0 +1,148 @@
+"""Turns the `mix` of a phase in a recipe into integer weights of streams (the tokens of one source, language or
+bucket).
+
+An entry of a mix is the weight of a stream, as in {web: 70%, code: 30%}, or a group of streams that share a weight:
+
+    {share: 70, streams: {en: 3, de: 1}}             weights within the group
+    {share: 70, streams: [en, de]}                   in proportion to the tokens that each stream has
+    {share: 70, streams: [en, de], alpha: 0.3}       in proportion to tokens^0.3: small streams get more than that
+    {share: 70, streams: [en, de], unimax: 4}        equal, but no stream is read more than 4 times in the phase
+
+`alpha` is the exponent of temperature sampling (1/T; Conneau et al., arXiv 1911.02116: 0.3). `unimax` is UniMax (Chung
+et al., arXiv 2304.09151): the tokens that a stream of few tokens cannot give are divided equally between the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from tokenizer.mixture.apportion import Apportionment, CurriculumError
+
+#: integer weights of streams add up to at most this
+WEIGHT_SUM = 10**8
+#: keys of a group
+GROUP_KEYS = ("share", "streams", "alpha", "unimax")
+
+
+def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int,
+             warnings: list[str]) -> tuple[dict[str, int], dict[str, list[str]] | None]:
+    """Convert the `mix` of a phase of `tokens` tokens into ({stream: integer weight}, {group: its streams}, or None
+    without groups). Streams of weight 0 are left out. `sizes` has the tokens of each stream that there is, in the order
+    of the result. Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; `key` is where the
+    recipe has the mix."""
+    inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
+    for name, value in mix.items():
+        if isinstance(value, Mapping):
+            inside[name] = _share(value.get("share"), f"{key}.{name}.share"), {}
+        else:
+            inside[name] = _share(value, f"{key}.{name}"), {_known(name, key, sizes): Fraction(1)}
+    total = sum(share for share, _ in inside.values())
+    if total <= 0:
+        raise CurriculumError(f"{key}: at least one stream needs a weight above 0")
+    if total not in (1, 100):
+        warnings.append(f"{key}: weights sum to {float(total):g}, not to 100; they were normalised")
+    shares: dict[str, Fraction] = {}
+    groups: dict[str, list[str]] = {}
+    for name, (share, parts) in inside.items():
+        if not parts:
+            parts = _group(mix[name], f"{key}.{name}", sizes, tokens * float(share / total))
+            groups[name] = list(parts)
+        for stream, part in parts.items():
+            if stream in shares:
+                raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
+            shares[stream] = share * part
+    weights = _integers(shares, [*groups.values()], key)
+    groups = {name: kept for name, group in sorted(groups.items())
+              if (kept := [stream for stream in sizes if stream in group and weights[stream]])}
+    return {name: weights[name] for name in sizes if weights.get(name)}, groups or None
+
+
+def streams_in(mix: Mapping[str, Any]) -> list[str]:
+    """Return the names of all streams in the `mix` of a phase. The values need not be valid."""
+    return [stream for name, value in mix.items() for stream in (
+        [name] if not isinstance(value, Mapping)
+        else value["streams"] if isinstance(value.get("streams"), (Mapping, list)) else ())]
+
+
+def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budget: float) -> dict[str, Fraction]:
+    """Return how a group divides its share: {stream: part}. `budget`: the tokens that the phase reads of the group."""
+    streams, alpha, unimax = (group.get(name) for name in ("streams", "alpha", "unimax"))
+    unknown = sorted(set(group) - set(GROUP_KEYS))
+    if unknown or not isinstance(streams, (Mapping, list)) or not streams:
+        raise CurriculumError(f"{key}: a group is a mapping such as {{share: 70, streams: {{en: 3, de: 1}}}}, with the "
+                              f"keys {', '.join(GROUP_KEYS)}; not {dict(group)}")
+    for stream in streams:
+        _known(stream, f"{key}.streams", sizes)
+    if isinstance(streams, Mapping):
+        if alpha is not None or unimax is not None:
+            raise CurriculumError(f"{key}: `alpha` and `unimax` find weights, and `streams` gives them: write streams "
+                                  f"as a list")
+        parts = {stream: _share(weight, f"{key}.streams.{stream}") for stream, weight in streams.items()}
+    elif unimax is not None:
+        if alpha is not None or not _is_above_0(unimax):
+            raise CurriculumError(f"{key}.unimax: a number of epochs above 0, without `alpha`; got {unimax!r}")
+        parts = _unimax({stream: sizes[stream] for stream in streams}, budget, float(unimax))
+    else:
+        if alpha is not None and not (_is_above_0(alpha) or alpha == 0):
+            raise CurriculumError(f"{key}.alpha: an exponent of at least 0, such as 0.3; got {alpha!r}")
+        parts = {stream: Fraction(float(sizes[stream]) ** float(1 if alpha is None else alpha)) for stream in streams}
+    total = sum(parts.values())
+    if not total:
+        raise CurriculumError(f"{key}.streams: at least one stream needs a weight above 0")
+    return {stream: part / total for stream, part in parts.items()}
+
+
+def _unimax(sizes: Mapping[str, float], budget: float, epochs: float) -> dict[str, Fraction]:
+    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If all together
+    do not have that many, each gets its most."""
+    parts: dict[str, Fraction] = {}
+    left = Fraction(budget)
+    for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
+        parts[stream] = min(left / (len(sizes) - number), Fraction(size) * Fraction(epochs))
+        left -= parts[stream]
+    return parts
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _known(name: str, key: str, sizes: Mapping[str, float]) -> str:
+    """Return the name of a stream. Raises CurriculumError if there is no such stream."""
+    if name not in sizes:
+        near = difflib.get_close_matches(str(name), sizes, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(sizes)}"
+        raise CurriculumError(f"{key}: unknown stream '{name}': {hint}")
+    return name
+
+
+def _share(value: Any, key: str) -> Fraction:
+    """Parse a weight such as 70, 0.5 or '70%'."""
+    try:
+        share = Fraction(str(value).strip().removesuffix("%"))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if isinstance(value, bool) or share < 0:
+        raise CurriculumError(f"{key}: weight {value!r} is not a number >= 0")
+    return share
+
+
+def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str) -> dict[str, int]:
+    """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are apportioned so
+    that it is WEIGHT_SUM: first to the groups, then to the streams of each."""
+    scale = math.lcm(*(share.denominator for share in shares.values()))
+    weights = {name: int(share * scale) for name, share in shares.items()}
+    divisor = math.gcd(*weights.values())
+    weights = {name: weight // divisor for name, weight in weights.items()}
+    if sum(weights.values()) > WEIGHT_SUM:
+        number = {name: i for i, name in enumerate(weights)}
+        apportioned = Apportionment(list(weights.values()), [[number[name] for name in group] for group in groups])
+        weights = dict(zip(weights, apportioned.counts(WEIGHT_SUM)))
+        vanished = [name for name, share in shares.items() if share and not weights[name]]
+        if vanished:
+            raise CurriculumError(f"{key}: weights of {vanished} are below one in {WEIGHT_SUM:,}: raise or remove them")
+    return weights
