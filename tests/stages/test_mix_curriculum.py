@@ -129,6 +129,7 @@ def test_a_thousand_languages_keep_their_weights():
 @pytest.mark.parametrize(("groups", "message"), [
     ({"x": ["web", "no"]}, "groups have the streams .'no'., which have no weight"),
     ({"x": ["web"], "y": ["web", "wiki"]}, "the streams .'web'. are in two groups"),
+    ({"x": [["web"]]}, "groups must be lists"),
     ({"x": []}, "groups must be lists"), (["web"], "groups must be lists"), ({"x": "web"}, "groups must be lists")])
 def test_groups_of_a_file_are_checked(groups, message):
     doc = json.loads(resolve(recipe(), SETS, TOKENIZER)[0].dumps())

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.tokenizer.webster import draw
@@ -71,6 +71,8 @@ def _group_of(mix: Mix, stream: int) -> list[int]:
 
 
 @given(mixes(most=60))
+@example(([100, *[1] * 7], []))
+@example(([500, *[1] * 59], [[1, 2, 3, 4], [0, 5, 6, *range(20, 50)]]))
 def test_every_prefix_is_within_two_samples_of_the_quota_on_each_level(mix):
     weights, groups = mix
     total = sum(weights)
@@ -85,7 +87,7 @@ def test_every_prefix_is_within_two_samples_of_the_quota_on_each_level(mix):
 
 @pytest.mark.parametrize("weights", [
     [499_500, *[1000] * 999], [500_000, *[1000] * 999], [1] * 1000, [2**i for i in range(30)], [94, *[1] * 6],
-    [10**6 // (i + 1) for i in range(1000)]], ids=["a third beside 999", "third", "equal", "doubling", "94", "Zipf"])
+    [10**6 // (i + 1) for i in range(1000)]], ids=["a third beside 999", "rounder", "equal", "doubling", "94", "Zipf"])
 def test_every_batch_of_256_is_within_two_samples_of_the_share(weights):
     stream, _ = Apportionment(weights).draws(0, 100_000)
     shares = np.array(weights) / sum(weights)
@@ -111,8 +113,10 @@ def test_weights_of_any_size_can_be_scaled_but_not_drawn_from_without_end():
     assert Apportionment([1 << 20, 1]).counts(1 << 50) == [(1 << 50) - 1073740800, 1073740800]
     with pytest.raises(CurriculumError, match="overflow 64 bits"):
         Apportionment([1 << 20, 1]).draws(1 << 50, (1 << 50) + 1)
-    with pytest.raises(CurriculumError, match="overflow 64 bits"):
-        Apportionment(huge).draws(0, 1)
+    for call in (lambda: Apportionment(huge).draws(0, 1), lambda: Apportionment(huge).sample_of(0, 0),
+                 lambda: Apportionment([1 << 20, 1]).sample_of(1, 1 << 50)):
+        with pytest.raises(CurriculumError, match="overflow 64 bits"):
+            call()
 
 
 def test_weights_that_are_no_weights_are_refused():

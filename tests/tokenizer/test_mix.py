@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -59,6 +60,19 @@ def test_the_share_of_a_group_is_kept_whatever_its_streams_weigh():
                    10**13, sizes)
     assert found["web"] == pytest.approx(0.34, abs=3 / WEIGHT_SUM)
     assert found["l998"] / found["l000"] == pytest.approx(((10**6 + 998**3) / 10**6) ** 0.3, rel=1e-3)
+
+
+def test_the_order_of_lines_decides_nothing():
+    sizes = {f"s{i:02}": 10**6 * (1 + i % 3) for i in range(40)}
+    mix: dict[str, Any] = {name: 0.3333333333333 + i % 5 for i, name in enumerate(sizes) if i >= 20}
+    mix |= {"g": {"share": 7, "streams": list(sizes)[:10], "alpha": 0.3},
+            "h": {"share": 7, "streams": list(sizes)[10:20]}}
+    found = read_mix(mix, "mix", sizes, 10**9, [])
+    for seed in range(8):
+        names = Random(seed).sample(sorted(mix), len(mix))
+        again = read_mix({name: mix[name] for name in names}, "mix", sizes, 10**9, [])
+        assert list(again[0].items()) == list(found[0].items())
+        assert list((again[1] or {}).items()) == list((found[1] or {}).items())
 
 
 def test_names_are_found_in_mixes_that_are_not_valid():

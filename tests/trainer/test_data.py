@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
-from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
 from tokenizer.shards.reader import ShardSet
@@ -206,6 +206,8 @@ def test_steps_located_ahead_are_those_of_each_alone(tmp_path):
     for first in (0, 8, AHEAD - 8, AHEAD - 4, AHEAD, AHEAD + 8, 3 * AHEAD, 16, last, 0):
         alone = made.order.locate(first, first + 8)
         assert all(np.array_equal(x, y) for x, y in zip(made.located(first, first + 8), alone)), first
+    with pytest.raises(CurriculumError, match="outside the curriculum"):
+        made.located(last, last + 16)
 
 
 def test_memory_is_constant_in_total_tokens(tmp_path):

@@ -86,7 +86,7 @@ def test_positions_and_moments_are_the_phase_s(folder, whole, tmp_path, alone):
 
 @pytest.mark.parametrize("change", [{"rope_theta": 1e4}, {"rope_scaling": None}, {"reset_optimizer": False},
                                     {"lr": {"peak": 0.1, "warmup": 0, "shape": "linear", "floor": 0.0}},
-                                    {"ramp": [[3, 1]]}], ids=str)
+                                    {"ramp": [[3, 1]]}, {"groups": {"all": ["web"]}}], ids=str)
 def test_what_has_begun_cannot_become_another(folder, tmp_path, change):
     run = open_run(str(folder), None, str(tmp_path), SET)
     meta = {"config": run.config.identity(), "curriculum": run.curriculum.to_json(), "tokens": 2368}
@@ -97,6 +97,17 @@ def test_what_has_begun_cannot_become_another(folder, tmp_path, change):
         [f"phase long.{key}"]
     assert differences({**meta, "samples": long.stop - 3}, run) == []
     assert differences({**meta, "samples": long.start, "tokens": 1600}, other) == []          # it lies ahead
+
+
+def test_many_streams_in_the_order_of_an_earlier_version_are_not_gone_on_with(folder, tmp_path):
+    run = open_run(str(folder), None, str(tmp_path), SET)
+    *before, long = run.curriculum.phases
+    many = replace(run.curriculum, phases=(*before, replace(long, weights={f"s{i}": 1 for i in range(9)})))
+    meta = {"config": run.config.identity(), "curriculum": many.to_json(), "tokens": 2368, "samples": long.stop - 3}
+    assert differences(meta, replace(run, curriculum=many)) == []
+    meta["curriculum"]["version"] = 1
+    [said] = differences(meta, replace(run, curriculum=many))
+    assert "phase long: an earlier Tokenmill read its 9 streams in another order" in said
 
 
 def test_reset_is_what_a_new_optimiser_is(alone):

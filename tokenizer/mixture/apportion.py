@@ -16,7 +16,7 @@ of the node above it, so a stream is off its quota by at most
     1/2 + 1/2 · (1 + 2/3 + (2/3)² + …) = 2 samples.
 
 If streams form groups, samples are first apportioned to the groups, and those of a group to its streams. So a group is
-within two samples of its quota, and a stream within two samples of its share of the group's.
+within two samples of its quota, and a stream within two samples of its share of the group's samples.
 
 This module needs only the standard library and numpy, because the trainer imports it on nodes that have nothing else.
 """
@@ -32,6 +32,8 @@ from pipeline.base.errors import TokenmillError
 
 #: most streams of a mixture that is apportioned without a tree
 FLAT = 8
+#: weights whose sum is at least this can be scaled (`counts`), but no sample can be drawn with them
+BIG = 1 << 30
 
 
 class CurriculumError(TokenmillError, ValueError):
@@ -48,7 +50,7 @@ def check_weights(weights: Sequence[int]) -> None:
 
 def check_range(total: int, n: int) -> None:
     """Raise CurriculumError if weights with the sum `total` are too large for int64 arithmetic with `n` samples."""
-    if (2 * n + 1) * total >= 1 << 62:
+    if total >= BIG or (2 * n + 1) * total >= 1 << 62:
         raise CurriculumError(f"weights with the sum {total} over {n} samples overflow 64 bits: use smaller weights")
 
 
@@ -87,8 +89,8 @@ class Apportionment:
             self._join(top)
         most = max(map(len, self._nodes))
         padded = [[*node, *[(0, 0)] * (most - len(node))] for node in self._nodes]
-        #: by child and node. Of weights for which int64 is too small, only `counts` can be asked
-        dtype = np.int64 if self._total < 1 << 30 else object
+        #: by child and node
+        dtype = np.int64 if self._total < BIG else object
         self._weights = np.array([[node[k][0] for node in padded] for k in range(most)], dtype=dtype)
         self._children = np.array([[node[k][1] for node in padded] for k in range(most)], dtype=np.int64)
         self._totals = self._weights.sum(0)
@@ -159,11 +161,11 @@ class Apportionment:
         numbers = np.array(draws, dtype=np.int64, ndmin=1)
         if not self.weights[stream]:
             raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
+        check_range(self._total, (int(numbers.max(initial=0)) + 1) * self._total // self.weights[stream] + 2)
         child = ~stream
         while child in self._above:
             child, own = self._above[child]
             numbers = self._sample_of(np.array([child]), np.array([own]), numbers)
-        check_range(self._total, int(numbers.max(initial=0)))
         return numbers
 
     def draws(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

@@ -97,7 +97,8 @@ class Curriculum:
         if not isinstance(doc, Mapping):
             raise CurriculumError(f"{where}: no curriculum, which is a JSON object")
         if doc.get("version") not in VERSIONS:
-            raise CurriculumError(f"{where}: this Tokenmill reads versions {VERSIONS}, not {doc.get('version')!r}")
+            raise CurriculumError(f"{where}: this Tokenmill reads versions {VERSIONS}, not {doc.get('version')!r}; run "
+                                  f"the recipe again, or use the Tokenmill that wrote it")
         curriculum = cls(**{
             **_exact(cls, {name: value for name, value in doc.items() if name != "version"}, where),
             "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
@@ -107,8 +108,8 @@ class Curriculum:
                             for i, phase in enumerate(doc["phases"]))})
         curriculum.validate(where)
         if curriculum.version != doc["version"]:
-            raise CurriculumError(f"{where}: an earlier Tokenmill put the samples of so many streams in another order: "
-                                  f"run the recipe again")
+            raise CurriculumError(f"{where}: with version {doc['version']} its samples are in another order than this "
+                                  f"Tokenmill draws from such weights: run the recipe again")
         return curriculum
 
     @classmethod
@@ -183,8 +184,11 @@ class Curriculum:
             need(phase.rope_scaling is None or isinstance(phase.rope_scaling, Mapping),
                  f"{key}: rope_scaling must be a mapping (as in train.model), not {phase.rope_scaling!r}")
             need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
-            check_weights(list(phase.weights.values()))
-            check_range(sum(phase.weights.values()), phase.reserved)
+            try:
+                check_weights(list(phase.weights.values()))
+                check_range(sum(phase.weights.values()), phase.reserved)
+            except CurriculumError as e:
+                raise CurriculumError(f"{where}: {key}: {e}") from None
             self._check_groups(phase, f"{where}: {key}")
             start = phase.stop
         self._check_exhaustion(where)
@@ -193,7 +197,9 @@ class Curriculum:
         """Raise CurriculumError if the groups of a phase are not lists of its streams, with each stream in one of
         them."""
         groups = {} if phase.groups is None else phase.groups
-        if not isinstance(groups, Mapping) or not all(isinstance(group, list) and group for group in groups.values()):
+        if not isinstance(groups, Mapping) or not all(
+                isinstance(group, list) and group and all(isinstance(stream, str) for stream in group)
+                for group in groups.values()):
             raise CurriculumError(f"{key}: groups must be lists of streams by name, not {groups!r}")
         members = [name for group in groups.values() for name in group]
         if unknown := sorted({*members} - {*phase.weights}):

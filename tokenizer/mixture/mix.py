@@ -55,6 +55,7 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
             if stream in shares:
                 raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
             shares[stream] = share * part
+    shares = {stream: shares[stream] for stream in sizes if stream in shares}     # the order of lines decides nothing
     weights = _integers(shares, [*groups.values()], key)
     groups = {name: kept for name, group in sorted(groups.items())
               if (kept := [stream for stream in sizes if stream in group and weights[stream]])}

@@ -5,8 +5,8 @@ is one complete reading of a stream. Memory use is proportional to the number of
 order) defines the order; it rests on three ideas:
 
 * **Which stream** sample n is from is determined by apportionment (`tokenizer.mixture.apportion`). In every prefix and
-  every batch each stream therefore has its share to about one sample (`realised` says how closely), whatever the batch
-  size and the number of ranks or workers.
+  every batch each stream therefore has its share to a few samples at most (`realised` says how closely), whatever the
+  batch size and the number of ranks or workers.
 * **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
   of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that

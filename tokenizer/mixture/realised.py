@@ -75,7 +75,8 @@ def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
 
     `planned` is the number of samples that the stream's weight entitles it to so far in the phase; it may be
     fractional. `realised` is the number of samples that are taken from the stream. The two differ by less than one for
-    up to three streams, and by at most two for more (`tokenizer.mixture.apportion`).
+    up to three streams, by at most two for more, and by at most four if streams are in groups
+    (`tokenizer.mixture.apportion`).
     """
     rows = []
     for phase in curriculum.phases:

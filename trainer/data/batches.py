@@ -210,7 +210,7 @@ class Data:
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
-        self._ahead, self._ahead_at = (0, 0), self.order.locate(0, 0)
+        self._ahead = 0, self.order.locate(0, 0)       # the first sample that was located ahead, and what was found
         self.streams = [s.name for s in curriculum.streams]
         self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
@@ -246,10 +246,11 @@ class Data:
     def located(self, first: int, stop: int) -> Located:
         """Return what the samples [first, stop) read. A long range from `first` on is located in one call and kept for
         the steps that follow, because locating few samples costs almost as much as locating many."""
-        if not self._ahead[0] <= first <= stop <= self._ahead[1]:
-            self._ahead = first, min(max(stop, first + AHEAD), self.order.samples)
-            self._ahead_at = self.order.locate(*self._ahead)
-        return Located(*(column[first - self._ahead[0]:stop - self._ahead[0]] for column in self._ahead_at))
+        start, at = self._ahead
+        if not start <= first <= stop <= start + len(at.stream):
+            start, at = first, self.order.locate(first, max(stop, min(first + AHEAD, self.order.samples)))
+            self._ahead = start, at
+        return Located(*(column[first - start:stop - start] for column in at))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At

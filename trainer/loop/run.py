@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tokenizer.mixture.apportion import is_flat
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
 from tokenizer.mixture.steps import Step, step_of, steps
 from trainer.base.config import ConfigError, build, override, read_train
@@ -156,6 +157,9 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
         if phase["start"] < meta["samples"]:
             new_phase = run.curriculum.phases[i] if i < len(run.curriculum.phases) else None
             result += past(Phase(**phase), new_phase, meta["samples"])
+            if was["version"] == 1 and not is_flat(list(phase["weights"].values())):
+                result.append(f"phase {phase['name']}: an earlier Tokenmill read its {len(phase['weights'])} streams "
+                              f"in another order; go on with that one, or start the training anew")
     if result:
         return result
     phases = [Phase(**p) for p in was["phases"]]
@@ -175,8 +179,8 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
     `samples` or later."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
-    same = ("start", "sequence", "batch", "ramp", "weights", "reserved", "lr", "extra", "reset_optimizer", "rope_theta",
-            "rope_scaling")
+    same = ("start", "sequence", "batch", "ramp", "weights", "groups", "reserved", "lr", "extra", "reset_optimizer",
+            "rope_theta", "rope_scaling")
     result = [f"phase {old.name}.{k}: checkpoint {getattr(old, k)!r}, now {getattr(new, k)!r}"
              for k in same if getattr(old, k) != getattr(new, k)]
     if new.stop < min(old.stop, samples):

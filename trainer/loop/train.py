@@ -144,7 +144,8 @@ class Trainer:
             sharding=config.parallel.shape(world.size), mfu_formula=mfu.FORMULA, config=config.identity(),
             streams=self.data.streams,
             phases=[{"name": p.name, "tokens": p.tokens, "steps": p.steps, "lr": p.lr, "sequence": p.sequence,
-                     "batch": p.batch, "ramp": p.ramp, "weights": p.weights} for p in run.curriculum.phases])
+                     "batch": p.batch, "ramp": p.ramp, "weights": p.weights, "groups": p.groups}
+                    for p in run.curriculum.phases])
         self.metrics.flush()
 
     # -- the loop ----------------------------------------------------------------------------------------------------

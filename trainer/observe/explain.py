@@ -28,7 +28,7 @@ AROUND = 5
 #: minimum of steps for a meaningful standard deviation
 TELLING = 5
 #: fields of a phase that determine which samples its steps read
-DECIDE = ("name", "sequence", "batch", "ramp", "weights")
+DECIDE = ("name", "sequence", "batch", "ramp", "weights", "groups")
 
 
 def explain(curriculum: Curriculum, out: Path, window: int, number: int,
