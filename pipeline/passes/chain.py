@@ -1,9 +1,10 @@
-"""Runs batches of documents through a chain of stages, one stage after the other.
+"""Runs batches of documents through a chain of stages (the code of the steps of a recipe), one stage after the other.
 
-Before a stage sees documents, their row numbers are written to the crash cursor, which lies in memory shared with the
-supervising process. A crash therefore costs only the document that caused it. The outcome of a document does not depend
-on the batch it is in. When a stage that takes whole batches raises an exception, its changes to the batch are undone,
-and the documents go through this stage one by one. Only a document that fails alone is charged with the error.
+Before a stage sees documents, their row numbers are written to the crash cursor, a record in memory shared with the
+supervising process. If the process dies, the supervisor has the documents of these rows processed one by one, and only
+a document that kills a process again is quarantined. The outcome of a document does not depend on the batch it is in.
+When a stage that takes whole batches raises an exception, its changes to the batch are undone, and the documents go
+through this stage one by one. Only a document that fails alone is charged with the error.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Evaluates a function that is written for one document, such as the verdict of a stage, on many documents at once. The
-results are those of a call for each document.
+"""Evaluates a function that is written for one document on many documents at once. Such a function is, for example, the
+verdict of a stage (its decision to keep or drop a document). The results are the same as if the function were called
+for each document.
 
-The verdict of a stage is written for one document: `doc.signals["words"] < self.config.min_words`. A million calls take
-seconds. This module calls the function with an object that stands for many documents: each of its signals is a whole
-column, and each comparison is made for all documents at once. If the documents differ in the answer, the call continues
-with those that have the first answer. Later the function is called again for the other documents. Up to that
-comparison, the second call gets stored answers instead of computing them. So the function runs once for each path
-through it, a dozen times instead of a million, and a stage needs no second version of its rules.
+The verdict of a stage may be `doc.signals["words"] < self.config.min_words`. A million calls take seconds. This module
+calls the function with an object that stands for many documents: each of its signals is a whole column, and each
+comparison is made for all documents at once. If the documents differ in the answer, the call continues with those that
+have the same answer as the first document. Later the function is called again for the other documents. Up to that
+comparison, the second call gets stored answers. So the function runs once for each path through it, a dozen times
+instead of a million, and a stage needs no second version of its rules.
 
 A function raises `NotColumnwise` if it uses a number in another way than arithmetic and comparison (`math.log(value)`),
-or reads anything but signals, language and source. The caller then calls it for each document. If the
-function depends on the type of a number, the result may be wrong, because this cannot be detected. Tokenmill's own
-stages do not depend on it; stages from outside may.
+or reads anything but signals, language and source. The caller then calls it for each document. If the function depends
+on the type of a number, the result may be wrong, because this cannot be detected. Tokenmill's own stages do not depend
+on it; the user's own stages may.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ Result = TypeVar("Result", bound=Hashable)
 MOST_PATHS = 4096
 #: documents at a time: their columns fit the cache of a core
 BLOCK = 1 << 16
-#: whole numbers beyond this are not all floats
+#: beyond this, not every whole number has an exact float
 EXACT = 2 ** 53
 
 
 class NotColumnwise(BaseException):
     """Raised when a function cannot be evaluated on many documents at once. It is not an Exception, so that a stage
-    that catches exceptions does not take it for an error of a document."""
+    that catches exceptions does not mistake it for an error of a document."""
 
 
 @dataclass
 class Columns:
     """The fields of `rows` documents as columns. `signals` maps the name of a signal (a number stored beside a
-    document) to its values (float64). `present` maps it to whether each document has the signal, and lacks signals that
-    all documents have. A signal that no document has is in neither dict. `language` and `source` hold, for each
-    document, an index into `languages` and `sources`."""
+    document) to its values (float64). `present` maps the name of a signal to an array that says whether each document
+    has the signal (bool); it has no entry for a signal that all documents have. A signal that no document has is in
+    neither dict. `language` and `source` hold, for each document, an index into `languages` and `sources`."""
 
     rows: int
     signals: dict[str, np.ndarray] = field(default_factory=dict)
@@ -108,8 +109,8 @@ class _Path:
 
     def ask(self, question: Callable[[np.ndarray], np.ndarray]) -> Any:
         """Returns the answer to a question, such as a comparison, in this call of the function. `question` computes the
-        answers for the given rows. The call continues with the documents that have the first answer; the other
-        documents are left to later calls."""
+        answers for the given rows. The call continues with the documents that have the same answer as the first
+        document; the other documents are left to later calls."""
         if self._answered < len(self._answers):
             self._answered += 1
             return self._answers[self._answered - 1]
@@ -208,7 +209,7 @@ def _comparison(operation: Callable[[Any, Any], Any]) -> Callable[[Column, Any],
 def _values(number: Any, rows: np.ndarray) -> Any:
     if isinstance(number, Column):
         return number.values(rows)
-    if isinstance(number, int) and abs(number) > EXACT:      # no float: numpy then asks Python about each number
+    if isinstance(number, int) and abs(number) > EXACT:      # compared exactly, as Python numbers
         return np.array(number, object)
     return number
 
@@ -230,7 +231,7 @@ class Column:
     def __truediv__(self, other: Any) -> Any:
         if not isinstance(other, (int, float, Column)):
             return NotImplemented
-        if (other == 0) is True:                       # for a column, a question to each document
+        if (other == 0) is True:                       # if `other` is a column, compares each document
             raise ZeroDivisionError("float division by zero")
         return Column(self.path, lambda rows: self.values(rows) / _values(other, rows))
 

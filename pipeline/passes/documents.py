@@ -6,7 +6,7 @@ deduplication; its removal slice lists the rows of the part that it removes. The
 
     kept.parquet          documents that every stage kept
     gone.parquet          instead of kept.parquet, between two barriers: a row set, which lists the rows of the part
-                          that are gone by the end of this pass (`stages.barrier`)
+                          that this pass or earlier passes have removed (`stages.barrier`)
     dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
                           removed personal data from them
     quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed or hung, with
@@ -23,8 +23,9 @@ the barriers.
 only thresholds changed since an earlier run, `replay` copies the rows of the earlier pass whose verdict stays the same.
 
 Memory: the largest batch, one row group, and the models of the stages. It does not grow with the partition. Before a
-stage sees documents, their row numbers are written to the crash cursor, which lies in memory shared with the
-supervising process. A crash therefore costs only the document that caused it.
+stage sees documents, their row numbers are written to the crash cursor, a record in memory shared with the supervising
+process. If the process dies, the supervisor has the documents of these rows processed one by one, and only a document
+that kills a process again is quarantined.
 """
 
 from __future__ import annotations

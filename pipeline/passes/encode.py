@@ -2,9 +2,10 @@
 
 `EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
 writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
-of the encoded parts in plan order, which puts the documents in the order (relative path, ordinal). The bytes of the
-stream therefore depend neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls
-`encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls `publish_shards`.
+of the encoded parts in plan order, which puts the documents in the order (relative path of the input file, number of
+the record in it). The bytes of the stream therefore depend neither on the partition size nor on which worker ran which
+task. `pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls
+`publish_shards`.
 """
 
 from __future__ import annotations

@@ -28,10 +28,11 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either the args are parts [$ref
-    of kept.parquet, in plan order], where (see `pipeline.passes.rows.Selection`), sample (bytes of text) and seed, and
-    this task draws the sample. Or the arg is picked [$ref], files of texts that `pipeline.passes.sample_text` has
-    drawn. Further args: kind bpe | sentencepiece, model unigram | bpe, vocab. Writes tokenizer.json or tokenizer.model.
+    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either this task draws the
+    sample; the args are then `parts` [$ref of kept.parquet, in plan order], `where` (see
+    `pipeline.passes.rows.Selection`), `sample` (bytes of text) and `seed`. Or `pipeline.passes.sample_text` has drawn
+    it; the arg is then `picked` [$ref of files of texts]. Further args: `kind` (bpe or sentencepiece), `model` (unigram
+    or bpe), `vocab`. Writes tokenizer.json or tokenizer.model.
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
     document that would make it larger than `sample` bytes. The sample therefore does not depend on how the dataset is

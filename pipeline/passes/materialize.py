@@ -279,8 +279,9 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
     """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is so
     large that a task writes at least SEGMENT bytes, on average, for each output file. A task needs scratch space for
-    the bytes it reads. Raises CurriculumError if this version computes another order hash for the curriculum, and
-    ShardError if a shard set that the curriculum names is missing."""
+    the bytes it reads. Raises CurriculumError if this version of Tokenmill would order the samples in another way than
+    the curriculum records (its hash of the order differs), and ShardError if a shard set that the curriculum names is
+    missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")

@@ -1,8 +1,9 @@
 """Predicts what would become of a document of a finished run under other thresholds, or if a step were left out. The
 prediction uses the stored signals of the document (numbers that the steps computed).
 
-The stages give the verdicts, as in replay (`pipeline.passes.verdicts`). This module decides which verdict counts, and
-when no verdict can be known. In these cases the outcome is `unknown`, with the reason, and never guessed:
+The stages (the code of the steps) derive their verdicts from the signals (`pipeline.passes.verdicts`). This module
+decides which verdict counts. In the following cases no verdict can be known. The outcome is then `unknown`, with the
+reason; it is never guessed:
 
 * A step dropped the document and would now let it pass. The later steps have not seen it, so their signals are missing,
   unless the run had `signals: all`.
@@ -81,9 +82,9 @@ class Moved:
     `changes` maps the place of a step to its new thresholds, or to None to leave the step out. `until_drop` is false if
     the run had `signals: all`, so that steps also computed signals of dropped documents.
 
-    Documents are followed up to `end`, the place of the first barrier (such as deduplication) after the first change,
-    or the number of steps. A document that reaches `end` counts as kept. With `all_unknown`, the barrier or a step
-    after it is changed, so that nothing is known about documents that reach the barrier.
+    Documents are followed up to `end`, the place of the first barrier (such as deduplication) after the first change.
+    If there is none, `end` is the number of steps. A document that reaches `end` counts as kept. If the barrier or a
+    step after it is changed, `all_unknown` is true, and nothing is known about documents that reach the barrier.
     """
 
     def __init__(self, links: Sequence[Link], changes: Mapping[int, Mapping[str, Any] | None],
@@ -96,7 +97,7 @@ class Moved:
         self.all_unknown = any(place >= self.end for place in self.now)
         self._pass_all = [link.lets_pass() for link in links]
         self._spoiled = [overwritten(links, place) for place in range(len(links))]
-        #: place of the last step that a document has been through, by the place of the one that dropped it
+        #: place of the step that dropped a document → place of the last step that the document went through
         self._last = [place if until_drop else max(i for i, other in enumerate(links) if other.part == link.part)
                       for place, link in enumerate(links)] + [len(links)]
 
@@ -196,8 +197,8 @@ class Moved:
         return None
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
-        """Return why the verdict of a later step on a document dropped at place `end` cannot be told from stored
-        signals (a key of REASONS). Returns "" if the signals may tell it."""
+        """Return why stored signals do not determine the verdict of a later step on a document that the step at place
+        `end` dropped (a key of REASONS). Returns "" if they may determine it."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"

@@ -1,11 +1,12 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
 A partition is the input of one task: either slices of source files, or one part (the output of one earlier task). Two
-tables may say which rows of a part are gone. One is the removal slice of the barrier before this pass (a barrier is a
-step that needs all documents at once, such as deduplication). The other is the row set that earlier passes left. Some
-records have an outcome before any stage sees them: they could not be read, the barrier removed them, or they killed or
-hung a process before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a
-document does not depend on the batch it is in.
+tables may say which rows of a part to leave out. One is the removal slice of the barrier before this pass, the list of
+the rows that the barrier removes. (A barrier is a step that needs all documents at once, such as deduplication.) The
+other is the row set, the list of the rows that earlier passes removed. Some records have an outcome before any stage
+sees them: they could not be read, the barrier removed them, or they killed or hung a process before. Such a record
+carries its outcome through the pass. Batches bound memory; the outcome of a document does not depend on the batch it is
+in.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ Items = list[tuple[int, Item]]
 
 class _Verdicts:
     """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
-    a barrier removes) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time, because a part is
-    read in order. Dicts for all entries could exceed the memory of the task."""
+    a barrier removes) or a row set (rows that are gone). A part is read in order, so only VERDICTS entries are decoded
+    at a time. Dicts for all entries could exceed the memory of the task."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table, self._first = table, 0

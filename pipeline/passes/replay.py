@@ -1,4 +1,5 @@
-"""Implements replay: when only thresholds changed, stored signals show which documents a pass must process again.
+"""Implements replay: when only thresholds changed, stored signals show which documents a pass (a group of steps that
+run together) must process again.
 
 Signals are numbers that stages store beside each document; thresholds are the `decision` fields of the stages' configs.
 Two passes that differ only in thresholds have the same *replay key*, which is the content key of the task computed
@@ -83,7 +84,7 @@ class Replay:
         run from scratch, which is so in three cases:
 
         * The earlier files are missing, damaged or made by other code.
-        * The earlier pass counts a document that was quarantined since (`quarantined`).
+        * The earlier pass counted a document that has been quarantined since (`quarantined`).
         * The attempt follows a crash. Replay takes a document through a stage twice, so its memory or time may have
           caused the crash; an attempt after a crash must need no more than a plain pass.
         """

@@ -6,8 +6,8 @@ notes the sizes of the documents. Then the single `CutSample` task merges these 
 document that would make the sample too large; it reads little beyond that document. Last, each `PickTexts` task copies
 the texts of a group up to that rank.
 
-By rising rank, the sample consists of the first documents that together have at most `sample` bytes, and of at least
-one document. The sample is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task
+The sample consists of the documents with the lowest ranks, as many as together have at most `sample` bytes, but at
+least one. The sample is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task
 would draw from the same dataset.
 """
 

@@ -11,8 +11,8 @@ Every count is taken from a row when it is written. So a document whose verdict 
     "pii": {signal: n}                  sums of the signals pii_* over kept documents, whether this pass or an earlier
                                         one computed them; whole numbers, because a sum of floats depends on their
                                         order, and one NaN spoils it
-    "scores": {signal: {bin: docs}}     of the signals that stages show (`Stage.scored`), over all documents that the
-                                        stage has seen
+    "scores": {signal: {bin: docs}}     histograms of the signals that stages show (`Stage.scored`), over all documents
+                                        that the stage has seen
     "similarity": {barrier: {bin: docs}}    documents that the barrier removed, by similarity to the kept document
     "tallies": {stage: …}               what the stages count themselves (`Stage.counts`), over all documents seen
 """

@@ -3,8 +3,8 @@ separate process, the broker, has both and sends the child's requests to the sto
 
 The child gets one end of a socket pair at its start. The supervisor, which started the child, starts the broker when
 the child first writes to that socket, so a child that works on local files has no broker. Each thread of the child
-makes a socket pair of its own and passes one end to the broker. This second pair carries requests (length, JSON,
-bytes). To upload a file, the child passes an open file descriptor.
+makes a socket pair of its own and passes one end to the broker. This second pair carries the requests and replies; each
+is a length, then JSON, then bytes. To upload a file, the child passes an open file descriptor.
 
 Even a compromised child can ask only for what its task needs: it may read files of the store and of the sources of its
 run, and write and remove files below `objects/` of the store. The broker downloads to a folder that the child can read.
@@ -98,8 +98,8 @@ class Broker:
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
         """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes).
-        `file` is an open file descriptor to send with the request. `needs` chooses the ranges of a file to download,
-        when the broker asks for them. Raises the error that the broker reports, or EnvironmentFailure when the broker
+        `file` is an open file descriptor to send with the request. If the broker asks which byte ranges of a file to
+        download, `needs` chooses them. Raises the error that the broker reports, or EnvironmentFailure when the broker
         process is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))

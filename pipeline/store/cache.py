@@ -1,7 +1,7 @@
 """A cache of remote files on local disk, of bounded size, that all tasks of a machine share.
 
     FOLDER/KEY              a file, read-only; its mtime says when it was last used
-    FOLDER/KEY.BYTES.part   a download in progress, locked for as long as its process lives
+    FOLDER/KEY.BYTES.part   a download in progress, locked by the process that downloads
     FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
 A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
@@ -116,7 +116,7 @@ def _suffix(path: str) -> str:
 
 def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
     """Return the byte ranges in order, clipped to a file of `size` bytes. Ranges that overlap, or have only a small gap
-    between them, are joined. None stands for the whole file and is returned unchanged."""
+    between them, are joined. Returns None if `ranges` is None, which means the whole file."""
     if ranges is None:
         return None
     done: list[Range] = []
@@ -258,7 +258,8 @@ class Cache:
 
     def _evict(self, leave: int, part: Path | None) -> int:
         """Evict files that no task uses until the cache holds at most `leave` bytes. Returns the number of bytes that
-        remain. The download `part` counts in neither number. The caller holds the lock of the cache."""
+        remain. The download `part` is counted neither in `leave` nor in the result. The caller holds the lock of the
+        cache."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         total = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:

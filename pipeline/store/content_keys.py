@@ -29,9 +29,10 @@ _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 
 def task_key(task: str, args: Any) -> str:
-    """Return the key of a task with these arguments: a hash under which its result is found. `task` is its import path,
-    'module:Class'. For a task from outside OWN_PACKAGES, the key also covers the name of its class and the source code
-    of its module, because such a task may inherit its name and version from one of our classes."""
+    """Return the key of a task with these arguments: a hash under which the result of the task is found. `task` is the
+    import path of the task, 'module:Class'. For a task from outside OWN_PACKAGES, the key also covers the name of its
+    class and the source code of its module, because such a task may inherit its name and version from one of our
+    classes."""
     cls = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OWN_PACKAGES:
@@ -52,8 +53,8 @@ class SharedArgs:
         self._encoded = [_members(common) for common in commons]
 
     def keys(self, args: Mapping[str, Any]) -> list[str]:
-        """Return one key (`task_key`) for each set of shared arguments: that of the task with this set and `args`. An
-        argument in `args` replaces a shared argument of the same name."""
+        """Return a list with one key for each set of shared arguments. It is the `task_key` of the task whose arguments
+        are this set and `args`. An argument in `args` replaces a shared argument of the same name."""
         if not self._own or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
             return [task_key(self._task, {**common, **args}) for common in self._commons]
         own, keys = _members(args), []

@@ -15,10 +15,11 @@ object storage new parts are written first, then the manifest, and then old part
 reader that follows the manifest is always right. A reader that uses the glob is right unless a publication is in
 progress or was interrupted; the next run completes an interrupted one.
 
-The commit log refuses the commits of a driver that has lost the store to another driver, but nothing refuses its
-publications. So a driver checks three times that it still has the lease (the right to use the store): before it begins
-to publish, before it exchanges the folders, and after the exchange. If it has lost the lease by the last check, it
-undoes the exchange. Each publication is built in a folder of its own, so two drivers never mix their files.
+The commit log refuses the commits of a driver (the process that schedules a run) that has lost the store to another
+driver, but nothing refuses its publications. So a driver checks three times that it still has the lease (the right to
+use the store): before it begins to publish, before it exchanges the folders, and after the exchange. If it has lost the
+lease by the last check, it undoes the exchange. Each publication is built in a folder of its own, so two drivers never
+mix their files.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ class Part(NamedTuple):
 
 def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name. `passes` are the commit records of the tasks
-    of each pass over the documents.
+    """Publish a dataset and replace an earlier publication of that name. `passes` holds, for each pass (a group of
+    steps that run together), the commit records of its tasks.
 
     The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
     `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the process that holds the lease of
-    the commit log (the right to append) may call this. `check_lease` (`Log.check_lease`) raises when the process has
-    lost the lease, and the folder being published then keeps its old list of parts. `state` identifies the records of
-    all passes; `is_published` later compares it with the `state` that it is given.
+    the commit log (the right to append) may call this. If the process has lost the lease, `check_lease`
+    (`Log.check_lease`) raises, and the folder being published keeps its old list of parts. `state` identifies the
+    records of all passes; `is_published` later compares it with the `state` that it is given.
     """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()
@@ -111,8 +112,8 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
 def is_published(store: Store, name: str, state: Sequence[str]) -> bool:
     """Whether `publish` published this dataset with this `state`, and the published folders have not changed since.
     Each folder's manifest (the list of its files) must have the same bytes, and the files must have the same names and
-    sizes. On a disk, each file must also still be a hard link. A run that finds True need not link millions of files
-    again."""
+    sizes. On a disk, each file must also still be a hard link. If the result is True, a run need not link millions of
+    files again."""
     try:
         document = json.loads(store.read(_published(name)))
         if document["state"] != list(state):

@@ -74,7 +74,7 @@ class Store:
         return (self.local / path).read_bytes() if self.local is not None else self.remote.read(path)
 
     def size(self, path: str) -> int | None:
-        """Size of a file in bytes; None when it does not exist."""
+        """Return the size of a file in bytes; None when the file does not exist."""
         if self.local is None:
             entry = self.remote.head(path)
             return None if entry is None else entry.size
@@ -240,8 +240,8 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """Turn a full path, as `at` or the message of an error gives it, into a path relative to the root. A path
-        outside the root is returned unchanged."""
+        """Turn a full path, which `at` has returned or an error names, into a path relative to the root. A path outside
+        the root is returned unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 

@@ -53,10 +53,10 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     term of one driver, the process that schedules tasks. Call this before tasks run, because it may remove an empty
     folder that a task is about to upload into.
 
-    Files of an attempt of an older epoch that is not in the log can be removed safely. Its driver has lost the log to
-    this driver, so the attempt can no longer be committed. Files of this epoch or a later one are not touched. A driver
-    that has itself lost the log removes nothing. Memory grows with the number of files to remove, not with the number
-    that exist.
+    If an attempt of an older epoch is not in the log, its files can be removed safely: the driver that made the attempt
+    has lost the log to this driver, so the attempt can no longer be committed. Files of this epoch or a later one are
+    not touched. A driver that has itself lost the log removes nothing. Memory grows with the number of files to remove,
+    not with the number that exist.
     """
     store = log.store
     log.flush()
@@ -99,8 +99,8 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
     """Yield the names of files and folders to remove, as long as this process holds the lease of the log (the right to
-    change the store). The lease is checked before the first name and then every `verify_every` names, because a process
-    that has taken over may use these files."""
+    change the store). The lease is checked before the first name and then every `verify_every` names, because another
+    process that has taken over the store may use these files."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -137,8 +137,8 @@ def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[st
 def packed_segments(store: Store, before: int) -> list[str]:
     """Return the names of the segments (files of the log) that may be removed: those before segment number `before`
     that a pack (file of compacted segments) holds. Each pack is read and verified first. Segments that open an epoch
-    are kept: a driver that has lost the log to another driver meets such a segment at its next append, and so learns of
-    the loss."""
+    (the term of a driver) are kept: a driver that has lost the log to another driver meets such a segment at its next
+    append, and so learns of the loss."""
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):

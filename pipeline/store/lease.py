@@ -87,7 +87,8 @@ def heartbeat_name(epoch: int) -> str:
 
 
 def heartbeat(store: Store, epoch: int) -> dict[str, Any]:
-    """Return the last heartbeat of the driver that opened `epoch`, its term; {} when it cannot be read."""
+    """Return the last heartbeat of the driver (process that schedules a run) whose term in the log is `epoch`; {} when
+    the heartbeat cannot be read."""
     try:
         beat: dict[str, Any] = json.loads(store.read(heartbeat_name(epoch)))
         return beat
@@ -96,9 +97,10 @@ def heartbeat(store: Store, epoch: int) -> dict[str, Any]:
 
 
 def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> None:
-    """Return once the driver (process that schedules a run) that opened `epoch`, its term, has closed the log or is
+    """Return once the driver (process that schedules a run) whose term in the log is `epoch` has closed the log or is
     dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on another
-    machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds."""
+    machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds. If the heartbeat
+    does not change in this time, the driver is considered dead."""
     first = heartbeat(store, epoch)
     if first.get("closed") or alive(holder) is False:
         return

@@ -25,7 +25,7 @@ CACHED_BLOCKS = 64
 
 class PackedRecords:
     """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
-    record's number is its position in the order of commits. At most one record of a key counts.
+    record's number is its position in the order of commits. At most one record of a key counts (is valid).
 
     Call `add` for each pack, and then `settle`, after which records can be found. Before the replay, the first record
     of each key counts. While the log is replayed, `limit` is the number of records replayed so far, and records whose
@@ -126,7 +126,7 @@ class PackedRecords:
 
     # -- all records ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """The number of records that count, at most one per task."""
+        """Return the number of records that count, at most one per task."""
         return int(np.count_nonzero(self._counts[:self.limit]))
 
     def numbers(self, after: int = -1) -> Iterator[int]:

@@ -1,10 +1,10 @@
 """Access to object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other
 storage that fsspec supports.
 
-Every request goes through `retry.patiently`. Large objects are downloaded in parallel pieces, each of which is retried
-on its own. The size and number of pieces follow from two measurements: a request takes some 30 ms until its first byte,
-and a connection then transfers some 60 MB/s. A request for 8 MiB therefore spends four fifths of its time transferring
-data, and eight pieces at a time fill a link of 4 Gb/s.
+Every request goes through `retry.patiently`, which repeats it after a temporary error. Large objects are downloaded in
+parallel pieces, each of which is retried on its own. The size and number of pieces follow from two measurements: a
+request takes some 30 ms until its first byte, and a connection then transfers some 60 MB/s. A request for 8 MiB
+therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 4 Gb/s.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Remote:
                              f"download the files and name them") from e
 
     def at(self, path: str) -> str:
-        """Full path of an object as fsspec expects it."""
+        """Return the full path of an object as fsspec expects it."""
         return f"{self.prefix}/{path}" if path else self.prefix
 
     def url(self, path: str) -> str:
@@ -254,9 +254,9 @@ class Remote:
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
         """Create an object if it does not exist (a conditional PUT). Returns True when the object then holds exactly
-        `data`, which should contain a nonce (a random id). That the storage refuses a request does not show who created
-        the object: when a connection breaks, client libraries repeat the request, and its first try may have created
-        the object."""
+        `data`, which should contain a nonce (a random id). If the storage refuses a request because the object exists,
+        this request may still have created it: when a connection breaks, client libraries repeat the request, and the
+        first try may have succeeded."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -276,9 +276,9 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` checks for the object and writes it in a second step, so that another process may write
-        in between. fsspec does this for storage without conditional writes. A trial with a single writer cannot detect
-        the weakness."""
+        """Whether `put_absent` takes two steps: it checks whether the object exists, and then writes it. Another
+        process may write the object in between. fsspec does this for storage without conditional writes. A trial with a
+        single writer cannot detect the weakness."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file

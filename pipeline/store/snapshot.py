@@ -302,7 +302,7 @@ def restore(store: Store, path: str) -> bool:
     data = _from_packs(store, int(path[4:12]))
     if data is None:
         return False
-    store.write(path, data, durable=True)        # in one step: a driver that was fenced must not find the name free
+    store.write(path, data, durable=True)        # in one step: a driver that lost the log must not find the name free
     return True
 
 
