@@ -78,7 +78,7 @@ MODELS = {
 
 
 def models_folder() -> Path:
-    """The folder of downloaded models: the value of TOKENMILL_MODELS, by default ~/.cache/tokenmill."""
+    """Return the folder of downloaded models: the value of TOKENMILL_MODELS, by default ~/.cache/tokenmill."""
     return Path(os.environ.get("TOKENMILL_MODELS") or Path.home() / ".cache" / "tokenmill")
 
 

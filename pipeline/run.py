@@ -329,5 +329,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """The number of cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

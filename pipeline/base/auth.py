@@ -40,7 +40,7 @@ class NoAnswer(ClusterError):
 
 
 class BadAddress(ClusterError):
-    """The given text is not the address of a cluster."""
+    """Raised when a given text is not the address of a cluster."""
 
     exit_code = 2
 

@@ -205,8 +205,9 @@ def _files_of(programs: Iterable[str]) -> list[str]:
 
 
 def _loader(file: Any, table_offset: int, size: int, count: int) -> list[str]:
-    """A list with the path of the dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when it names none. The
-    program headers of the file are at `table_offset`; there are `count` of them, each of `size` bytes."""
+    """Return a list with the path of the dynamic loader that a 64-bit ELF file names (PT_INTERP); [] when the file
+    names none. The program headers of the file are at `table_offset`; there are `count` of them, each of `size`
+    bytes."""
     for number in range(count):
         file.seek(table_offset + number * size)
         header = file.read(size)

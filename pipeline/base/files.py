@@ -16,7 +16,7 @@ UNFINISHED = ".tmp~"
 
 
 def sha256(path: str | Path) -> str:
-    """sha256 of a file, 64 hex characters; read in blocks."""
+    """Return the sha256 of a file as 64 hexadecimal digits. The file is read in blocks."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -56,8 +56,8 @@ def beside(target: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A context manager for replacing the file `path` in one step. It gives a temporary path beside `path`, in a folder
-    that must exist. The body writes a file to the temporary path. When the body ends, that file replaces `path`; when
+    """A context manager for replacing the file `path` in one step. It yields a temporary path in the folder of `path`,
+    which must exist. The body writes a file to the temporary path. When the body ends, that file replaces `path`; when
     the body raises, the old file stays. Readers see either the old or the new file, and never a part of it. With
     `durable` this holds even after a power cut."""
     part = beside(path)

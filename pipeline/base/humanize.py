@@ -10,7 +10,7 @@ def digits(value: float) -> str:
 
 
 def count(n: float) -> str:
-    """A count: 1,234 · 12.3k · 4.56M."""
+    """Format a count, for example 1,234, 12.3k or 4.56M."""
     for unit, one, least in (("T", 1e12, 1e12), ("B", 1e9, 1e9), ("M", 1e6, 999.5e3), ("k", 1e3, 1e4)):
         if abs(n) >= least:
             return digits(n / one) + unit
@@ -18,7 +18,7 @@ def count(n: float) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes in decimal units: 512 B, 12.3 kB, 4.56 GB."""
+    """Format a number of bytes in decimal units, for example 512 B, 12.3 kB or 4.56 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n) < 999.5:
             return f"{digits(n)} {unit}"
@@ -27,7 +27,7 @@ def size(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration: 0 s · 12 ms · 3.4 s · 56 s · 7.8 min · 9.1 h."""
+    """Format a duration, for example 0 s, 12 ms, 3.4 s, 56 s, 7.8 min or 9.1 h."""
     if seconds < 1:
         return "0 s" if seconds == 0 else f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 else "<1 ms"
     if seconds < 120:
@@ -36,8 +36,8 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Writes a share as a percentage: 0% · <0.01% · 0.04% · 12.3% · 99.98% · >99.99% · 100%. Only the exact shares 0
-    and 1 are written as 0% and 100%."""
+    """Format a share as a percentage, for example 0%, <0.01%, 0.04%, 12.3%, 99.98%, >99.99% or 100%. Only the exact
+    shares 0 and 1 are written as 0% and 100%."""
     if share in (0, 1):
         return f"{share:.0%}"
     if 0 < share < 0.0001:
@@ -48,5 +48,5 @@ def percent(share: float) -> str:
 
 
 def plural(n: int, one: str, more: str = "") -> str:
-    """A count with its noun: '1 document', '1,234 documents', '2 copies'."""
+    """Format a count with its noun: '1 document', '1,234 documents', '2 copies'."""
     return f"{n:,} {one if n == 1 else more or one + 's'}"

@@ -46,6 +46,6 @@ def parquet_writer(where: Source, schema: pa.Schema, **options: Any) -> pq.Parqu
 
 
 def write_table(table: pa.Table, where: Source, *, row_group_size: int | None = None, **options: Any) -> None:
-    """Write a table as one file, by `parquet_writer`."""
+    """Write a table as one Parquet file, with `parquet_writer`."""
     with parquet_writer(where, table.schema, **options) as writer:
         writer.write_table(table, row_group_size=row_group_size)

@@ -1,7 +1,8 @@
-"""Random numbers that depend on a document alone: a pseudo-random function of (seed, purpose, key), without any state.
+"""Computes pseudo-random numbers from (seed, purpose, key) alone, without any state. The key is, for example, the id of
+a document.
 
-A document's number depends on no order, worker, partition or other document, so adding documents never changes a
-decision about it.
+A document's number does not depend on other documents, on the order of documents, on workers or on partitions. So
+adding documents never changes a decision about another document.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ def prf(seed: int, purpose: str, key: str) -> int:
 
 def below(seed: int, purpose: str, key: str, share: float) -> bool:
     """Whether `key` belongs to a random sample that contains the fraction `share` (0 … 1) of all keys. The sample for a
-    larger share contains that for a smaller one."""
+    larger share contains the sample for a smaller one."""
     return prf(seed, purpose, key) < int(share * 2**64)
 
 
 def all_below(seed: int, purpose: str, keys: Sequence[str], share: float) -> list[bool]:
-    """`below` of each key, in half the time."""
+    """Return the result of `below` for each key, in half the time."""
     limit = int(share * 2**64)
     begun = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8)
     result = []

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from pipeline.base.visible import visible
 
 MASK = "***"
-SHORTEST = 8             # shorter values of variables are taken for words, not secrets
+SHORTEST = 8             # shorter values of variables are treated as words, not secrets
 
 #: names of environment variables that hold a secret; whole words must match (unlike TOKENMILL_STORE, TOKENIZERS_…)
 _SECRET_NAME = re.compile(r"(?:^|_)(?:secret|token|password|passwd|credentials?|(?:api|access|private)_?key)(?:_|$)",

@@ -1,5 +1,4 @@
-"""The cost forecast: the output and the cost of a recipe, extrapolated from a run of the recipe on a sample of its
-inputs.
+"""Forecasts the output and the cost of a recipe, by extrapolation from a run of the recipe on a sample of its inputs.
 
 The output and cost of each task of the sample run are multiplied by the size of the task's source relative to the
 sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read
@@ -65,9 +64,9 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The forecast of a deduplication for one source: `documents` of the source that are compared, the share of them
-    that was removed in the sample (`in_sample`), and the number that will be removed from the whole input
-    (`removed`)."""
+    """How many documents of one source a deduplication is expected to remove. `documents`: how many documents of the
+    source it compares. `in_sample`: the share of documents that it removed in the sample. `removed`: how many documents
+    it will remove from the whole input."""
 
     node: str
     source: str
@@ -190,9 +189,9 @@ class Extrapolation:
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
         """Return the forecast cost of a node of the plan. Call this for the nodes in the order of the plan, because it
-        also sets `through[name]`, the correction for documents that deduplication removes from the whole input but not
-        from the sample. The correction is that of the preceding nodes. If the node applies a deduplication, the
-        correction is lowered further."""
+        also sets `through[name]`. This is a factor that corrects for documents that deduplication removes from the
+        whole input but not from the sample. A node takes over the factor of the nodes before it. If the node applies a
+        deduplication, the factor is lowered further."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -221,8 +220,8 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """Return the correction for deduplication of the node `name` (`through[name]`), averaged over the sources. Each
-        source is weighted by the bytes of it that the tasks of the node read."""
+        """Return the factor that corrects for deduplication in the node `name` (`through[name]`), averaged over the
+        sources. Each source is weighted by the bytes of it that the tasks of the node read."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -258,9 +257,9 @@ class Extrapolation:
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Estimate, for each source, how many of all its documents the deduplication removes that the pass `name`
-        applies. The estimates are added to `duplicates`, and the correction for deduplication of the pass
-        (`through[name]`) is lowered."""
+        """The pass `name` applies a deduplication: estimate how many documents of each source it removes from the whole
+        input. The estimates are added to `duplicates`, and the factor that corrects for deduplication (`through[name]`)
+        is lowered."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:
@@ -319,21 +318,20 @@ class Extrapolation:
 
     # -- numbers -------------------------------------------------------------------------------------------------
     def _weight(self, record: PartRecord) -> float:
-        """Return the number of tasks of a run on the whole input for which one task of the sample run stands."""
+        """Return how many tasks of a run on the whole input one task of the sample run represents."""
         sizes = {s: c.get("bytes", 0) + 1e-9 for s, c in _read(record).items() if s in self.scale}
         return sum(self.scale[s] * b for s, b in sizes.items()) / sum(sizes.values()) if sizes else self.largest
 
     def partitions(self, sources: Iterable[str]) -> int:
-        """Return the number of tasks that a node of the plan which reads these sources has in a run on the whole
-        input."""
+        """Return the number of tasks, in a run on the whole input, of a node of the plan that reads these sources."""
         payloads = [s.payload_read * s.grown for name, s in self.run.sources.items() if name in sources]
         return max(1, sum(max(1, math.ceil(payload / self.run.recipe.run.partition)) for payload in payloads))
 
     def over_tasks(self, records: Sequence[PartRecord], measure: Callable[[PartRecord], float],
                first_loads: bool = False) -> Range:
-        """Extrapolate a cost to the whole input and return the sum over all tasks. `records` are those of the tasks of
-        one node which each read a part of the sample, and `measure` gives the cost of a task. The sum is a fixed cost
-        per task plus a cost per byte.
+        """Extrapolate a cost to the whole input and return the sum over all tasks. `records` are the commit records of
+        the tasks of one node, each of which read a part of the sample. `measure` returns the cost of a task. The sum is
+        a fixed cost per task plus a cost per byte.
 
         `first_loads` says that the first task of a worker also loads models. The estimate of the sum leaves out this
         loading; the upper bound `high` contains the loading once per core.
@@ -353,8 +351,8 @@ class Extrapolation:
                      max(value + margin, even + load * min(self.cores, tasks)))
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
-        """Return, for each task, whether its worker had already loaded the models. The first task of each worker had to
-        load them. These are assumed to be the tasks whose attempts have the lowest names, as many as there are workers.
+        """Return, for each task, whether its worker had loaded the models before. The first task of each worker had to
+        load them. With n workers, the n tasks whose attempts have the lowest names are assumed to be these first tasks.
         If there are no other tasks, True is returned for all tasks."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
@@ -376,8 +374,8 @@ class Extrapolation:
 
     def _arrays(self, records: Sequence[PartRecord],
                 measure: Callable[[PartRecord], float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return three arrays with one number for each task: its weight (the tasks of the whole input it stands for),
-        the bytes it read, and its `measure`."""
+        """Return three arrays with one number for each task: its weight (how many tasks of the whole input it
+        represents), the bytes it read, and its `measure`."""
         sizes = [sum(c.get("bytes", 0) for c in _read(r).values()) for r in records]
         return (np.array([self._weight(r) for r in records]), np.array(sizes, dtype=float),
                 np.array([float(measure(r)) for r in records]))

@@ -1,5 +1,5 @@
-"""Says how often the training of a recipe would read each stream if the streams had given numbers of tokens. No token
-has to exist for that, and no input is read."""
+"""Computes how often the training of a recipe would read each stream (the token files of one source, language or
+bucket) if each stream had a given number of tokens. The tokens need not exist yet, and no input is read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ HALF_LIFE = 15.387756
 
 
 class BadTokens(TokenmillError):
-    """The numbers of tokens that were given do not fit the recipe."""
+    """Raised when the given numbers of tokens do not fit the recipe."""
 
 
 @dataclass(frozen=True)
 class PhaseUse:
-    """What one phase of a training reads of one stream. `share` is the stream's part of the phase, and `tokens` are
-    those that the phase reads. `epochs` counts readings of the stream from the start of the training to the end of the
-    phase, `allowed` is their limit (None: none), and `worth` says how much of new tokens the read ones are worth."""
+    """How much one phase of a training reads of one stream (a set of token files). `share`: the fraction of the phase
+    that comes from the stream. `tokens`: how many tokens of the stream the phase reads.
+
+    `epochs`: how often the stream is read from the start of the training to the end of the phase. `allowed`: the most
+    epochs that the phase allows; None means any number. `worth`: how much the tokens of these epochs are worth, as a
+    fraction of as many tokens without repetition (function `worth`).
+    """
 
     phase: str
     stream: str
@@ -45,14 +49,15 @@ class PhaseUse:
 
 
 def worth(epochs: float) -> float:
-    """Return what tokens that are read `epochs` times are worth, as a share of as many new tokens: U + U·R*·(1 −
-    exp(−R/R*)) for U unique tokens and R = epochs − 1 repetitions (arXiv 2305.16264, equation 5)."""
+    """Return how much repeated tokens are worth: when a training reads a stream `epochs` times, the tokens it reads are
+    worth this fraction of as many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
+    worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 
 
 def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
-    """Parse `web=8T,code=1T`, the number of tokens of each stream of the recipe. Raises BadTokens if a stream is
-    missing, unknown or named twice, or if a number is none."""
+    """Parse the number of tokens of each stream of the recipe, written as `web=8T,code=1T`. Raises BadTokens if a
+    stream is missing, unknown or named twice, or if a number is invalid."""
     tokens: dict[str, int] = {}
     for part in (part.strip() for text in texts for part in text.split(",") if part.strip()):
         name, _, number = part.partition("=")
@@ -70,9 +75,9 @@ def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
 
 
 def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse], list[str]]:
-    """Return what each phase of the recipe's curriculum reads of each stream, and notes. `tokens` are the training
-    tokens of each stream. A stream that runs out is no error here. Raises CurriculumError if the curriculum is wrong
-    in another way, and BadTokens if the recipe has none."""
+    """Return how much each phase of the recipe's curriculum (its plan of a training) reads of each stream, and notes
+    for the user. `tokens` has the number of training tokens of each stream. A stream with too few tokens is no error
+    here. Raises CurriculumError for other mistakes in the curriculum, and BadTokens if the recipe has no curriculum."""
     if recipe.curriculum is None:
         raise BadTokens("--tokens: the recipe has no curriculum, so it mixes nothing; add `curriculum:`")
     plain = recipe.plain()
@@ -86,19 +91,20 @@ def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse
     return uses, notes
 
 
-#: stands for the tokenizer that will be made
+#: placeholder for the tokenizer, which is not made yet
 _TOKENIZER = {"sha256": "", "vocab_size": 0, "eos": 0, "path": ""}
 
 
 def _shard_sets(tokens: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """Return what stands for the shards that will be made."""
+    """Return placeholders for the shards (token files) of all streams, which are not made yet, with their numbers of
+    tokens."""
     return {name: {"tokenizer": "", "dtype": "", "train": {"path": "", "sha256": "", "tokens": number}, "val": None}
             for name, number in tokens.items()}
 
 
 def _limits(recipe: Recipe, curriculum: Curriculum) -> dict[str, Any]:
-    """Return by phase how often streams may be read: {stream: epochs}, or None where all may be read again and
-    again."""
+    """Return, for each phase, how often it may read the streams: {stream: epochs}, or None if it may read all of them
+    any number of times."""
     limits: dict[str, Any] = {}
     rule = "error"
     for written, phase in zip(recipe.curriculum.phases if recipe.curriculum else (), curriculum.phases):
@@ -112,7 +118,7 @@ def as_document(uses: list[PhaseUse], notes: list[str]) -> dict[str, Any]:
 
 
 def as_lines(uses: list[PhaseUse], notes: list[str]) -> list[str]:
-    """Return the lines of a table for a terminal."""
+    """Return the lines of a table of `uses` for a terminal, and a line for each of `notes`."""
     rows = [("phase", "stream", "share", "tokens", "epochs", "worth", "")]
     for use in uses:
         note = f"too few tokens: {use.allowed:g} epochs are allowed" if use.exhausted else ""

@@ -25,8 +25,9 @@ class StreamUse:
 
 def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Phase]:
     """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
-    `tokens` holds the expected tokens by stream, which decide about weights within some groups; streams without are
-    taken to be equal. Raises CurriculumError when the phases do not fit into the total."""
+    `tokens` holds the expected number of tokens of each stream; in some groups of streams, the weights depend on it. A
+    stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal. Raises
+    CurriculumError when the phases do not fit into the total."""
     if recipe.curriculum is None:
         return []
     spec = recipe.plain()["curriculum"]

@@ -1,4 +1,4 @@
-"""Numbers that are known only within bounds."""
+"""Represents numbers that are known only within bounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def exactly(value: float) -> Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """Return the sum of estimates with independent errors. The squares of the distances from the estimates to their
-    bounds are added up, and the distance from the sum to its bound is the square root."""
+    """Return the sum of estimates with independent errors. For each side, the squares of the distances from the
+    estimates to their bounds are added up. The square root of this total is the distance from the sum to its bound."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

@@ -88,12 +88,12 @@ class SourceSample:
 
     @property
     def grown(self) -> float:
-        """The stored bytes of the whole source divided by the stored bytes that were read to draw the sample."""
+        """Return the stored bytes of the whole source divided by the stored bytes that were read to draw the sample."""
         return max(self.bytes / max(self.bytes_read, 1), 1.0)
 
     @property
     def scale(self) -> float:
-        """The size of the source divided by the size of its sample."""
+        """Return the size of the source divided by the size of its sample."""
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -181,7 +181,7 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Ca
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
     """Choose the files of a source from which the sample is drawn: the first files, in a pseudo-random order of their
     paths, that together have at most `most` bytes, but at least one file."""
-    first: list[tuple[int, SourceFile]] = []         # a heap: files that may be among them, the last in order on top
+    first: list[tuple[int, SourceFile]] = []         # a heap of the files chosen so far, the last in order on top
     size = 0
     for file in files:
         heapq.heappush(first, (-prf(SEED, "sample-file", file.path), file))
@@ -241,9 +241,9 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
                  share: float, limits: Limits, store: Store) -> SourceSample:
     """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
 
-    Each task of `records` has drawn, from the records it read, those with the lowest ranks (pseudo-random numbers), up
-    to a bound that differs between tasks. The records with ranks below the smallest of these bounds are the sample of
-    the source.
+    `records` are the commit records of the tasks that drew the sample. Each task drew, from the input records that it
+    read, those with the lowest ranks (pseudo-random numbers), up to a bound that differs between tasks. The sample of
+    the source consists of the input records with ranks below the smallest of these bounds.
     """
     counters = [r.counters for r in records]
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,

@@ -20,7 +20,7 @@ READY = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def ready_recipes() -> list[str]:
-    """The names of the recipes that come with Tokenmill."""
+    """Return the names of the recipes that come with Tokenmill."""
     return sorted(p.stem for p in READY.glob("*.yaml"))
 
 

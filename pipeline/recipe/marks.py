@@ -16,7 +16,7 @@ from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError
 
 #: limits for an untrusted file: bytes, nodes after alias expansion, nesting
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 100_000, 50
-#: aliases that a file may have, and merges (`<<`) once those in merged mappings are counted each time
+#: most aliases in a file, and most merges (`<<`); merges inside a mapping are counted each time it is merged
 MAX_ALIASES = MAX_MERGES = 1000
 
 _SCALARS = ("null", "bool", "int", "float", "str")
@@ -64,7 +64,7 @@ def dump_yaml(data: Any) -> str:
 
 class Marks:
     """The places (file, line, column) of the keys in a recipe. `at` returns the place of a key. For a key without a
-    place of its own, it returns that of the nearest enclosing key that has one."""
+    place of its own, it returns the place of the nearest enclosing key that has one."""
 
     def __init__(self, file: str) -> None:
         self.file = file

@@ -225,9 +225,12 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class StreamGroup(Model):
-    """Several streams of a phase that together get the weight `share`. `streams` has the weight of each within the
-    group. Or it is a list, and the tokens of each stream decide: weights are in proportion to tokens^`alpha` (default
-    1), or they are equal, but no stream is read more than `unimax` times in the phase."""
+    """Several streams (sets of token files) of a phase that together get the weight `share`. `streams` is either a
+    mapping from each stream to its weight within the group, or a list of streams.
+
+    For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
+    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase.
+    """
 
     share: Weight
     streams: Annotated[dict[str, Weight] | list[str], BeforeValidator(_streams), Field(min_length=1)]
@@ -243,7 +246,7 @@ class StreamGroup(Model):
 
     @property
     def mixed(self) -> set[str]:
-        """The streams that have a weight above 0."""
+        """Return the names of the streams that have a weight above 0."""
         weights = self.streams if isinstance(self.streams, dict) else dict.fromkeys(self.streams, 1)
         return {stream for stream, weight in weights.items() if weight and self.share}
 
@@ -259,10 +262,11 @@ class Phase(Model):
 
     `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
     `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
-    training step, growing if it is a mapping. `mix`: the weight of each stream in `shards:`, or of a group of streams.
-    `max_epochs`: how often each stream may be read. `on_exhausted`: whether reading a stream more often is an error or
-    is allowed. `lr`: how the learning rate behaves in this phase, or a curve of its own. `reset_optimizer`: the
-    optimizer's moments start at zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
+    training step; with a mapping, the number changes during the phase. `mix`: the weight of each stream in `shards:`,
+    or of a group of streams. `max_epochs`: how often each stream may be read. `on_exhausted`: whether reading a stream
+    more often is an error or is allowed. `lr`: how the learning rate behaves in this phase (stable, constant or decay),
+    or a mapping that describes a curve for this phase alone. `reset_optimizer`: whether the optimizer's moments start
+    at zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
     """
 
     name: Name
@@ -281,7 +285,7 @@ class Phase(Model):
 
     @property
     def mixed(self) -> set[str]:
-        """The streams that `mix` gives a weight above 0."""
+        """Return the names of the streams to which `mix` gives a weight above 0."""
         return {stream for name, weight in (self.mix or {}).items()
                 for stream in (weight.mixed if isinstance(weight, StreamGroup) else {name} if weight else ())}
 
@@ -379,7 +383,7 @@ class Recipe(Model):
 
     @property
     def kept_at(self) -> str:
-        """The folder of the store that holds copies of the user's own Python files, as set by `keep_code_at`."""
+        """Return the folder of the store that holds copies of the user's own Python files, as set by `keep_code_at`."""
         return self._kept_at
 
     def pin_tokenizer(self, name: str) -> None:
@@ -467,7 +471,7 @@ class Recipe(Model):
 
 def _without_parents(text: str, base: str) -> str:
     """Resolve each `..` at the beginning of a path that was joined to the folder `base`, because the service refuses
-    paths that hold one. Any other text is returned as it is."""
+    paths that contain `..`. Any other text is returned as it is."""
     path = text.removeprefix(f"{base.rstrip('/')}/")
     if path == text or path.partition("/")[0] != "..":
         return text
@@ -477,7 +481,7 @@ def _without_parents(text: str, base: str) -> str:
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return plain data in which `change` has replaced every string, but for the keys of dicts."""
+    """Return plain data in which `change` has replaced every string except the keys of dicts."""
     if isinstance(value, dict):
         return {k: _map_strings(v, change) for k, v in value.items()}
     if isinstance(value, list):
