@@ -123,7 +123,7 @@ def check_kept_server(address: str) -> None:
     """Check a job server whose address was read from a store, and raise ClusterError if our token must not be sent to
     it. Whoever can write to the store could put the address of a server of their own there and obtain the token. The
     token is therefore sent only to the server that the environment variable TOKENMILL_ADDRESS names, or to a loopback
-    address (for example an SSH tunnel). The checks of `check_job_server` follow."""
+    address (for example an SSH tunnel). Finally, `check_job_server` checks the server."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
         raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
                            f"export {ADDRESS}={address} to have it asked")
@@ -178,7 +178,7 @@ def refuse_open(address: str, host: str | None, insecure_local: bool) -> None:
 
 
 def in_clear(address: str) -> bool:
-    """Whether our token would travel unencrypted over a network."""
+    """Whether our authentication token would be sent unencrypted over a network to the server at `address`."""
     parts = urlsplit(address)
     return parts.scheme == "http" and not loopback(parts.hostname)
 

@@ -1,4 +1,4 @@
-"""Makes Python's garbage collector rare in processes that hold many small objects."""
+"""Makes Python's garbage collector run rarely in processes that hold many small objects."""
 
 from __future__ import annotations
 

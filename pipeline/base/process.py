@@ -49,8 +49,8 @@ def no_core() -> None:
 
 
 def status_kb(pid: int | str, fields: tuple[str, ...]) -> int:
-    """Return the sum, in kB, of the values in /proc/PID/status whose lines begin with one of `fields` ("VmData:").
-    Raises OSError when the process is gone."""
+    """Return the sum, in kB, of the values in /proc/PID/status whose lines begin with one of `fields` (for example
+    "VmData:"). Raises OSError when the process is gone."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as f:
         return sum(int(line.split()[1]) for line in f if line.startswith(fields))
 

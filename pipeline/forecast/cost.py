@@ -64,9 +64,9 @@ class StreamForecast:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """How many documents of one source a deduplication is expected to remove. `documents`: how many documents of the
-    source it compares. `in_sample`: the share of documents that it removed in the sample. `removed`: how many documents
-    it will remove from the whole input."""
+    """Says how many documents of one source a deduplication is expected to remove. `documents`: how many documents of
+    the source it compares. `in_sample`: the share of documents that it removed in the sample. `removed`: how many
+    documents it will remove from the whole input."""
 
     node: str
     source: str

@@ -27,8 +27,8 @@ class BadTokens(TokenmillError):
 
 @dataclass(frozen=True)
 class PhaseUse:
-    """How much one phase of a training reads of one stream (a set of token files). `share`: the fraction of the phase
-    that comes from the stream. `tokens`: how many tokens of the stream the phase reads.
+    """Says how much one phase of a training reads of one stream (a set of token files). `share`: the fraction of the
+    phase that comes from the stream. `tokens`: how many tokens of the stream the phase reads.
 
     `epochs`: how often the stream is read from the start of the training to the end of the phase. `allowed`: the most
     epochs that the phase allows; None means any number. `worth`: how much the tokens of these epochs are worth, as a
@@ -96,7 +96,7 @@ _TOKENIZER = {"sha256": "", "vocab_size": 0, "eos": 0, "path": ""}
 
 
 def _shard_sets(tokens: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """Return placeholders for the shards (token files) of all streams, which are not made yet, with their numbers of
+    """The shards (token files) are not made yet: return a placeholder for those of each stream, with the number of
     tokens."""
     return {name: {"tokenizer": "", "dtype": "", "train": {"path": "", "sha256": "", "tokens": number}, "val": None}
             for name, number in tokens.items()}

@@ -98,8 +98,8 @@ def _paths(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray
 
 
 class _Path:
-    """One call of the function that is evaluated. It has the documents for which the function takes this path, and the
-    answers (such as results of comparisons) that led to the path."""
+    """One call of the function that is evaluated on many documents. It has the documents for which the function takes
+    the same branches, and the answers (such as results of comparisons) that led to these branches."""
 
     def __init__(self, rows: np.ndarray, places: np.ndarray, answers: list[Any],
                  waiting: list[tuple[np.ndarray, list[Any]]]) -> None:

@@ -81,8 +81,8 @@ class EncodePart:
 
 def encode_key(args: Mapping[str, Any]) -> str:
     """Returns a hash of everything that determines the tokens of a text: tokenizer, end-of-text token and libraries. It
-    does not depend on the part or stream that the text is in. The commit log lists the documents that could not be
-    encoded under this key. `args` are those of an EncodePart."""
+    does not depend on the part or stream that the text is in. Under this key, the commit log lists the documents that
+    could not be encoded. `args` are those of an EncodePart."""
     return task_key(ENCODE, {k: args[k] for k in ("tokenizer", "eos", "libraries")})
 
 

@@ -158,9 +158,9 @@ def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
 
 
 def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None) -> TaskDraft:
-    """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver can
-    read. For workers that cannot read `path`, `copy_folder` is a folder of the store that holds a copy of the
-    tokenizer."""
+    """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver (the
+    process that plans a run) can read. If the workers cannot read `path`, pass `copy_folder`, a folder of the store
+    that holds a copy of the tokenizer; the task then reads this copy."""
     tokenizer = load_tokenizer(path, eos)
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)

@@ -143,7 +143,8 @@ class Moved:
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
         """Return the outcome of a document at a step that the document went through in the run, or None if the step
-        would let it pass. The step at place `end` dropped the document in the run."""
+        would let it pass. `end` is the place of the step that dropped the document in the run; if none did, `end` is
+        greater than `place`."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")

@@ -103,8 +103,9 @@ class SourceFiles:
                 self.cursor.reading(row, file)
 
     def _units(self) -> Iterator[tuple[int, list[Piece]]]:
-        """Yields the units of reading as (number of the unit's first slice, its slices). A unit is one slice, or all
-        slices of a group of files that must be read together (a code repository)."""
+        """Yields the units of reading, each as (number of its first slice, its slices). A slice is an input file or a
+        piece of one. A unit is one slice, or all slices of a group of files that must be read together (a code
+        repository)."""
         numbered = enumerate(self.pieces)
         for _, group in groupby(numbered, lambda item: self.reader.group(item[1][1].path) or item[0]):
             items = list(group)
@@ -188,9 +189,9 @@ class SourceFiles:
 
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
-        """Returns a bad record that stands for all records of a unit that cannot be read. They begin after the record
-        `last` and end at the slice `resume_at`, if reading resumes there. With `look`, the file may be read to find how
-        many bytes are lost."""
+        """Returns a bad record that stands for all records of a unit (a piece of a file, or files that are read
+        together) that cannot be read. They begin after the record `last` and end at the slice `resume_at`, if reading
+        resumes there. With `look`, the file may be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:

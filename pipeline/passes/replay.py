@@ -71,7 +71,8 @@ def _decoding_errors_as_not_reproduced() -> Iterator[None]:
 
 
 class Replay:
-    """Copies documents from an earlier run of this pass if their verdicts still hold, in input order.
+    """Copies documents from an earlier run of this pass (a group of steps that run together) if their verdicts still
+    hold, in input order.
 
     `steps` is the chain of stages of this pass. The earlier chain has the same stages under the earlier thresholds. The
     stages of both chains share their models.
@@ -80,13 +81,13 @@ class Replay:
     @classmethod
     def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
-        """Returns the replay that the task's arguments ask for. Returns None if they ask for none, or if the pass must
-        run from scratch, which is so in three cases:
+        """Returns the replay (the reuse of an earlier run's results) that the task's arguments ask for. Returns None if
+        they ask for none, or if the pass must run from scratch. This is so in three cases:
 
         * The earlier files are missing, damaged or made by other code.
         * The earlier pass counted a document that has been quarantined since (`quarantined`).
-        * The attempt follows a crash. Replay takes a document through a stage twice, so its memory or time may have
-          caused the crash; an attempt after a crash must need no more than a plain pass.
+        * The attempt follows a crash. Replay takes a document through a stage twice, so the memory or time that it
+          needs may have caused the crash; an attempt after a crash must need no more than a plain pass.
         """
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:

@@ -1,4 +1,4 @@
-"""Defines the rows of quarantine files, and a writer of rows into Parquet."""
+"""Defines the columns of quarantine files, and a class that writes rows into a Parquet file."""
 
 from __future__ import annotations
 

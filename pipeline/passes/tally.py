@@ -105,12 +105,12 @@ class Tally:
 
     def dropped(self, doc: Document, stage: str) -> None:
         """Count a document that the stage `stage` of the chain dropped. The counts are taken from the row that is
-        written about it."""
+        written for the document."""
         self._count_dropped(doc, stage)
         self._count_stages(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
-        """Count a document that was removed by the barrier before the chain (a step such as deduplication)."""
+        """Count a document that the barrier before the chain (a step such as deduplication) removed."""
         self._count_dropped(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})

@@ -176,8 +176,8 @@ class Dataset(Model):
 
 
 class TokenizerTrain(Model):
-    """How to train a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab` tokens, on at
-    most `sample` bytes of the text of `inputs` (the key is `from:`)."""
+    """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
+    tokens, on at most `sample` bytes of the text of `inputs` (the key is `from:`)."""
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
     model: Literal["unigram", "bpe"] = "unigram"

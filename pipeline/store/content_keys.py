@@ -1,12 +1,12 @@
-"""Content keys: hashes that identify the results of tasks. A task must run when the commit log has no record under its
-key.
+"""Computes content keys, the hashes that identify the results of tasks. A task must run when the commit log (the list
+of results) has no record under its key.
 
 A key is a hash of the task's name, its version and its JSON arguments. Locations in the arguments are left out, so that
 a moved store or source keeps its results. Three kinds of dict in the arguments have a special meaning:
 
-    {"$ref": path in the store, "content", "sha256", "bytes", "rows"}           a file that an earlier task wrote
-    {"$file": path relative to the source root, "root": URL, "size", "etag"}    an input file, maybe with a range
-    {"$list": path in the store, "content", "items"}                            a long list (`pipeline.store.lists`)
+    {"$ref": path in the store, "content": …, "sha256": …, "bytes": …, "rows": …}   a file that an earlier task wrote
+    {"$file": path below the source root, "root": URL, "size": …, "etag": …}        an input file, maybe with a range
+    {"$list": path in the store, "content": …, "items": …}                          a long list (`pipeline.store.lists`)
 
 The value under "$volatile" in a dict does not enter the key.
 """

@@ -93,7 +93,7 @@ def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
     `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the process that holds the lease of
     the commit log (the right to append) may call this. If the process has lost the lease, `check_lease`
     (`Log.check_lease`) raises, and the folder being published keeps its old list of parts. `state` identifies the
-    records of all passes; `is_published` later compares it with the `state` that it is given.
+    records of all passes. It is stored, so that `is_published` can tell later whether the records have changed.
     """
     folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
     quarantine, dropped, kept = folders.values()

@@ -1,5 +1,6 @@
-"""Garbage collection in a store. It removes three things: files that no commit record names, commit records that no run
-names, and segments (files) of the commit log that a snapshot holds.
+"""Garbage collection in a store. It removes three things: files that no commit record (the log entry of a finished
+task) names, commit records that no run names, and segments (files) of the commit log that a snapshot (a compacted copy)
+holds.
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
 tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or has no such file, all records that its drivers

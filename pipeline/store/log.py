@@ -144,9 +144,9 @@ class Log(LogView):
         return log
 
     def _begin(self, holder: Holder, takeover: bool) -> None:
-        """Take the lease of the log, the right to append to it. The driver (process that schedules a run) appends a
-        segment that opens a new epoch, its term. Unless `takeover` is set, first check that no living driver holds the
-        lease; raises LeaseHeld when one does."""
+        """Take the lease of the log, the right to append to it. This driver (process that schedules a run) appends a
+        segment (file of the log) that opens a new epoch, the term of this driver. Unless `takeover` is set, first check
+        that no living driver holds the lease; raises LeaseHeld when one does."""
         self.store.check_conditional_put()
         number = 0                                               # segment we last tried to write and found taken
         while True:

@@ -118,8 +118,8 @@ class PartWriter:
             self._convert()
 
     def write_all(self, docs: list[Document]) -> None:
-        """Add documents that were not dropped. The result is that of `write` for each document, in a third of the
-        time."""
+        """Add documents that were not dropped. The result is the same as if `write` were called for each document, in a
+        third of the time."""
         chars = sum([len(d.text) for d in docs])
         if chars > self._batch_chars or not all(d.signals.keys() <= self._signals for d in docs):
             for doc in docs:

@@ -392,9 +392,10 @@ class Gcs(Remote):
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """Return the key at which a listing of `begin` must start to hold all objects that come after the path `after`.
-    None means that the listing must start at its beginning. With `deep` False, the key is the name of the folder that
-    holds `after`, because such a listing names folders instead of the objects in them. `top` is put before the key."""
+    """Return the key at which a listing of `begin` must start so that it contains all objects that come after the path
+    `after`. None means that the listing must start at its beginning. With `deep` False, the key is the name of the
+    folder that holds `after`, because such a listing names folders instead of the objects in them. `top` is put before
+    the key."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))

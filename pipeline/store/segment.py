@@ -1,8 +1,9 @@
 """Encodes and decodes segments, the files of the commit log (docs/contracts.md: Store).
 
 A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished tasks come last in the body, each on a line
-of its own. The line begins with the record's key, replay key (the key without thresholds) and quarantine. Replaying the
-log reads these three fields without parsing the line; it parses only records that quarantine documents.
+of its own. The line begins with three fields: the task's key (a hash of what determines its result), its replay key
+(such a hash without thresholds), and the documents that the task quarantined. Replaying the log reads these fields
+without parsing the line; it parses only records that quarantine documents.
 
 A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes of it.
 """
@@ -34,8 +35,8 @@ class CorruptLog(StoreError):
 
 
 class Facts(NamedTuple):
-    """The facts about a task's record that are needed to replay the log: its key, its replay key (the key without
-    thresholds), and whether it quarantines documents."""
+    """The facts about a task's record that are needed to replay the log: its key, its replay key (the key computed
+    without thresholds), and whether it quarantines documents."""
 
     key: str
     replay_key: str
@@ -53,9 +54,9 @@ def dumps(value: Any) -> bytes:
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """Encode the record of a task as JSON. Its key, replay key (the key without thresholds) and quarantine come first,
-    where `facts` finds them. The other fields keep the record's order. They need no canonical order, because the
-    encoded bytes are stored, compared and hashed, and a record is never encoded again."""
+    """Encode the record of a task as JSON. Its key, replay key (the key computed without thresholds) and quarantine
+    come first, where `facts` finds them. The other fields keep the record's order. They need no canonical order,
+    because the encoded bytes are stored, compared and hashed, and a record is never encoded again."""
     doc = record.to_json()
     first = {name: doc.pop(name) for name in ("key", "replay_key", "quarantine")}
     return quick_json.dumps(first)[:-1] + b"," + quick_json.dumps(doc)[1:]

@@ -1,5 +1,5 @@
-"""Snapshots of the commit log, so that a driver starts quickly. A snapshot consists of packs, and each pack compacts a
-range of segments (the files of the log) into one file.
+"""Makes and reads snapshots of the commit log, so that a driver (the process that schedules a run) starts quickly. A
+snapshot consists of packs, and each pack compacts a range of segments (the files of the log) into one file.
 
 A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte, compressed in blocks,
 together with an index of their records and a hash of the whole pack. So a pack can be replayed without parsing its

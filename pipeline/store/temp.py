@@ -62,7 +62,7 @@ def path_bytes(path: str) -> bytes:
 
 
 def path_of(data: bytes) -> str:
-    """Decode bytes that `path_bytes` returned to the path."""
+    """Turn bytes that `path_bytes` returned back into the path."""
     return data.decode("utf-8", "surrogatepass")
 
 

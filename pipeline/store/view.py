@@ -105,8 +105,8 @@ class LogView:
 
     def earlier(self, replay_key: str) -> PartRecord | None:
         """Return the latest valid record with this replay key; None when there is none. A replay key is a task's key
-        without its thresholds. Tasks that share it compute the same signals (numbers stored beside a text), so the
-        signals of the earlier task can be used again."""
+        (hash of its inputs and settings) computed without its thresholds. Tasks that share it compute the same signals
+        (numbers stored beside a text), so the signals of the earlier task can be used again."""
         if not replay_key:
             return None
         row = self._db.execute("SELECT data FROM record WHERE replay_key = ? AND replay_key != '' "
@@ -296,9 +296,10 @@ class LogView:
         self.segments = number
 
     def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
-        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when its epoch
-        (the term of one driver) does not follow from the segments before. This can happen when `store gc` has removed
-        the segment of that number, and a write that a dead driver requested takes effect only afterwards."""
+        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when the epoch
+        of the segment (the term of one driver) does not follow from the segments before. This can happen when `store
+        gc` has removed the segment of that number, and a write that a dead driver requested takes effect only
+        afterwards."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
