@@ -88,10 +88,10 @@ class Badwords(Stage):
 
 
 def default_lists() -> Path:
-    """Path of the file of bad-word lists that is used when the recipe names none.
+    """Return the path of the file of bad-word lists that is used when the recipe names none.
 
     Raises:
-        MissingModel: the file is missing. The message says where it was sought and how to get it.
+        MissingModel: the file is missing. The message says where the file should be and how to get it.
     """
     path = next((folder / LISTS for folder in folders() if (folder / LISTS).is_file()), None)
     if path is None:

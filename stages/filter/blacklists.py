@@ -41,8 +41,8 @@ class Blacklists:
                        for kind in _KINDS]
 
     def category(self, url: str) -> int:
-        """The number of the category that blocks a URL or its host; 0 if none does. Categories are numbered from 1, in
-        the order in which they were given; if several block the URL, the lowest number is returned."""
+        """Return the number of the category that blocks a URL or its host; 0 if none does. Categories are numbered from
+        1, in the order in which they were given; if several block the URL, the lowest number is returned."""
         host, path = split(url)
         domains, urls = self._lists
         result = [label for name in host_and_parents(host) if (label := domains.label(name))]
@@ -62,7 +62,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def host_and_parents(host: str) -> list[str]:
-    """A host and its parent domains, except top-level domains. An IP address has no parents."""
+    """Return a host and its parent domains, except top-level domains. An IP address has no parents."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
@@ -70,8 +70,8 @@ def host_and_parents(host: str) -> list[str]:
 
 
 def url_and_folders(host: str, path: str) -> list[str]:
-    """The entries of a list of blocked URLs that would block a URL: the URL itself, with and without its query, and
-    every folder that contains it. a.com/x/y?z → a.com/x/y?z, a.com/x/y, a.com/x."""
+    """Return the entries of a list of blocked URLs that would block a URL: the URL itself, with and without its query,
+    and every folder that contains it. For a.com/x/y?z these are a.com/x/y?z, a.com/x/y and a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]
@@ -80,8 +80,8 @@ def url_and_folders(host: str, path: str) -> list[str]:
 
 
 def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
-    """The names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if the
-    archive cannot be read or holds more than `max_files` files or `max_bytes`."""
+    """Return the names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if
+    the archive cannot be read or holds more than `max_files` files or `max_bytes`."""
     return tuple(sorted(_members(archive, max_files, max_bytes)))
 
 
@@ -96,7 +96,7 @@ def _url(line: bytes) -> bytes:
 
 def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> dict[str, dict[str, str]]:
     """Return the lists of blocked sites in an archive, as {category: {`domains` or `urls`: name of the archive
-    member}}. If a category is a symbolic link to another one, it has the members of the other."""
+    member}}. If a category is a symbolic link to another category, both have the same members."""
     try:
         with tarfile.open(archive) as tar:
             files: dict[str, dict[str, str]] = {}

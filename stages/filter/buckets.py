@@ -29,7 +29,8 @@ MOST_BUCKETS, MOST_GROUPS, MOST_BYTES = 1000, 100_000, 64 << 20
 
 
 class Buckets(Stage):
-    """Write for each score the number of its bucket, 0 for the lowest: `quality_score` → `quality_score_bucket`.
+    """Write for each score the number of its bucket, 0 for the lowest. The bucket of `quality_score` is written as
+    `quality_score_bucket`.
 
     The edges of the buckets are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from
     a published dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens),
@@ -123,8 +124,8 @@ class Edges:
 
 
 def group_name(value: float | None) -> str:
-    """The name of a document's group, given the value of the signal (a number stored with the document, such as its
-    topic) that decides the group. The name is '' if the value is None or not finite."""
+    """Return the name of a document's group. `value` is the value of the signal (a number stored with the document,
+    such as its topic) that decides the group. The name is '' if `value` is None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return str(int(value)) if value == int(value) else repr(value)
@@ -133,8 +134,9 @@ def group_name(value: float | None) -> str:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Weights:
-    """The total weight of the documents with each value of a score, in one group of documents. Weights are integers, so
-    the sums are exact and do not depend on how the documents are split between calls of `add`."""
+    """Holds, for each value of a score, the total weight of the documents that have this value, in one group of
+    documents. Weights are integers, so the sums are exact and do not depend on how the documents are split between
+    calls of `add`."""
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -156,8 +158,8 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """For every share, return the smallest score whose rank is at least that share; infinity if no score reaches
-        it.
+        """Return, for every share in `shares`, the smallest score whose rank is at least that share; infinity if no
+        score has such a rank.
 
         The rank of a score is the share of the total weight below it, plus half of the share that documents with this
         very score have. Documents of equal score thus share one bucket, into which the middle of their weight falls.
@@ -174,7 +176,8 @@ class Weights:
 
 
 def vigintiles(buckets: int = 20) -> list[Fraction]:
-    """The shares of the total weight at which buckets of equal weight end: 1/20, 2/20 … 19/20 for twenty buckets."""
+    """Return the shares of the total weight at which buckets of equal weight end: 1/20, 2/20 … 19/20 for twenty
+    buckets."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
     return [Fraction(number, buckets) for number in range(1, buckets)]
@@ -210,8 +213,8 @@ class Fit:
                     by_group.setdefault(group, Weights()).add(values[scored], weights[scored])
 
     def document(self, shares: Iterable[Fraction], weight: str) -> dict[str, Any]:
-        """The bucket edges as a JSON document, which `Edges.read` reads. Infinite edges are null. `weight` says what
-        the documents were weighted by."""
+        """Return the bucket edges as a JSON document, which `Edges.read` reads. Infinite edges are null. `weight` names
+        the quantity by which documents were weighted."""
         shares = list(shares)
         return {"format": FORMAT, "by": self.by, "weight": weight, "shares": [str(s) for s in shares], "scores": {
             score: {group: {"documents": fitted.documents, "weight": int(fitted.weights.sum()),

@@ -1,4 +1,4 @@
-"""C4's rule on bad words: a page with a single one is dropped."""
+"""Applies C4's rule on bad words: drops pages that hold at least one of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class C4BadWords(Stage):
     Chinese). Four entries of the lists are not searched for (`ALLOWED`). The reason is
     `document_removed_with_badwords`.
 
-    The step differs from datatrove in these points. datatrove draws the pages kept by `keep_fraction` from one
-    generator in the order documents reach a process. In this step the draw depends on the document's id, so a sample is
-    equal for any number of workers, and a larger sample contains the smaller. For a language without a list datatrove
-    stops, or keeps the document if a setting says so; this step keeps it, and its signals (counts stored with the
-    document) are null. The document's language may be given by any name (`en`, `eng_Latn`). The lists of
+    The step differs from datatrove in these points. datatrove draws the pages that `keep_fraction` keeps by one random
+    generator, in the order in which documents reach a process. In this step the draw depends on the document's id, so a
+    sample is the same for any number of workers, and a larger sample contains the smaller. For a language without a
+    list datatrove stops, or keeps the document if a setting says so; this step keeps it, and its signals (counts stored
+    with the document) are null. The document's language may be given by any name (`en`, `eng_Latn`). The lists of
     `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove downloads.
 
     Dropping for a single word loses pages on medicine, law and minorities (arXiv 2104.08758). `badwords` drops by the
@@ -86,16 +86,16 @@ class C4BadWords(Stage):
         return None if draw is None or draw < self.config.keep_fraction else "document_removed_with_badwords"
 
     def _pattern(self, label: str) -> re.Pattern[str] | None:
-        """A pattern that finds the bad words of a language (`label` is a document's language); None if the language has
-        no list."""
+        """Return a pattern that finds the bad words of a language (`label` is a document's language); None if the
+        language has no list."""
         code = label if label in self._lists else language_of(label)
         entries = self._lists.get(code) or self._lists.get(ANY)
         return None if not entries else pattern_of(entries, code)
 
 
 def pattern_of(entries: Iterable[str], language: str) -> re.Pattern[str] | None:
-    """A pattern that finds the entries of a list of bad words in a text; None if all entries are in ALLOWED, whose
-    words are not searched for."""
+    """Return a pattern that finds the entries of a list of bad words in a text. Entries in ALLOWED are left out; if no
+    other entry remains, the result is None."""
     words = sorted(set(entries) - ALLOWED)
     if not words:
         return None

@@ -19,14 +19,14 @@ _COUNTER = re.compile(rf"^\W*\d(?:,|\.|\d)*(?:K|k|M|m|B|b)?\s+(?:{'|'.join(_COUN
 
 
 def uppercase(line: str) -> int:
-    """Number of upper-case characters of a line."""
+    """Return the number of upper-case characters of a line."""
     if line.isascii():
         return len(line) - len(line.encode().translate(None, _UPPER))
     return sum(map(str.isupper, line))
 
 
 def digits(line: str) -> int:
-    """Number of digits of a line."""
+    """Return the number of digits of a line."""
     if line.isascii():
         return len(line) - len(line.encode().translate(None, _DIGITS))
     return sum(map(str.isdigit, line))
@@ -98,7 +98,7 @@ class DclmLines(Stage):
         return "dclm_words_cut" if cut > self.config.max_words_cut else None
 
     def _edited(self, text: str) -> str:
-        """The text after all cuts of lines and phrases; empty if nothing is left."""
+        """Return the text after all cuts of lines and phrases; it is empty if nothing is left."""
         config, lines = self.config, text.split("\n")
         limit = config.max_uppercase
         lines = _stripped([line for line in lines if not line or uppercase(line) / len(line) <= limit])

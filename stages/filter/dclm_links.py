@@ -90,8 +90,8 @@ class DclmLinks(Stage):
 
 
 def _tlds(path: str | None) -> list[str]:
-    """The top-level domains by which URLs are recognised, from the file `path` (None: those of tldextract). Raises
-    ValueError, which names the file, if it holds none."""
+    """Return the top-level domains by which URLs are recognised, from the file `path` (None: those of tldextract).
+    Raises ValueError, which names the file, if it holds none."""
     if path is not None:
         result = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
         result = [tld for tld in result if tld and not tld.startswith("#")]

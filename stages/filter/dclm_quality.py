@@ -16,13 +16,13 @@ _ELLIPSES = ("...", ". . .", "…")
 
 
 def chunks(doc: Document) -> list[str]:
-    """The pieces of a document's text between white space. They are computed once and shared by all steps that use
-    them."""
+    """Return the pieces of a document's text between white space. They are computed once and shared by all steps that
+    use them."""
     return doc.view("chunks", str.split)
 
 
 def word_count(text: str) -> int:
-    """Number of words of a text as DCLM counts them, by `split_words(text, model="fasttext", ignore_punctuation=True)`.
+    """Count the words of a text as DCLM does, by `split_words(text, model="fasttext", ignore_punctuation=True)`.
 
     A word is a token of fastText whose *first* character is a letter or a digit, so `(word` does not count. fastText
     splits only at ASCII white space and NUL; its token for the end of a line begins with `<` and never counts.
@@ -42,7 +42,8 @@ class DclmQuality(Stage):
     Gopher's: the length counts fastText's tokens that begin with a letter or a digit, while all other rules use runs
     without white space, punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and
     blank ones ignored; `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every
-    occurrence. The signals of all rules (numbers stored with the document) are computed, whichever rule drops it.
+    occurrence. The signals of all rules (numbers stored with the document) are computed even if one rule drops the
+    document.
     """
 
     name = "dclm_quality"

@@ -157,7 +157,7 @@ class Encoder(Stage):
         return None if doc.signals[self.config.signal] >= self.config.min else "encoder"
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """The score of each text, before it is rounded."""
+        """Return the score of each text, before it is rounded."""
         rows = [self._tokens(text) for text in texts]
         at_once = self.config.batch if self.gpus else 1
         scores = [0.0] * len(rows)
@@ -203,9 +203,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model folder, and check that the model may be loaded.
 
     Raises:
-        FileNotFoundError: the folder or its config.json is missing.
-        _Unfit: config.json cannot be read, the model has no sequence-classification head, its weights are not in
-            safetensors files, or it needs code of its own to be run.
+        FileNotFoundError: the folder or its config.json is missing. _Unfit: config.json cannot be read, the model has
+        no sequence-classification head, its weights are not in safetensors files, or it can be loaded only by running
+        code that comes with it.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -237,8 +237,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _labels(config: dict[str, Any]) -> list[str]:
-    """The labels of a model's outputs, in the order of the outputs, from its config.json. Raises _Unfit if the labels
-    are not numbered."""
+    """Return the labels of a model's outputs, in the order of the outputs, from its config.json. Raises _Unfit if the
+    labels are not numbered."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
         if not all(key.isdecimal() for key in names):

@@ -23,9 +23,9 @@ class Ensemble(Stage):
 
     It writes two signals (numbers stored with the document): `ensemble_bucket` (0 … 19), and `ensemble_tier`, the
     number of lower bounds in `tiers` that the bucket reaches. The default tiers are those of the paper: 0 low (buckets
-    0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high (19).
-    `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a dataset of their own. Scores that a
-    document lacks are ignored; a document without any score gets no signal. The step drops nothing.
+    0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high (19). `where: {signals: {ensemble_tier:
+    [4]}}` selects the documents of one tier for a separate dataset. Scores that a document lacks are ignored; a
+    document without any score gets no signal. The step drops nothing.
     """
 
     name = "ensemble"

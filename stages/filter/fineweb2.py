@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """Thresholds that replace some of those of a language. A threshold that is None in a `Change` stays as in the
-    table."""
+    """Holds thresholds that replace thresholds of one language in FineWeb-2's table. A threshold that is None in a
+    `Change` stays as in the table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,8 +48,8 @@ class FineWeb2(Stage):
     rules (except those on paragraphs and on the characters of copied lines); FineWeb's line rules (except that on short
     lines) with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop
     words. C4's rules are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and
-    `gopher_quality`, in this order; the signals of all rules (numbers stored with the document) are computed, whichever
-    rule drops it. Words are datatrove's for the language (`stages.text.languages`).
+    `gopher_quality`, in this order; the signals of all rules (numbers stored with the document) are computed even if
+    one rule drops the document. Words are datatrove's for the language (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
     document in a language without thresholds is dropped as `no_thresholds`. The step has thresholds for forty languages
@@ -139,9 +139,9 @@ class FineWeb2(Stage):
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
     def limits(self) -> dict[str, Limits]:
-        """The languages whose documents are judged, with their thresholds. The setting `change` has been applied to the
-        thresholds."""
-        if self._limits_config is not self.config:              # a replay sets another config
+        """Return the languages whose documents are judged, with their thresholds. The setting `change` has been applied
+        to the thresholds."""
+        if self._limits_config is not self.config:              # a replay of stored signals sets another config
             thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
             judged = self.config.languages
             if judged is None:
@@ -187,11 +187,13 @@ class FineWeb2(Stage):
         return repetition.verdict(doc) or lines.verdict(doc) or quality.verdict(doc)
 
     def _language(self, doc: Document) -> str | None:
-        """The name under which the table of thresholds has the document's language, or None."""
+        """Return the name under which the table of thresholds has the document's language; None if the table lacks the
+        language."""
         return _matching_label(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:
-        """The three filters that judge documents of a language, set to its thresholds: repetition, lines, quality."""
+        """Return the three filters that judge documents of a language, set to its thresholds: repetition, lines,
+        quality."""
         limits = self.limits()[name]
         if name not in self._built:
             config = self.config
@@ -226,8 +228,8 @@ def _split(text: str, name: str) -> Words:
 
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
-    """The packages that split texts into words, for those of the languages that need one: {language: name of the Python
-    distribution}."""
+    """Return {language: name of a Python distribution} for those of the languages that need an additional package to
+    split texts into words."""
     result = {name: splitter(name) for name in languages}
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 

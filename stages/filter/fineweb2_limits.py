@@ -84,7 +84,7 @@ zsm_Latn .331 .264/.252/.225 .185/.176/.166/.156/.145/.134 .618 .125 3 11 .808 .
 
 
 def table() -> dict[str, Limits]:
-    """The thresholds that come with the step `fineweb2`, as {language: limits}."""
+    """Return the thresholds that come with the step `fineweb2`, as {language: limits}."""
     result = {}
     for line in _TABLE.split("\n")[1:-1]:
         name, lines, top, dup, score, ended, low, high, letters, breaks, *words = line.split(" ")
@@ -145,5 +145,5 @@ def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> Limits:
 
 
 def _loader() -> Any:
-    """The fastest safe YAML loader: libyaml's if available. FineWeb-2's 1,868 config files joined are 1 MB."""
+    """Return the fastest safe YAML loader: libyaml's if available. FineWeb-2's 1,868 config files joined are 1 MB."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -22,8 +22,8 @@ class GopherRepetition(Stage):
     to the whole text with its white space. Words are spaCy's. The most frequent n-gram counts with the spaces between
     its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and the search
     continues behind a copy. The rules are applied in datatrove's order; the signals of all rules (numbers stored with
-    the document) are computed, whichever rule drops it. A text of fewer than n words has no signal for its most
-    frequent n-gram.
+    the document) are computed even if one rule drops the document. A text of fewer than n words has no signal for its
+    most frequent n-gram.
     """
 
     name = "gopher_repetition"

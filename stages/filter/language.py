@@ -25,7 +25,7 @@ PARAGRAPHS = ("language_paragraphs", "languages", "language_share", "language_cu
 
 
 class Language(Stage):
-    """Name the language of each document (fastText) and keep those in the languages of `keep` that score above `min`.
+    """Name the language of each document (fastText); keep those in a language named in `keep` with a score above `min`.
 
     Dialect (the code it follows): datatrove 0.10.1 (`LanguageFilter`, ft176 backend). The model gets the whole text
     with line breaks as spaces, and the score must be strictly above `min`. The score is rounded to 4 digits *before* it
@@ -42,11 +42,11 @@ class Language(Stage):
     Scripts are stored as numbers so that verdicts about them can be derived again from the signals.
 
     With `paragraphs`, the model also identifies every line of at least `paragraph_chars` characters on its own, as in
-    Dolma and DCLM. Lines whose language has a probability above `paragraph_min` give three signals: the number of these
-    lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their characters that
-    is in the document's language (`language_share`, null without such lines). `drop_foreign` deletes those of the lines
-    that are in other languages from documents that are kept; `language_cut` is the number of characters deleted. All
-    signals describe the text before the deletion.
+    Dolma and DCLM. Three signals describe the lines whose language has a probability above `paragraph_min`: the number
+    of these lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their
+    characters that is in the document's language (`language_share`, null without such lines). With `drop_foreign`,
+    those of these lines that are in another language are deleted from documents that are kept; `language_cut` is the
+    number of characters deleted. All signals describe the text before the deletion.
 
     Reasons: `language` (not in `keep`), `language_score` (not above `min`), `language_script` (not in a script of its
     language), `script_share` (below `min_script_share`), `language_share` (below `min_share`), `languages` (more than
@@ -131,8 +131,8 @@ class Language(Stage):
         return result if labels is None else result | self._unknown(labels)
 
     def _unknown(self, labels: Iterable[str]) -> dict[str, str]:
-        """The languages that the settings name but the model does not know. Returns {setting: what is wrong and what to
-        do}. `labels` are those of the model."""
+        """Find the languages that the settings name but the model does not know. Returns {setting: what is wrong and
+        what to do}. `labels` are those of the model."""
         labels, result = sorted(labels), {}
         thresholds = self.config.min if isinstance(self.config.min, dict) else {}
         for field, requested in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
@@ -205,7 +205,7 @@ class Language(Stage):
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language
         script = CODES.get(int(signals["script"]), "")
-        if self._demands_config is not config:                       # a replay sets another config
+        if self._demands_config is not config:                       # a replay of stored signals sets another config
             self._demands_config, self._demands = config, {}
         demands = self._demands.get((language, script))
         if demands is None:
@@ -226,7 +226,7 @@ class Language(Stage):
         return None
 
     def _demands_of(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """What the settings demand of a document whose label is `language` and whose text is written in `script`.
+        """Say what the settings demand of a document whose label is `language` and whose text is written in `script`.
 
         Returns (whether `keep` admits the document, the score that the label must exceed, whether the language is
         written in that script). The last value is True if the scripts of either are unknown or the setting `script` is
@@ -238,9 +238,9 @@ class Language(Stage):
         return kept, self.min_score(language, script), not declared or any(fits(script, other) for other in declared)
 
     def min_score(self, language: str, script: str) -> float:
-        """The score that a document of this language and script must exceed. If several names in the setting `min` fit
-        the language, a name with a script is preferred, then the label `language` itself. If no name fits, the
-        setting's `default` is used."""
+        """Return the score that a document of this language and script must exceed. If several names in the setting
+        `min` fit the language, a name with a script is preferred, then the label `language` itself. If no name fits,
+        the setting's `default` is used."""
         thresholds = self.config.min
         if not isinstance(thresholds, dict):
             return thresholds

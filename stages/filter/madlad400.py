@@ -44,10 +44,11 @@ class Madlad400(Stage):
 
     Where paper and card leave something open, the step follows allenai/datamap-rs (`madlad400_sentence_annotator`, used
     for OLMo 3). Sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank
-    sentences do not count. Words are those of Unicode. Two things differ. datamap-rs measures lengths in bytes of
-    UTF-8, and this step in characters, so that all scripts have the same limits. datamap-rs drops documents with a
-    share of exactly a fifth, and this step keeps them. In a script with other full stops, a document is one sentence.
-    The rules are not meant for such scripts; the card says so about the limits of length.
+    sentences do not count. Words are those of Unicode's word boundaries (UAX #29). Two things differ. datamap-rs
+    measures lengths in bytes of UTF-8, and this step in characters, so that all scripts have the same limits.
+    datamap-rs drops documents with a share of exactly a fifth, and this step keeps them. In a script with other full
+    stops, a document is one sentence. The rules are not meant for such scripts; the card says so about the limits of
+    length.
 
     The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
     document's language, `doc.language`.

@@ -102,14 +102,14 @@ class Quality(Stage):
         return calibration.Table(knots)
 
     def score(self, text: str) -> float:
-        """Score of a text, a multiple of `grid` (the step to which scores are rounded). If fastText knows no word of
-        the text, the score before calibration is 0 (with `grade`, the lowest grade)."""
+        """Return the score of a text, a multiple of `grid` (the step to which scores are rounded). If fastText knows no
+        word of the text, the score before calibration is 0 (with `grade`, the lowest grade)."""
         step = self.raw(text)
         return round((step if self._table is None else self._table(step)) * self.grid, 10)
 
     def raw(self, text: str) -> int:
-        """Score of a text before calibration, as an integer: a number of steps of `grid` (the step to which scores are
-        rounded)."""
+        """Return the score of a text before calibration, as an integer: a number of steps of `grid` (the step to which
+        scores are rounded)."""
         predictions = self._model.predict(text, k=-1)
         if self.config.grade:
             return self.expected(predictions, self._labels)
@@ -118,8 +118,8 @@ class Quality(Stage):
 
     @classmethod
     def expected(cls, predictions: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """The mean grade of a text, weighted by the probabilities in `predictions`, as a number of steps of `grid` (the
-        step to which scores are rounded). Without predictions it is the lowest grade."""
+        """Return the mean grade of a text, weighted by the probabilities in `predictions`, as a number of steps of
+        `grid` (the step to which scores are rounded). Without predictions it is the lowest grade."""
         total = sum(p for _, p in predictions)
         grade = sum(float(label) * p for label, p in predictions) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
@@ -136,8 +136,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """The grade that a label of a classifier stands for, as a number; None if the label is no number, or `nan` or
-    `inf`."""
+    """Return the grade that a label of a classifier stands for, as a number; None if the label is `nan`, `inf` or no
+    number."""
     try:
         value = float(label)
     except ValueError:

@@ -86,7 +86,7 @@ class RedPajama2(Stage):
         doc.signals.update(self.measure(doc))
 
     def verdict(self, doc: Document) -> None:
-        """None, since this step drops no document."""
+        """Return None, since this step drops no document."""
 
     def measure(self, doc: Document) -> dict[str, float]:
         text = doc.text
@@ -186,8 +186,8 @@ def _lorem_ipsum(normalised: str, words: list[str]) -> float:
 
 
 def _bad_words(words: Sequence[str], entries: frozenset[str], sizes: Sequence[int]) -> int:
-    """Number of runs of words that are entries of a list of bad words. Every occurrence counts, even inside another
-    one. `sizes` are the numbers of words that entries have."""
+    """Return the number of runs of words that are entries of a list of bad words. Every occurrence counts, even inside
+    another one. `sizes` are the numbers of words that entries have."""
     total = 0
     for size in sizes:
         shifted = [words[offset:] for offset in range(size)]
@@ -209,8 +209,8 @@ def _share(part: float, total: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _ln(number: int) -> float:
-    """Natural logarithm to about 1e-15. It uses only + - * /, because the last digit of `math.log` differs between
-    libraries."""
+    """Return the natural logarithm of a number, to about 1e-15. The function uses only + - * /, because the last digit
+    of `math.log` differs between libraries."""
     mantissa, exponent = math.frexp(number)
     if mantissa < 0.7071067811865476:
         mantissa, exponent = 2 * mantissa, exponent - 1

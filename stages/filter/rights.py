@@ -1,4 +1,5 @@
-"""Notes what a document and its publisher say about rights: robots, reservations, copyright notices, licences."""
+"""Notes what a document and its publisher say about rights: directives to robots, reservations, copyright notices,
+licences."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 Claim = Literal["noai", "noimageai", "noindex", "noarchive", "nosnippet", "tdm", "copyright", "reserved", "restricted"]
 CLAIMS: tuple[Claim, ...] = get_args(Claim)
-#: characters searched at each end of a text, where notices stand
+#: characters searched at each end of a text, where most notices are
 _END = 20_000
 
 _SIGN = r"(?:©|\(c\)|℗|\bcopyright\b)"
@@ -64,9 +65,10 @@ class Rights(Stage):
         rights_restricted    a licence that forbids commercial use or derivatives (Creative Commons' NC and ND)
 
     `rights_copyright` is the number of copyright notices (a sign with a year or name). Notices and licences are
-    searched in the first and last 20,000 characters of the text and in the notice of the page's head (`meta.rights`).
-    Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …), including those of links and heads
-    (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as open.
+    searched for in the first and last 20,000 characters of the text and in the notice of the page's head
+    (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They include the licence
+    that the page's markup states (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as
+    open.
 
     Nobody has checked these claims. Most are about a page and not about each text on it. robots.txt, ai.txt and a
     site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have obeyed
@@ -139,13 +141,13 @@ def _creative_commons(kinds: str, version: str) -> str:
 
 
 def _signed(lower: str) -> bool:
-    """Whether a lower-case text holds a copyright sign or the word. If not, it has no copyright notice, so the slower
-    pattern `_NOTICE` need not be tried."""
+    """Whether a lower-case text holds a copyright sign or the word "copyright". If not, it has no copyright notice, so
+    the slower pattern `_NOTICE` need not be tried."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
 def _text_of(mapping: dict[str, Any], name: str) -> str:
-    """The string that a mapping has under `name`, without white space at its ends; "" if the value is missing or no
-    string."""
+    """Return the string that a mapping has under `name`, without white space at its ends; "" if the value is missing or
+    no string."""
     value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""

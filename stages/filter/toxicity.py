@@ -22,12 +22,12 @@ class Toxicity(Stage):
     """Score documents by a fastText classifier and drop those that score above `max`; cut sentences that score above
     `max_sentence`.
 
-    The classifier is read and calibrated as in `quality`, but high scores are dropped. Dolma (arXiv 2402.00159, section
-    5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and removes those above 0.4. To
-    do the same, use this step once for each model, with `{model: …, max: null, max_sentence: 0.4}` and a `signal` of
-    its own. Two things differ from Dolma: in this step a sentence ends at a punctuation mark followed by white space,
-    an East Asian mark or the end of a line (Dolma uses a splitter for English), and the white space after a sentence is
-    cut with it.
+    The classifier is read and calibrated as in the step `quality`, but documents with high scores are dropped. Dolma
+    (arXiv 2402.00159, section 5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and
+    removes those above 0.4. To do the same, use this step once for each model, each time with `{model: …, max: null,
+    max_sentence: 0.4}` and another `signal`. Two things differ from Dolma: in this step a sentence ends at a
+    punctuation mark followed by white space, an East Asian mark or the end of a line (Dolma uses a splitter for
+    English), and the white space after a sentence is cut with it.
 
     Signals (numbers stored with the document): `toxicity`, the score of the document before any cut, and, with
     `max_sentence`, `toxicity_cut`, the share of its characters that were cut. Reasons: the signal's name, and

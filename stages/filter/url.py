@@ -200,8 +200,8 @@ def _pattern_of(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | 
 
 
 def _datatrove_lists() -> Path:
-    """Folder of the lists of blocked sites in the installed package datatrove. The package is not imported, since that
-    takes 0.4 s."""
+    """Return the folder of the lists of blocked sites in the installed package datatrove. The package is not imported,
+    since that takes 0.4 s."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("url: integrated lists ship with datatrove, which is not installed: "
@@ -210,8 +210,8 @@ def _datatrove_lists() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """Open a list for reading, decompressed if it is a gzip file. The first bytes decide whether it is one, not its
-    name, because cached results are found by the contents of files and not by their names."""
+    """Open a list for reading, decompressed if it is a gzip file. A gzip file is recognised by its first bytes and not
+    by its name, because cached results are found by the contents of files and not by their names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -226,9 +226,9 @@ def _decoded(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """Path of a file with the hashes of a list's entries. The file is made when it is first needed, and is cached under
-    the hash of the list's content. `member` names the list inside a .tar.gz archive. With `lower`, entries are
-    lower-cased."""
+    """Return the path of a file with the hashes of a list's entries. The file is made when it is first needed, and is
+    cached under the hash of the list's content. `member` names the list inside a .tar.gz archive. With `lower`, entries
+    are lower-cased."""
 
     def write(path: Path) -> None:
         to_entry = _lower if lower else entry

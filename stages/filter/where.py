@@ -70,9 +70,9 @@ class Where(Stage):
 
     ``where: {language: [de, fr], signals: {quality_score: {min: 0.3, max: 0.6}, ensemble_bucket: [18, 19]}}`` keeps
     documents that meet all conditions; a range means min <= value < max. The step reads only what earlier steps stored,
-    in this dataset or in those it is made from, and never the text. The step is therefore a cheap way to put documents
-    of one language or bucket into a dataset of their own. A recipe is refused if it names a signal that no earlier step
-    writes.
+    in this dataset or in the datasets that it is made from, and never the text. The step is therefore a cheap way to
+    put documents of one language or bucket into a separate dataset. A recipe is refused if it names a signal that no
+    earlier step writes.
 
     Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
     was not computed for the document (for example, its language has no model).
@@ -106,8 +106,8 @@ class Where(Stage):
             return self
 
         def refuses(self, source: str, language: str | None, script: float | None) -> str:
-            """The name of a condition that a document does not meet, "source" or "language"; "" if it meets both.
-            `script` is the ISO 15924 number of the document's script, if known."""
+            """Return the name of a condition that a document does not meet, "source" or "language"; "" if it meets
+            both. `script` is the ISO 15924 number of the document's script, if known."""
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")

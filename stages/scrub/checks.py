@@ -29,8 +29,8 @@ def luhn(digits: str) -> bool:
 
 
 def mod97(value: str) -> int:
-    """The remainder of a string of digits and letters by ISO/IEC 7064 MOD 97-10, where A = 10 … Z = 35. It is 1 if the
-    check digits are right."""
+    """Return the remainder of a string of digits and letters by ISO/IEC 7064 MOD 97-10, where A = 10 … Z = 35. It is 1
+    if the check digits are right."""
     return int("".join(str(int(c, 36)) for c in value)) % 97
 
 
@@ -59,7 +59,8 @@ def mod11_2(value: str) -> bool:
 
 
 def weighted(digits: str, weights: Sequence[int]) -> int:
-    """The sum of the digits, each times its weight. Digits are taken from the left, until the weights run out."""
+    """Return the sum of the digits, each times its weight. Digits are taken from the left, until the weights run
+    out."""
     return sum(int(digit) * weight for digit, weight in zip(digits, weights))
 
 
@@ -100,7 +101,7 @@ def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64)
 
 
 def in_address(text: str, start: int) -> bool:
-    """Whether position `start` of a text is inside a URL. Digits in a URL are nearly always the number of a page."""
+    """Whether position `start` of a text is inside a URL. Digits in a URL nearly always number a page."""
     word = text[max(0, start - 256):start].split()
     return bool(word) and start > 0 and not text[start - 1].isspace() and ("://" in word[-1] or "www." in word[-1])
 

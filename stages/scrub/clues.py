@@ -6,7 +6,7 @@ these stretches. A finder misses nothing, because each of its values lies whole 
 value counts, a finder may also read the text around the stretch.
 
 Texts of medium length are searched as arrays of one byte per character. Characters outside ASCII count as `?`. A `?`
-may stand between the digits of a number, because U+00A0 may.
+may separate the digits of a number, because it may be a no-break space (U+00A0).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Clues:
         return list(zip(counts, spans))
 
     def numbers(self, fewest: int) -> list[Span]:
-        """Spans of runs of at least `fewest` digits (no less than FEWEST_DIGITS). The digits are adjacent or separated
-        by single characters of _BETWEEN, such as a blank or a hyphen."""
+        """Return the spans of runs of at least `fewest` digits (no less than FEWEST_DIGITS). The digits are adjacent or
+        separated by single characters of _BETWEEN, such as a blank or a hyphen."""
         return [span for count, span in self._numbers if count >= fewest]
 
     @cached_property

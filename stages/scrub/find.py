@@ -1,6 +1,6 @@
 """Finds personal data of all kinds in a text, by running the finders (functions that each search for one kind of data).
 
-A finder gets a text in which everything that other finders have found is replaced by NULs, which no finder takes for
+A finder gets a text in which everything that other finders have found is replaced by NULs, which no finder accepts as
 part of a value. It searches only the stretches that can hold its values (`stages.scrub.clues`). The finders of e-mail
 and IP addresses come first and run once, as in datatrove; so does the finder of telephone numbers that begin with a
 plus. The other finders are repeated as long as they find something, at most ROUNDS times: when one value has been

@@ -29,7 +29,7 @@ _ROUNDS, _MOVES = _constants()
 
 
 def keccak256(data: bytes) -> bytes:
-    """The Keccak-256 hash of `data`, 32 bytes."""
+    """Return the Keccak-256 hash of `data`, 32 bytes."""
     padded = bytearray(data + b"\x01" + b"\0" * (-(len(data) + 1) % _RATE))
     padded[-1] |= 0x80
     block = bytes(padded)

@@ -75,17 +75,17 @@ class Tagger:
 
 
 def normalised_label(label: str) -> str:
-    """The form in which LABELS writes a label of a model: `B-GIVEN_NAME` becomes GIVENNAME."""
+    """Return the label of a model in the form that LABELS uses: `B-GIVEN_NAME` becomes GIVENNAME."""
     return _PREFIX.sub("", label.upper(), count=1).replace("_", "").replace("-", "").replace(" ", "")
 
 
 def libraries(folder: str | Path) -> tuple[str, ...]:
-    """The Python distributions whose versions affect what the model in `folder` finds."""
+    """Return the Python distributions whose versions affect what the model in `folder` finds."""
     return ("spacy", "thinc") if _is_spacy(Path(folder)) else ("safetensors", "tokenizers", "torch", "transformers")
 
 
 def memory_mb(folder: str | Path) -> int:
-    """Memory in MB that a worker needs to run the model in `folder`."""
+    """Return the memory in MB that a worker needs to run the model in `folder`."""
     size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) >> 20
     return (400 if _is_spacy(Path(folder)) else 1200) + 3 * size
 

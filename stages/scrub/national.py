@@ -1,9 +1,9 @@
 """Finds national identity numbers by their form, their check digits and dates, and the words before them.
 
-The rules are in `national_rules`. Two sorts of numbers are reported wherever they stand: those of an unmistakable form
-(Belgium's `85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. Other
-numbers are reported only if a word for such numbers, in a language of the country, stands shortly before them. Examples
-are bare runs of digits with one check digit, and forms that telephone numbers or thousands also have.
+The rules are in `national_rules`. Two sorts of numbers are reported wherever they occur: those of an unmistakable form
+(Belgium's `85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. All other
+numbers, such as bare runs of digits with one check digit, or forms that telephone numbers or grouped thousands also
+have, are reported only after a word for such numbers in a language of the country.
 """
 
 from __future__ import annotations
@@ -114,21 +114,23 @@ class Finder:
 
     @staticmethod
     def _counts(text: str, start: int, end: int, rule: Rule, words: re.Pattern[str] | None) -> bool:
-        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. It must be no part of
-        something longer. One of `words` must stand before it; if `words` is None, it must not be inside a URL."""
+        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. It must not be part of
+        something longer, such as a word. One of `words` must precede it; if `words` is None, it must not be inside a
+        URL."""
         value = text[start:end].translate(_NOT_VALUE)
         return (len(set(value)) > 1 and rule.valid(value.upper()) and stands_alone(text, start, end)
                 and (word_before(text, start, words) if words is not None else not in_address(text, start)))
 
 
 def _size(run: re.Match[str]) -> str:
-    """The number of digits of a run. It stands for the run in the form of a number, such as "3-2-4"."""
+    """Return the number of digits of a run, as a string. This string stands for the run in the form of a number, such
+    as "3-2-4"."""
     return str(run.end() - run.start())
 
 
 def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether the groups of digits from `first` to `last` are part of a longer row of equal groups. This is so if the
-    group before them is as long as the first, or the group after them is as long as the last."""
+    """Whether the groups of digits from `first` to `last` are part of a longer row of groups of equal size. This is so
+    if the group before them is as long as the first, or the group after them is as long as the last."""
     sizes = [end - start for start, end in words]
     return (first > 0 and sizes[first - 1] == sizes[first]) or (
         last + 1 < len(sizes) and sizes[last + 1] == sizes[last])

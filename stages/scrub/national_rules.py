@@ -2,8 +2,8 @@
 
 Sources are the issuing authorities' own rules. The docstring of a check names the number and, in brackets, its issuer
 or source; it then lists the parts of the number in their order, and the checks. `Rule` explains the fields. The
-argument `v` of every check is the value in capitals, without separators; its length and kinds of characters are those
-of a form or pattern of the rule.
+argument `v` of every check is the value in capitals, without separators. It has already matched a form or a pattern of
+the rule, so its length and its kinds of characters are right.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Rule(NamedTuple):
 
 
 def _us(v: str) -> bool:
-    """Whether `v` (nine digits) can be a US Social Security number (SSA; random since 2011). The area is not 000, 666
-    or 9xx, and no group is only zeros. Numbers that were once printed as examples are rejected."""
+    """Whether `v` (nine digits) can be a US Social Security number (SSA; random since 2011). The area (the first three
+    digits) must not be 000, 666 or 9xx, and no group may consist only of zeros. Numbers that were once printed as
+    examples are rejected."""
     return (v[:3] not in ("000", "666") and v[0] != "9" and v[3:5] != "00" and v[5:] != "0000"
             and v not in ("078051120", "219099999", "123456789"))
 
@@ -68,8 +69,8 @@ def _nino(v: str) -> bool:
 
 
 def _nhs(v: str) -> bool:
-    """Whether `v` (ten digits) is a valid British NHS number (NHS Data Dictionary): check digit by weights 10 to 2,
-    modulo 11. Numbers whose check digit would be 10 are not assigned."""
+    """Whether `v` (ten digits) is a valid British NHS number (NHS Data Dictionary). The check digit is computed with
+    weights 10 to 2, modulo 11. Numbers whose check digit would be 10 are not assigned."""
     return (11 - weighted(v, range(10, 1, -1)) % 11) % 11 == int(v[9])
 
 
@@ -84,9 +85,9 @@ def _de(v: str) -> bool:
 
 
 def _fr(v: str) -> bool:
-    """Whether `v` (without separators) is a valid French NIR (INSEE): sex, year, month and place of birth, serial
-    number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them. In n, Corsica's
-    departments 2A and 2B count as 19 and 18."""
+    """Whether `v` (without separators) is a valid French NIR (INSEE). It consists of sex, year, month and place of
+    birth, a serial number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them.
+    In n, Corsica's departments 2A and 2B count as 19 and 18."""
     month = int(v[3:5])
     if v[0] not in "12378" or not (1 <= month <= 12 or 20 <= month <= 42 or month >= 50):
         return False
@@ -106,8 +107,8 @@ _ODD = dict(zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
 
 
 def _it(v: str) -> bool:
-    """Whether `v` (in capitals) is a valid Italian codice fiscale (DM 23/12/1976): letters of the name, date and place
-    of birth, check letter. Letters may stand for digits (omocodia)."""
+    """Whether `v` (in capitals) is a valid Italian codice fiscale (DM 23/12/1976). It consists of letters of the name,
+    date and place of birth, and a check letter. Letters may stand for digits (omocodia)."""
     total = sum(_ODD[c] for c in v[0:15:2]) + sum(int(c) if c.isdigit() else ord(c) - 65 for c in v[1:15:2])
     return chr(65 + total % 26) == v[15]
 
@@ -123,8 +124,8 @@ def _es(v: str) -> bool:
 
 
 def _pt(v: str) -> bool:
-    """Whether `v` (nine digits) is a valid Portuguese NIF of a person (Autoridade Tributária): check digit by weights 9
-    to 2, modulo 11. Numbers of persons begin with 1, 2, 3 or 45."""
+    """Whether `v` (nine digits) is a valid Portuguese NIF of a person (Autoridade Tributária). The check digit is
+    computed with weights 9 to 2, modulo 11. Numbers of persons begin with 1, 2, 3 or 45."""
     check = 11 - weighted(v, range(9, 1, -1)) % 11
     return (v[0] in "123" or v[:2] == "45") and (0 if check > 9 else check) == int(v[8])
 
@@ -136,10 +137,10 @@ def _nl(v: str) -> bool:
 
 
 def _be(v: str) -> bool:
-    """Whether `v` (eleven digits) is a valid Belgian Rijksregisternummer (KB 3 April 1984): date of birth, serial
-    number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them, with a 2 in
-    front for persons born since 2000. BIS numbers, for people outside the national register, have 20 or 40 added to the
-    month."""
+    """Whether `v` (eleven digits) is a valid Belgian Rijksregisternummer (KB 3 April 1984). It consists of a date of
+    birth, a serial number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them,
+    with a 2 in front for persons born since 2000. BIS numbers, for people outside the national register, have 20 or 40
+    added to the month."""
     month = int(v[2:4]) % 20
     born = v[4:6] == "00" or month == 0 or date(int(v[:2]), month, int(v[4:6]))
     return born and int(v[2:4]) < 53 and int(v[9:]) in (97 - int(v[:9]) % 97, 97 - int("2" + v[:9]) % 97)
@@ -152,15 +153,15 @@ def _be_dated(v: str) -> bool:
 
 
 def _pl(v: str) -> bool:
-    """Whether `v` (eleven digits) is a valid Polish PESEL (MSWiA): date of birth, with the century encoded in the
-    month; check digit by the weights 1, 3, 7, 9 in turn, modulo 10."""
+    """Whether `v` (eleven digits) is a valid Polish PESEL (MSWiA). It begins with a date of birth, whose month also
+    encodes the century. The check digit is computed with weights 1, 3, 7, 9 in turn, modulo 10."""
     month = int(v[2:4]) % 20
     return date(int(v[:2]), month, int(v[4:6])) and weighted(v, (1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)) % 10 == 0
 
 
 def _se(v: str) -> bool:
-    """Whether `v` (10 or 12 digits) is a valid Swedish personnummer (Skatteverket SKV 704): date of birth, and Luhn's
-    check over the last ten digits. A samordningsnummer has 60 added to the day."""
+    """Whether `v` (10 or 12 digits) is a valid Swedish personnummer (Skatteverket SKV 704). It begins with a date of
+    birth, and its last ten digits pass Luhn's check. A samordningsnummer has 60 added to the day."""
     v = v[-10:]
     return date(int(v[:2]), int(v[2:4]), int(v[4:6]) % 60) and luhn(v)
 
@@ -170,15 +171,15 @@ def _se_long(v: str) -> bool:
 
 
 def _fi(v: str) -> bool:
-    """Whether `v` (in capitals) is a valid Finnish henkilötunnus (VRK): date of birth, sign of the century, serial
-    number, and a check character that depends on the nine digits modulo 31."""
+    """Whether `v` (in capitals) is a valid Finnish henkilötunnus (VRK). It consists of a date of birth, a sign of the
+    century, a serial number, and a check character that depends on the nine digits modulo 31."""
     digits = v[:6] + v[-4:-1]
     return ddmmyy(v[:6]) and digits.isdigit() and "0123456789ABCDEFHJKLMNPRSTUVWXY"[int(digits) % 31] == v[-1]
 
 
 def _dk(v: str) -> bool:
-    """Whether `v` (ten digits) can be a Danish CPR number (CPR-kontoret): date of birth, four digits. The check modulo
-    11 is left out, since numbers issued since 2007 may fail it."""
+    """Whether `v` (ten digits) can be a Danish CPR number (CPR-kontoret). It consists of a date of birth and four
+    digits. The check modulo 11 is left out, since numbers issued since 2007 may fail it."""
     return ddmmyy(v[:6])
 
 
@@ -187,8 +188,8 @@ def _dk_checked(v: str) -> bool:
 
 
 def _no(v: str) -> bool:
-    """Whether `v` (eleven digits) is a valid Norwegian fødselsnummer (Skatteetaten): date of birth, serial number, two
-    check digits modulo 11. A D-number has 40 added to the day."""
+    """Whether `v` (eleven digits) is a valid Norwegian fødselsnummer (Skatteetaten). It consists of a date of birth, a
+    serial number, and two check digits modulo 11. A D-number has 40 added to the day."""
     day = int(v[:2])
     return (date(int(v[4:6]), int(v[2:4]), day - 40 if day > 40 else day)
             and weighted(v, (3, 7, 6, 1, 8, 9, 4, 5, 2, 1)) % 11 == 0
@@ -206,8 +207,8 @@ _CURP = "0123456789ABCDEFGHIJKLMNÑOPQRSTUVWXYZ"
 
 
 def _mx(v: str) -> bool:
-    """Whether `v` (in capitals) is a valid Mexican CURP (RENAPO): letters of the name, date of birth, sex, state,
-    consonants of the name, a character that tells equal codes apart, check digit modulo 10."""
+    """Whether `v` (in capitals) is a valid Mexican CURP (RENAPO). It consists of letters of the name, date of birth,
+    sex, state, consonants of the name, a character that tells equal codes apart, and a check digit modulo 10."""
     total = sum(_CURP.index(c) * (18 - i) for i, c in enumerate(v[:17]))
     return yymmdd(v[4:10]) and v[17].isdigit() and (10 - total % 10) % 10 == int(v[17])
 
@@ -220,21 +221,21 @@ def _in(v: str) -> bool:
 
 
 def _cn(v: str) -> bool:
-    """Whether `v` (18 characters) is a valid number of a Chinese resident identity card (GB 11643-1999): province, date
-    of birth, serial number, check character by ISO 7064 MOD 11-2."""
+    """Whether `v` (18 characters) is a valid number of a Chinese resident identity card (GB 11643-1999). It consists of
+    province, date of birth, serial number, and a check character by ISO 7064 MOD 11-2."""
     return 11 <= int(v[:2]) <= 82 and yyyymmdd(v[6:14]) and mod11_2(v)
 
 
 def _kr(v: str) -> bool:
-    """Whether `v` (13 digits) is a valid Korean resident registration number issued until October 2020: date of birth,
-    serial number, check digit modulo 11."""
+    """Whether `v` (13 digits) is a valid Korean resident registration number issued until October 2020. It consists of
+    a date of birth, a serial number, and a check digit modulo 11."""
     check = (11 - weighted(v, (2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5)) % 11) % 10
     return yymmdd(v) and check == int(v[12])
 
 
 def _kr_dated(v: str) -> bool:
-    """Whether `v` (13 digits) can be a Korean resident registration number issued since October 2020: date of birth,
-    and a number without a check digit."""
+    """Whether `v` (13 digits) can be a Korean resident registration number issued since October 2020. It consists of a
+    date of birth and a number without a check digit."""
     return yymmdd(v) and v[6] in "12345678"
 
 
@@ -246,8 +247,8 @@ def _tr(v: str) -> bool:
 
 
 def _za(v: str) -> bool:
-    """Whether `v` (13 digits) is a valid South African identity number (Home Affairs): date of birth, serial number,
-    citizenship (0 to 2), a digit 8 or 9, check digit by Luhn."""
+    """Whether `v` (13 digits) is a valid South African identity number (Home Affairs). It consists of a date of birth,
+    a serial number, the citizenship (0 to 2), a digit 8 or 9, and a check digit by Luhn."""
     return yymmdd(v) and v[10] in "012" and v[11] in "89" and luhn(v)
 
 
@@ -258,8 +259,8 @@ def _au(v: str) -> bool:
 
 
 def _ro(v: str) -> bool:
-    """Whether `v` (13 digits) is a valid Romanian CNP (Legea 105/1996): sex and century, date of birth, county, serial
-    number, check digit modulo 11."""
+    """Whether `v` (13 digits) is a valid Romanian CNP (Legea 105/1996). It consists of a digit for sex and century, a
+    date of birth, a county, a serial number, and a check digit modulo 11."""
     check = weighted(v, (2, 7, 9, 1, 4, 6, 3, 5, 8, 2, 7, 9)) % 11
     return v[0] != "0" and yymmdd(v[1:7]) and (1 if check == 10 else check) == int(v[12]) and \
         (1 <= int(v[7:9]) <= 52 or v[7:9] == "70")
@@ -271,31 +272,32 @@ def _ch(v: str) -> bool:
 
 
 def _cz(v: str) -> bool:
-    """Whether `v` (ten digits) is a valid Czech rodné číslo (Act 133/2000): date of birth, serial number, check digit
-    modulo 11. 50 is added to the month of a woman. If the numbers of a day run out, 20 is added to the month (70 for a
-    woman)."""
+    """Whether `v` (ten digits) is a valid Czech rodné číslo (Act 133/2000). It consists of a date of birth, a serial
+    number, and a check digit modulo 11. 50 is added to the month of a woman. If the numbers of a day run out, 20 is
+    added to the month (70 for a woman)."""
     month = int(v[2:4])
     month -= next((offset for offset in (70, 50, 20) if month > offset), 0)
     return date(int(v[:2]), month, int(v[4:6])) and (int(v) % 11 == 0 or (int(v[:9]) % 11, v[9]) == (10, "0"))
 
 
 def _ie(v: str) -> bool:
-    """Whether `v` (in capitals) is a valid Irish PPS number (DSP): seven digits, check letter modulo 23. A second
-    letter may follow, which has weight nine in the check."""
+    """Whether `v` (in capitals) is a valid Irish PPS number (DSP). It consists of seven digits and a check letter
+    modulo 23. A second letter may follow, which has weight nine in the check."""
     total = weighted(v[:7], range(8, 1, -1)) + 9 * ((ord(v[8]) - 64) % 23 if len(v) == 9 and v[8] != "W" else 0)
     return "WABCDEFGHIJKLMNOPQRSTUV"[total % 23] == v[7]
 
 
 def _cl(v: str) -> bool:
-    """Whether `v` (in capitals, without separators) is a valid Chilean RUT (Registro Civil): check digit by weights 2
-    to 7 from the right, modulo 11, with K for 10."""
+    """Whether `v` (in capitals, without separators) is a valid Chilean RUT (Registro Civil). The check digit is
+    computed with weights 2 to 7 from the right, modulo 11; K stands for 10."""
     total = sum(int(d) * (2 + i % 6) for i, d in enumerate(reversed(v[:-1])))
     return "0123456789K0"[11 - total % 11] == v[-1]
 
 
 def _sg(v: str) -> bool:
-    """Whether `v` (in capitals) is a valid NRIC or FIN of Singapore (ICA): letter of the series, seven digits, check
-    letter. The check letter depends on the digits, by the weights 2, 7, 6, 5, 4, 3, 2, and on the series."""
+    """Whether `v` (in capitals) is a valid NRIC or FIN of Singapore (ICA). It consists of a letter of the series, seven
+    digits, and a check letter. The check letter depends on the series and on the digits, by the weights 2, 7, 6, 5, 4,
+    3, 2."""
     total = weighted(v[1:8], (2, 7, 6, 5, 4, 3, 2)) + {"S": 0, "F": 0, "T": 4, "G": 4, "M": 3}[v[0]]
     table = {"S": "JZIHGFEDCBA", "T": "JZIHGFEDCBA", "F": "XWUTRQPNMLK", "G": "XWUTRQPNMLK", "M": "KLJNPQRTUWX"}[v[0]]
     return table[total % 11] == v[8]

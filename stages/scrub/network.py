@@ -51,8 +51,8 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _local(text: str, start: int, sign: int) -> int:
-    """Position at which the local part of an e-mail address (the part before the @) begins; -1 if there is none. It is
-    the longest one that ends at `sign`, the position of the @, and does not begin before `start`."""
+    """Return the position at which the local part of an e-mail address (the part before the @) begins; -1 if there is
+    none. It is the longest one that ends at `sign`, the position of the @, and does not begin before `start`."""
     if sign <= start or text[sign - 1] not in _ATOMS:
         return -1
     first = sign - 1

@@ -127,7 +127,7 @@ def ibans(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _iban_end(text: str, start: int, length: int) -> int:
-    """End of the IBAN of `length` characters that begins at `start`; 0 if no IBAN begins there."""
+    """Return the end of the IBAN of `length` characters that begins at `start`; 0 if no IBAN begins there."""
     solid = _BBAN.match(text, start)
     assert solid is not None
     if solid.end() - start >= 5:

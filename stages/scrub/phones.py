@@ -1,10 +1,10 @@
 """Finds telephone numbers.
 
 International form: a country calling code of ITU-T E.164 after `+` or `00`, and as many digits as numbers of that
-country have. After `00`, the digits must be in groups, or a word for telephone must stand before. Groups may be
-separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may stand in brackets, and an extension may
-follow. No library is needed to find this form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000
-to 900999) belong to nobody and are not reported.
+country have. After `00`, the digits must be in groups, or a word for telephone must precede them. Groups may be
+separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may be in brackets, and an extension may follow.
+No library is needed to find this form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to
+900999) belong to nobody and are not reported.
 
 Local form: numbers without a country calling code are found only if a region is given, since a telephone number of one
 country may be an article number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is
@@ -73,8 +73,8 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). Such numbers are
-    hardly ever anything else."""
+    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). A number with a
+    plus is hardly ever anything but a telephone number."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -100,9 +100,9 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
 
 
 def _end(text: str, start: int, furthest: int, prefix: int) -> int:
-    """Position at which the telephone number that begins at `start` ends, with its extension; 0 if no number begins
-    there. The number without the extension ends at `furthest` or before, and never inside a group of digits. `prefix`
-    is the length of `+` or `00` at its beginning."""
+    """Return the position at which the telephone number that begins at `start` ends, with its extension; 0 if no number
+    begins there. The number without the extension ends at `furthest` or before, and never inside a group of digits.
+    `prefix` is the length of `+` or `00` at its beginning."""
     ends = [run.end() for run in _DIGITS.finditer(text, start, furthest)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):
@@ -121,7 +121,7 @@ def _end(text: str, start: int, furthest: int, prefix: int) -> int:
 
 
 def _brackets(text: str, start: int, end: int) -> int:
-    """Number of opening brackets minus number of closing ones in text[start:end]."""
+    """Return the number of opening brackets minus the number of closing brackets in text[start:end]."""
     return text.count("(", start, end) - text.count(")", start, end)
 
 

@@ -47,16 +47,16 @@ class Pii(Stage):
     replaced (FineWeb, arXiv 2406.17557, section 3.8).
 
     Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
-    byte what a new formatter makes of the document. datatrove cycles through several replacements across all documents
-    of a process, so its text depends on the documents before; in this step the cycle starts anew with each document.
-    The domain of an e-mail address is searched for at most 319 characters after the @. The other kinds of data are off
-    by default; the modules in `stages.scrub` say what they find and why. Names and postal addresses are found by a
-    model (`stages.scrub.names`), whose results may differ between kinds of CPU.
+    byte what a newly made `PIIFormatter` returns for the document. datatrove cycles through several replacements across
+    all documents of a process, so its text depends on the documents before; in this step the cycle starts anew with
+    each document. The domain of an e-mail address is searched for at most 319 characters after the @. The other kinds
+    of data are off by default; the modules in `stages.scrub` say what they find and why. Names and postal addresses are
+    found by a model (`stages.scrub.names`), whose results may differ between kinds of CPU.
 
     For each kind that is on, the signal `pii_KIND` (a number stored with the document) counts the values that the text
     held. A document with a kind named in `drop` is dropped; the reason is the signal's name. With `audit`, `meta.pii`
-    says where the replacements stand in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes,
-    never the values themselves.
+    says where the replacements are in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never
+    the values themselves.
 
     The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays unchanged,
     since it identifies the page for deduplication. The borders of `loss_spans` (the stretches of a text that training
@@ -179,7 +179,7 @@ class Pii(Stage):
                 self.setup()
             assert self._tagger is not None
             matches = merged(matches, [Match(*match) for match in self._tagger.find(text)])
-        if self.config.mode == "pseudonym":         # fakes from an earlier run of this step stay, under whichever key
+        if self.config.mode == "pseudonym":         # fakes from an earlier run of this step stay, whatever its key was
             matches = [match for match in matches if not is_fake(match.kind, text[match.start:match.end])]
         return matches
 
@@ -231,7 +231,7 @@ class Pii(Stage):
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
-    """The kinds of personal data that the settings turn on, in the order of KINDS."""
+    """Return the kinds of personal data that the settings turn on, in the order of KINDS."""
     switches = {"ips": config.ips or config.ipv6}
     return tuple(kind for kind in KINDS if switches.get(kind, getattr(config, kind)))
 
@@ -243,7 +243,7 @@ def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Fin
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))
-    if config.phones:        # before part of +33.1.79.16.92.70 is taken for an IP address
+    if config.phones:        # first, or a part of +33.1.79.16.92.70 would count as an IP address
         from stages.scrub.phones import with_plus
 
         single_pass.append(("phones", with_plus))
@@ -288,15 +288,15 @@ def _repeated_finders(cards: bool, ibans: bool, phones: bool, region: str, ids: 
 
 @lru_cache(maxsize=1)
 def _finders_of_all_kinds() -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
-    """The finders of every kind of personal data for which neither a model nor a library is needed. Returns (finders
-    that run once, finders that are repeated)."""
+    """Return the finders (functions that each search for one kind of personal data) that need neither a model nor a
+    library: (finders that run once, finders that are repeated)."""
     return _finders(Pii.Config(ipv6=True, cards=True, ibans=True, phones=True, ids=("all",), secrets=True,
                                wallets=True))
 
 
 def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
-    """The placeholder that replaces a match. Some kinds of data have several placeholders, which are used in turn;
-    `turns` counts how many were used."""
+    """Return the placeholder that replaces a match. Some kinds of data have several placeholders, which are used in
+    turn; `turns` counts how many were used."""
     circle = PLACEHOLDERS.get(match.rule) or PLACEHOLDERS[match.kind]
     if len(circle) == 1:
         return circle[0]
@@ -319,7 +319,7 @@ def _pieces(text: str, matches: Sequence[Match], replacement: Callable[[Match, s
 
 
 def _size(text: str) -> int:
-    """Length of a text in bytes of UTF-8."""
+    """Return the length of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -40,9 +40,9 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """Return the fake that replaces `value`. Values that differ only in capitals get one fake, except keys and
-        addresses of cryptocurrencies, in which only the amount of white space makes no difference. Blanks and hyphens
-        in numbers make no difference, nor do the signs that stand between the words of names and postal addresses."""
+        """Return the fake that replaces `value`. Different spellings of one value get the same fake: capitals, blanks
+        and hyphens in numbers, and the signs between the words of names and postal addresses make no difference. In
+        keys and addresses of cryptocurrencies, only the amount of white space makes no difference."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             canonical = " ".join(value.split())
@@ -65,8 +65,8 @@ class Pseudonyms:
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Whether `value` is a fake that replaces personal data, and that would otherwise be found and replaced again.
-    Such fakes are mail and IP addresses reserved for examples, and Person-… or Address-…, which a model may take for a
+    """Whether `value` is a fake that replaces personal data, and that would otherwise be found and replaced again. Such
+    fakes are mail and IP addresses reserved for examples, and Person-… or Address-…, which a model may mistake for a
     name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
@@ -76,7 +76,8 @@ def is_fake(kind: str, value: str) -> bool:
 
 
 def _looks_real(kind: str, fake: str) -> bool:
-    """Whether a search for personal data could take the fake for a real value, so that another fake must be drawn."""
+    """Whether a search for personal data could mistake the fake for a real value, so that another fake must be
+    drawn."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":

@@ -3,8 +3,8 @@
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
 alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum addresses are 0x and
 40 hex digits. If the digits mix capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
-passes). Otherwise a word such as 'wallet' must stand shortly before. Addresses without an owner (zero, burn addresses
-with many zeros) are not reported.
+passes). If they do not mix them, a word such as 'wallet' must precede the address closely. Addresses without an owner
+(zero, burn addresses with many zeros) are not reported.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _part_of_word(text: str, start: int, end: int) -> bool:
 
 
 def _base58(word: str) -> str:
-    """The currency of a cryptocurrency address in Base58Check, or "private_key" for a Bitcoin private key; "" if the
-    word is neither."""
+    """Return the currency of a cryptocurrency address in Base58Check, or "private_key" for a Bitcoin private key; "" if
+    the word is neither."""
     if word[0] == "r" and len(word) <= 35:
         return "xrp" if _decoded(word, _RIPPLE_VALUE, "r", 25)[:1] == b"\x00" else ""
     size = 25 if len(word) <= 34 else 26 if len(word) == 35 else 37 if word[0] == "5" else 38

@@ -24,9 +24,9 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
                  pieces: bytes = b"") -> list[int]:
     """Compile an ARPA file (plain or .gz) into the model file `out`. Returns the number of n-grams of each order.
 
-    The end of an n-gram is all its words but the first. SRILM may prune an n-gram that is the end of a longer one. This
-    function adds the missing ends, with the probability that every reader of ARPA gives them: the back-off weight of
-    their context plus the log10 probability of their own end.
+    The end of an n-gram is all its words but the first. SRILM may prune an n-gram although it is the end of a longer
+    one. This function adds such missing n-grams. Each gets the log10 probability by which every reader of ARPA would
+    score it: the back-off weight of its context (all words but the last) plus the log10 probability of its end.
 
     The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). Memory:
     about 150 bytes per n-gram. Raises BadModel, which names the line, if the file is not valid ARPA.
@@ -87,7 +87,8 @@ def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, 
 def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
     """Return the log10 probabilities of n-grams that the model lacks. Each is the back-off weight of the context (all
     words but the last) plus the log10 probability of the end (all words but the first). `rows` holds the n-grams' word
-    ids, and `lower` (hashes, values) of the next lower order (None: the unigrams)."""
+    ids. `lower` holds (hashes, values) of the n-grams that are one word shorter; it is None if these are the
+    unigrams."""
     if lower is None:
         return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
     order = np.argsort(lower[0], kind="stable")

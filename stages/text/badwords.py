@@ -77,7 +77,7 @@ _GAP = 3
 
 
 def language_of(code: str) -> str:
-    """The code by which word lists name a language: `en` for en-US, eng and eng_Latn."""
+    """Return the code by which word lists name a language: `en` for en-US, eng and eng_Latn."""
     primary = short(code.replace("_", "-").partition("-")[0].lower())
     return _SAME.get(primary, primary)
 
@@ -101,10 +101,10 @@ class BadWords:
     def __init__(self, language: str, entries: Iterable[str]) -> None:
         self.language = language
         self.unspaced = language in LETTERS_A_WORD
-        #: first word of entries → [(the other words, the text that must stand before each of these)], one pair for each
-        #: entry, those with the most words first
+        #: First word of an entry → one pair for each entry that begins with this word: (its other words, the signs such
+        #: as `&` that must stand before each of them). Entries of more words come first.
         self._words: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
-        #: first character → entries looked for anywhere, the longest first
+        #: first character → entries that match anywhere in a text, the longest first
         self._anywhere: dict[str, list[str]] = {}
         left_out = {normal(entry, language) for entry in EVERYDAY.get(language, ())}
         for entry in entries:
@@ -217,7 +217,7 @@ def _is_everywhere(entry: str) -> bool:
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
     """Whether the entry of a word list that begins at position `at` of the text is no part of a longer word, as far as
-    the script of the entry shows it."""
+    this can be told in the entry's script."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

@@ -7,9 +7,9 @@ A text is normalised, cut into pieces by SentencePiece, and scored as *one* sent
 A lower perplexity means that a text is closer to the texts on which the model was trained (Wikipedia, in the paper).
 Each model states how its texts are normalised:
 
-  * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit 0, 34
-    punctuation marks as ASCII, no control characters. Line feeds are control characters, so lines are joined without
-    a space between them, as in cc_net.
+  * `ccnet`: cc_net's `text_normalizer.normalize`: strip, lower case, NFD without accents (Mn), every digit replaced by
+    0, 34 punctuation marks replaced by ASCII, control characters deleted. Line feeds are control characters, so lines
+    are joined without a space between them, as in cc_net.
   * `datatrove`: `datatrove.utils.perplexity.KenlmModel.normalize` of 0.10.1: like `ccnet`, but a whole number with
     its decimals becomes a single 0, and the text is stripped after the accents are removed.
   * `none`: the text stays unchanged.
@@ -94,8 +94,8 @@ NORMALIZE: dict[str, Callable[[str], str]] = {"ccnet": ccnet, "datatrove": datat
 
 
 class TextModel:
-    """An n-gram model with the SentencePiece model that cuts texts into its words, both read from one file. It computes
-    the perplexity of texts.
+    """Computes the perplexity of texts by an n-gram model whose words are SentencePiece pieces. The n-gram model and
+    the SentencePiece model, which cuts texts into pieces, are read from one file.
 
     Raises BadModel if the file has no SentencePiece model, or names a normalisation that this version does not know.
     """

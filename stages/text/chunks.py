@@ -26,7 +26,7 @@ CHUNK = np.dtype([("hash", np.int64), ("head", np.uint64), ("offset", np.uint32)
 #: `begun_after` and `open_after` are the same numbers for a chunk that follows an end mark.
 STEP = np.dtype([("begun", np.int16), ("begun_after", np.int16), ("open", np.uint8), ("open_after", np.uint8)])
 #: Columns of the table of lines: first byte, the byte after the last, number of chunks, and number of sentences. The
-#: last is -1 if the table cannot tell and spaCy's rules must count the sentences.
+#: last is -1 if the table of chunks does not suffice and spaCy's rules must count the sentences.
 LINE_START, LINE_END, LINE_CHUNKS, LINE_SENTENCES = range(4)
 
 #: classes of bytes: 0 part of a chunk, 1 white space, 2 white space that ends a line, 3 the first byte of a longer
@@ -111,17 +111,18 @@ class Chunks:
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
-        """Count the sentences in a text that is taken as one line. `chunks` and `spans` are the results of `scan`."""
+        """Count the sentences in a text as if it were one line. `chunks` and `spans` are the results of `scan`."""
         return int(sentences(data, chunks, spans, self.steps, 0, len(chunks), len(data)))
 
 
 def utf8(text: str) -> np.ndarray:
-    """The UTF-8 bytes of a text, uint8. A lone surrogate is encoded, too, in three bytes."""
+    """Return the UTF-8 bytes of a text, uint8. A lone surrogate is encoded in three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
 def room(column: np.ndarray, size: int) -> np.ndarray:
-    """Return `column` if it has room for `size` entries, otherwise a copy whose length is doubled until it has."""
+    """Return `column` if it has room for `size` entries, otherwise a copy whose length was doubled until the entries
+    fit."""
     grown = len(column)
     while grown < size:
         grown *= 2
@@ -192,8 +193,8 @@ def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
-    """Number of bytes of the white-space character at position i; 0 if no white space begins there. The number is
-    negative if the character ends a line."""
+    """Return the number of bytes of the white-space character at position i; 0 if no white space begins there. The
+    number is negative if the character ends a line."""
     kind = classes[data[i]]
     if kind == 0:
         return 0

@@ -8,16 +8,16 @@ The first of these rules that applies decides:
    declares it and the page has an escape character;
 4. UTF-8, if the bytes are valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong
    declarations are common);
-5. the first of three guesses in which the bytes are valid and that they do not contradict: the charset that the
-   transport declares; the one that the page declares in its own `<meta>`; the result of byte statistics (resiliparse;
-   single-byte results are checked again);
+5. the first of three guesses by which all bytes decode without error and which the bytes do not contradict (see below):
+   the charset that the transport declares; the charset that the page declares in its own `<meta>`; the result of byte
+   statistics (resiliparse; single-byte results are checked again);
 6. UTF-8, if the bytes are *mostly* valid;
 7. the first encoding that rule 5 tried, with its errors replaced, or windows-1252 if it tried none.
 
 Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
-The bytes contradict a label in two cases: bytes beyond ASCII stand in long runs although the label is for a Latin
-script, or they stand alone although it is for another script. A server that declares every page as ISO-8859-1
-therefore does not spoil Russian, Greek or Chinese pages.
+The bytes contradict a label in two cases: bytes beyond ASCII come in long runs although the label is for a Latin
+script, or they come one by one although the label is for another script. If a server declares every page as ISO-8859-1,
+its declaration is therefore ignored on Russian, Greek and Chinese pages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BYTE_OF = {bytes([b]).decode(name, "replace"): b for name in ("cp1252", "latin-
 #: follow. A match that contains a control character cannot be ordinary text.
 _FOLLOWING = "".join(c for c, b in _BYTE_OF.items() if b < 0xc0 and c != "\ufffd")
 _DOUBLE = re.compile(f"[\u00c2-\u00f4][{_FOLLOWING}]{{1,3}}")
-#: the beginning of such a piece in UTF-8; a page without it is not searched further
+#: the beginning, in UTF-8, of most matches of `_DOUBLE`; a page without it is not searched further
 _DOUBLE_BYTES = re.compile(rb"\xc3[\x82-\xb4](?:\xc2|\xe2\x80|\xe2\x82\xac|\xc5|\xc6|\xcb)")
 #: a whole page counts as doubly encoded if the matches of `_DOUBLE` have more than 2 * _DOUBLE_MOST characters, and
 #: more than the share _DOUBLE_SHARE of all characters beyond ASCII
@@ -68,7 +68,8 @@ _SAMPLE = 128 << 10
 
 
 def canonical(label: str) -> str:
-    """Python's name of the encoding that a browser uses for the encoding label `label`; "" for an unknown label."""
+    """Return Python's name of the encoding that a browser uses for the encoding label `label`; "" for an unknown
+    label."""
     mapped = map_encoding_to_html5(label.strip().lower(), fallback_utf8=False) if label else None
     if mapped is None:
         return ""
@@ -117,7 +118,7 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
 
 
 def _mean_run(data: bytes) -> float:
-    """Mean length of the runs of bytes beyond ASCII in `data`; `_LATIN_RUN` if all bytes are ASCII."""
+    """Return the mean length of the runs of bytes beyond ASCII in `data`; `_LATIN_RUN` if all bytes are ASCII."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
@@ -151,21 +152,22 @@ def without_double_encoding(text: str, data: bytes) -> str:
 
 
 def _utf16(data: bytes) -> str:
-    """The codec of UTF-16 for a page without a byte-order mark, or "" if the page is not in UTF-16. In UTF-16, and in
-    no other encoding, every other byte of markup is NUL."""
+    """Return the codec of UTF-16 for a page without a byte-order mark, or "" if the page is not in UTF-16. In UTF-16,
+    and in no other encoding, every other byte of markup is NUL."""
     even, odd = data[:128:2].count(0), data[1:128:2].count(0)
     return "utf-16-le" if odd >= 8 and not even else "utf-16-be" if even >= 8 and not odd else ""
 
 
 def _declared_in_page(data: bytes) -> str:
-    """The encoding a page declares in its `<meta>` or XML declaration, or ""."""
+    """Return the encoding that a page declares in its `<meta>` or XML declaration; "" if it declares none."""
     match = _META.search(data, 0, _META_WITHIN)
     return canonical((match[1] or match[2]).decode("ascii", "replace")) if match else ""
 
 
 def _by_statistics(data: bytes) -> str:
-    """Guess the encoding of a page by byte statistics. The statistics take some Korean and Japanese pages for broken
-    UTF-8 or Western pages, so the letters of such pages are checked as well."""
+    """Guess the encoding of a page by byte statistics. The statistics mistake some Korean and Japanese pages for broken
+    UTF-8 or for Western pages. Pages with such a result and many bytes beyond ASCII are therefore also checked for
+    Korean and Japanese letters."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
     non_ascii = len(sample) - len(sample.translate(None, _FOREIGN))

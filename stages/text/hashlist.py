@@ -49,7 +49,7 @@ class LabelledList:
         return len(self._hashes)
 
     def label(self, item: str) -> int:
-        """The label (a number from 1 to 255) of a string; 0 if the list lacks the string."""
+        """Return the label (a number from 1 to 255) of a string; 0 if the list lacks the string."""
         value = _hash(item.encode("utf-8", "surrogatepass")) & ~_LABEL
         at = int(self._hashes.searchsorted(value))
         if at == len(self._hashes) or (self._hashes[at] ^ value) > _LABEL:

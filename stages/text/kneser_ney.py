@@ -1,12 +1,12 @@
 """Trains n-gram models by interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998, TR-10-98; Heafield et al.
 2013, "Scalable Modified Kneser-Ney Language Model Estimation"), as KenLM's lmplz does without pruning.
 
-  * Counts a: the count of an n-gram of the highest order, or of one that begins with <s>, is the number of its
+  * Counts, written a: the count of an n-gram of the highest order, or of one that begins with <s>, is the number of its
     occurrences. The count of any other n-gram is the number of different words that precede it.
-  * Discounts D: those of an order are computed from t_k, its number of n-grams with count k: Y = t₁ / (t₁ + 2 t₂),
-    D_k = k - (k + 1) Y t_{k+1} / t_k for k = 1, 2, 3 and more. If they cannot be computed (t₁, t₂ or t₃ is 0) or lie
-    outside 0 … k, the order uses `FALLBACK`, as lmplz does with --discount_fallback. `Estimate.fallback` lists such
-    orders.
+  * Discounts, written D: let t_k be the number of n-grams of an order with the count k, and Y = t₁ / (t₁ + 2 t₂). For k
+    of 1, 2, and 3 or more, D_k = k - (k + 1) Y t_{k+1} / t_k. If the discounts cannot be computed (t₁, t₂ or t₃ is 0)
+    or lie outside 0 … k, the order uses `FALLBACK`, as lmplz does with --discount_fallback. `Estimate.fallback` lists
+    such orders.
   * Probabilities: p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word). γ redistributes what the
     discounts subtract. Unigrams are interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
 
@@ -65,7 +65,7 @@ class WordIds:
         self.index: dict[str, int] = {UNK: 0, BOS: 1, EOS: 2}
 
     def ids(self, words: Sequence[str]) -> list[int]:
-        """Ids of the words of a text. A word that is spelt like <unk>, <s> or </s> counts as unknown."""
+        """Return the ids of the words of a text. A word that is spelt like <unk>, <s> or </s> counts as unknown."""
         index = self.index
         return [i if (i := index.setdefault(w, len(index))) > 2 else 0 for w in words]
 

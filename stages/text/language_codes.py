@@ -40,7 +40,8 @@ ara:arb aym:ayr aze:azj bik:bcl bua:bxr chm:mhr cre:crk din:dik est:ekk fas:pes 
 kom:kpv kon:kng kur:kmr lav:lvs mlg:plt mon:khk msa:zsm nep:npi nor:nob oji:ojb ori:ory orm:gaz pus:pbt que:quy sqi:als
 swa:swh uzb:uzn yid:ydd zho:cmn zza:diq
 """
-#: scripts in use of the languages that are not, or not only, written in Latin letters, by lid.176's names of languages
+#: language, by its name in lid.176 → the scripts in which it is written; `_LATIN` has the languages written in Latin
+#: letters alone
 _SCRIPTS = """
 am:Ethi ar:Arab arz:Arab as:Beng av:Cyrl az:Latn,Cyrl,Arab azb:Arab ba:Cyrl be:Cyrl bg:Cyrl bh:Deva bn:Beng bo:Tibt
 bpy:Beng bs:Latn,Cyrl bxr:Cyrl,Mong ce:Cyrl ckb:Arab cv:Cyrl dty:Deva dv:Thaa el:Grek fa:Arab gom:Deva,Latn,Knda
@@ -107,8 +108,8 @@ def names(name: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether the two language names can apply to one text: they name one language, in scripts that agree or are not
-    given."""
+    """Whether two language names can apply to one text: they name the same language, and their scripts agree or one of
+    them has no script."""
     if one == other:
         return True
     a, b = tag(one), tag(other)
@@ -118,8 +119,8 @@ def meet(one: str, other: str) -> bool:
 
 
 def short(label: str) -> str:
-    """The ISO 639-1 code of a language, or its ISO 639-3 code if it has no shorter one. `fra_Latn` is fr, `cmn_Hani`
-    zh, `nob_Latn` no, and `yue_Hani` yue. A string that is no code of a language is returned unchanged."""
+    """Return the ISO 639-1 code of a language, or its ISO 639-3 code if it has no ISO 639-1 code. `fra_Latn` is fr,
+    `cmn_Hani` zh, `nob_Latn` no, and `yue_Hani` yue. A string that is no code of a language is returned unchanged."""
     language_tag = tag(label)
     return label if language_tag is None else _SHORT.get(language_tag.language, language_tag.language)
 

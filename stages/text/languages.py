@@ -32,18 +32,18 @@ _PACKAGES = {"StanzaTokenizer": "stanza", "ThaiTokenizer": "pythainlp", "IndicNL
 class Splitter(NamedTuple):
     """How a language is split into words: by spaCy's rules or by another package."""
 
-    #: its full name: ISO 639-3 and script, e.g. fra_Latn
+    #: full name of the language: ISO 639-3 and script, e.g. fra_Latn
     language: str
-    #: the spaCy language whose rules split it; None if another package does
+    #: the spaCy language whose rules split the language into words; None if another package splits it
     rules: str | None
-    #: distribution that must be installed for it, "" if none
+    #: distribution that must be installed to split the language, "" if none
     needs: str
 
 
 @cache
 def _table() -> dict[str, Splitter]:
     """Return {name of a language: how it is split into words}, from datatrove's table. If several rows of the table
-    have one name, the first of them counts, as in datatrove."""
+    have the same name, the first of them counts, as in datatrove."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the table of languages and their tokenizers comes with datatrove, which is not "

@@ -1,10 +1,11 @@
 """Stores back-off n-gram language models in compact files, which workers map into memory, and scores texts with them.
 
-A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and kept as one file. Scores
-are KenLM's (Heafield 2011; kenlm 0.3.0): the score of a word is the log10 probability of the longest n-gram that ends
-in it plus the back-off weights of the longer contexts, added in float32 in KenLM's order, so that each word scores as
-in KenLM to the bit. A text's score is the sum over its words in float64 (KenLM sums in float32, and so loses digits
-over long texts). Unseen words are scored as `<unk>`; in a model without `<unk>` they score -100, as in KenLM.
+A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and kept as one file. The
+score of a word is the log10 probability of the longest n-gram of the model that ends with the word, plus the back-off
+weights of the longer contexts. The numbers are added in float32 and in KenLM's order, so each word has exactly the
+score that KenLM gives it (Heafield 2011; kenlm 0.3.0). The score of a text is the sum over its words in float64;
+KenLM's sum in float32 loses digits on long texts. A word that the model lacks scores as `<unk>`, or -100 if the model
+has no `<unk>`, as in KenLM.
 
 File (little-endian, sections start at multiples of 64):
 
@@ -15,8 +16,8 @@ File (little-endian, sections start at multiples of 64):
     gramsN    uint64 (slots, 2): hash of the n-gram (0: empty), its float32 probability and back-off; linear probing
     pieces    a SentencePiece model (may be empty): the words are its pieces
 
-An n-gram is identified by 64 bits of hash over its word ids (KenLM's function). Among n of them two collide with
-probability n²/2⁶⁵, three in a million for 10⁷ n-grams; a collision within a model is an error when the file is made.
+An n-gram is identified by a 64-bit hash of its word ids (KenLM's function). Among n n-grams, two have the same hash
+with probability n²/2⁶⁵: three in a million for 10⁷ n-grams. `write_model` raises an error if this happens in a model.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class BadModel(ValueError):
 # -- hashing and tables ------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def _combine(node: np.uint64, word: np.uint64) -> np.uint64:
-    """KenLM's function CombineWordHash. `node` is the hash of some words in a row, and `word` the word before them; the
-    result is the hash of all of them."""
+    """Add a word to a hash of words, as KenLM's function CombineWordHash does. `node` is the hash of some words in a
+    row, and `word` the id of the word before them. Returns the hash of all of them."""
     return (node * np.uint64(8978948897894561157)) ^ ((word + np.uint64(1)) * np.uint64(17894857484156487943))
 
 
@@ -248,11 +249,10 @@ def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np
                 counts: Sequence[int], grams: Iterable[tuple[np.ndarray, np.ndarray]], *, normalize: str = "none",
                 pieces: bytes = b"", facts: Mapping[str, Any] | None = None) -> None:
     """Write an n-gram model as the file that `NgramLM` reads. `words` are in the order of their ids, <unk> first;
-    `unigrams` float32 (words, 2). For the orders 2, 3, …, `counts` are the numbers of n-grams, and `grams` yields
-    their hashes (uint64) and float32 (n-grams, 2) of probability and back-off. `facts` go into the header, too.
-    `normalize` (how texts were normalised) stands there as well, and `pieces` is a SentencePiece model. Equal
-    arguments give equal bytes. Raises ValueError for two n-grams with one hash, words with line breaks, and a first
-    word other than <unk>."""
+    `unigrams` float32 (words, 2). For the orders 2, 3, …, `counts` are the numbers of n-grams, and `grams` yields their
+    hashes (uint64) and float32 (n-grams, 2) of probability and back-off. The header also holds `facts` and `normalize`
+    (how texts were normalised). `pieces` is a SentencePiece model. Equal arguments give equal bytes. Raises ValueError
+    if two n-grams have the same hash, a word has a line break, or the first word is not <unk>."""
     if any("\n" in w for w in words) or words[0] != UNK:
         raise ValueError("words are lines of their own, and the first is <unk>")
     small = {"words": "\n".join(words).encode(), "unigrams": np.ascontiguousarray(unigrams, np.float32).tobytes(),

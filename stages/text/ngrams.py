@@ -21,8 +21,8 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
     """For each n from `low` to `high`, find the most frequent word n-gram and return its length times its count, int64.
     The length is in characters, with words joined by one space. The value is -1 if the text has fewer than n words.
 
-    `ids` are the word numbers of the text, and `lengths` the characters of each word number. Of n-grams with equal
-    counts, the first one in the text is taken (as `Counter.most_common` does).
+    `ids` are the word numbers of the text, and `lengths[i]` is the number of characters of the word with number i. Of
+    n-grams with equal counts, the first one in the text counts (as with `Counter.most_common`).
     """
     words = ids.shape[0]
     out = np.full(high - low + 1, -1, np.int64)

@@ -35,7 +35,7 @@ def simplify(text: str) -> str:
     """Simplify a text before its MinHash signature is computed: lower case, numbers as 0, no punctuation, no accents,
     single spaces.
 
-    >>> simplify("Café, 3.14  and\nMORE…")
+    >>> simplify("Café, 3.14  and\\nMORE…")
     'cafe 0 and more'
     """
     text = text.lower()

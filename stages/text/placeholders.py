@@ -10,19 +10,19 @@ from __future__ import annotations
 import re
 
 _PLACEHOLDER = re.compile("\ue000([0-9]{1,9})\ue001")
-#: further characters that cleared texts do not hold; the caller decides what they stand for
+#: further private-use characters that `without_stand_ins` removes; the caller decides what they stand for
 MARKS = ("\ue002", "\ue003")
 _STAND_INS = dict.fromkeys(range(0xE000, 0xE004))
 
 
 def without_stand_ins(text: str) -> str:
-    """Return the text without the private-use characters that placeholders are made of."""
+    """Return the text without the private-use characters of placeholders and of MARKS."""
     return text.translate(_STAND_INS)
 
 
 class Placeholders:
-    """Replaces pieces of a text (formulas, code) by placeholders, and puts them back later. `pieces` holds them in the
-    order of their placeholders' numbers."""
+    """Replaces pieces of a text (formulas, code) by placeholders, and puts them back later. `pieces` holds the replaced
+    pieces; the number of a placeholder is the index of its piece."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []

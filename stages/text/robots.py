@@ -15,12 +15,12 @@ _LONGEST = 4000
 
 
 def directives(value: str) -> tuple[str, ...]:
-    """Return the directives in a robots header or `<meta>` value that forbid all robots a use of the page (those in
-    FORBIDDING, in its order).
+    """Return the directives of FORBIDDING, in its order, by which a page forbids all robots some use of it. `value` is
+    the content of a robots header or of a robots `<meta>` tag.
 
     In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives are for the robot `somebot` alone, so
-    only `noindex` is returned. Several headers are given as lines; each line is for all robots until it names one.
-    `none` means `noindex, nofollow`.
+    only `noindex` is returned. If a page has several headers, `value` holds one per line. The directives of a line are
+    for all robots until the line names a robot. `none` means `noindex, nofollow`.
     """
     result = set()
     for line in value[:_LONGEST].lower().split("\n"):

@@ -131,7 +131,7 @@ def main_script(text: str) -> tuple[str, float]:
     """Return the script of most letters of a text, and its share of the letters; ("", 0.0) for a text without letters.
 
     Kana and Han count as one script, Jpan, if at least a tenth of them are kana; otherwise Han is a script of its own.
-    Of scripts with equally many letters the one with the lower ISO 15924 number is taken.
+    Of scripts with equally many letters, the one with the lower ISO 15924 number is returned.
     """
     letters = letters_by_script(text)
     kana = letters.get("Hira", 0) + letters.get("Kana", 0)

@@ -78,11 +78,12 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """Return the length in characters of the longest suffix that the pattern can match, full stops at the end excepted.
+    """Return the length in characters of the longest suffix that the pattern can match, not counting full stops at the
+    end.
 
     spaCy searches a string for suffixes from its first character on. A search that starts this many characters before
-    the end finds the same suffixes faster. The result is None if an alternative other than `\\.\\.+$` has no greatest
-    length: the whole string must then be searched.
+    the end finds the same suffixes faster. The result is None if the pattern has an alternative without a greatest
+    length, other than `\\.\\.+$`. The whole string must then be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 
@@ -98,7 +99,7 @@ def suffix_window(pattern: str) -> int | None:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The top-level alternatives of a regular expression: `a|(b|c)` has `a` and `(b|c)`."""
+    """Yield the top-level alternatives of a regular expression: for `a|(b|c)`, these are `a` and `(b|c)`."""
     depth = start = i = 0
     in_class = False
     while i < len(pattern):

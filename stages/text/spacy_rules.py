@@ -58,8 +58,8 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no rule for prefixes, suffixes or infixes applies to `letter` when it stands among letters. A word of
-        such letters is a single token."""
+        """Whether no rule for prefixes, suffixes or infixes applies to `letter` in a word of letters. A word of such
+        letters is a single token."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 
@@ -68,9 +68,9 @@ class SpacyRules:
         """Split a chunk (a run without white space) into tokens by spaCy's rules for prefixes, suffixes and infixes, as
         spaCy's `_tokenize` does. A chunk of more than LONGEST characters is one token.
 
-        A special case is a string with a fixed split into tokens. Without `special`, none is applied. With it, those
-        are applied that equal the chunk without some prefixes and suffixes; those that match a sequence of tokens are
-        left to `merge`.
+        A special case is a string with a fixed split into tokens. Without `special`, no special case is applied. With
+        `special`, a special case is applied if it equals the chunk, or what remains of the chunk without some prefixes
+        and suffixes. Special cases that match a sequence of tokens are left to `merge`.
         """
         if len(chunk) > LONGEST:
             return [chunk]
@@ -135,9 +135,9 @@ class SpacyRules:
         """Apply the special cases that match a sequence of tokens, and return the new tokens. A special case is a
         string with a fixed split into tokens. This is spaCy's last pass, `_apply_special_cases`.
 
-        `breaks[i]` is true if a space stands before token i. A special case may match tokens on both sides of a space,
-        but is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not
-        applied still prevents shorter matches that overlap it.
+        `breaks[i]` is true if a space precedes token i. A special case may match tokens on both sides of a space, but
+        is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not applied
+        still prevents shorter matches that overlap it.
         """
         matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
                    for sequence in self._sequences.get(token, ()) if tuple(tokens[i:i + len(sequence)]) == sequence]
@@ -169,7 +169,7 @@ class SpacyRules:
 
     def _split(self, text: str, special: bool = True) -> tuple[list[str], list[bool]]:
         """Split a text into tokens, chunk by chunk (a chunk is a run without white space). Returns (tokens, whether a
-        space stands before each of them). The special cases that match a sequence of tokens are left to `merge`."""
+        space precedes each of them). The special cases that match a sequence of tokens are left to `merge`."""
         tokens: list[str] = []
         breaks: list[bool] = []
         space = False

@@ -104,7 +104,7 @@ def _suffix_of_content(data: bytes) -> str | None:
         return None
 
 
-#: (path in the archive, bytes, function that reads it) of each member; the path is empty for anything but a file
+#: (path in the archive, bytes, function that reads it) of each member; the path is empty if the member is no file
 Members = Iterator[tuple[str, int, Callable[[], bytes]]]
 
 

@@ -147,11 +147,11 @@ class Vocabulary:
         """Find the runs of chunks (a chunk has no white space) that must be split into words together. Returns (first,
         one past the last) of each run.
 
-        Chunks are normally split on their own. The exception is a special case, spaCy's term for a sequence of tokens
-        with a rule of its own: one that spans two chunks may block a shorter one inside one of them. To span two
-        chunks, a special case must contain the last token of the first chunk and the first token of the second one
-        after the other, and a single space must separate the chunks. Where no special case has these two tokens in a
-        row, the chunks do not affect each other.
+        Chunks are normally split one by one. But spaCy has special cases: sequences of tokens, each with a rule of its
+        own. A special case that spans two chunks may prevent a shorter special case inside one of them. A special case
+        can span two chunks only if a single space separates them, and if the last token of the first chunk and the
+        first token of the second chunk follow each other in the special case. If there is no such special case, the
+        chunks do not affect each other.
         """
         runs, last = [], len(chunks) - 1
         stop = 0
@@ -185,8 +185,8 @@ class Vocabulary:
         return self.language.merge(tokens, breaks)
 
     def _edge(self, chunk: int, side: int) -> str:
-        """The first token (`side` 0) or last token (`side` 1) of a chunk (a run without white space), before spaCy's
-        special cases are applied."""
+        """Return the first token (`side` 0) or last token (`side` 1) of a chunk (a run without white space), before
+        spaCy's special cases are applied."""
         chunk = int(chunk)
         if chunk in self.unsure:
             return self.unsure[chunk][side]
@@ -203,7 +203,7 @@ class Vocabulary:
         if not unknown:
             return chunks, spans, None
         missing = {_chunk(data, start, stop) for start, stop in spans[chunks < 0].tolist()}
-        # sorted, so that two runs number words alike: results do not depend on it, but debugging does
+        # sorted, so that two runs give words the same numbers: this changes no result, but helps debugging
         long = sorted(chunk for chunk in missing if len(chunk) > CACHED_LONGEST)
         if len(long) < len(missing):
             self.learn(sorted(missing.difference(long)))
@@ -214,16 +214,17 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table of chunks. `before` is the last result of `_find_chunks`;
-        None: there is nothing to remove."""
+        """Remove the long chunks of a text from the table of chunks. `before` is the last of the values that
+        `_find_chunks` returned; if it is None, there is nothing to remove."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Split a text into words. Returns (word numbers, int32; lines, int32[n, 4]). A line has its first byte, the
-        byte after its last, the number of its chunks (runs without white space), and of its sentences (-1: unknown)."""
+        """Split a text into words. Returns (word numbers, int32; lines, int32[n, 4]). The row of a line holds the
+        position of its first byte, the position after its last byte, its number of chunks (runs without white space),
+        and its number of sentences (-1: unknown)."""
         data = utf8(text)
         chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -265,9 +266,9 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 class Words:
     """The words of one text, in order, as numbers of a vocabulary (`ids`), and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the line's
-    first byte and the byte after its last, both without white space at the ends, the number of chunks (`str.split`),
-    and the number of sentences (-1: unknown, call `count_sentences`).
+    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the positions
+    of the line's first byte and after its last byte, both without white space at the ends, the number of chunks
+    (`str.split`), and the number of sentences (-1: unknown, call `count_sentences`).
     """
 
     __slots__ = ("_counts", "ids", "lines", "vocabulary")

@@ -1,8 +1,9 @@
-"""Faster versions of readability and justext, the fallback extractors with whose results trafilatura compares its own.
-The results of the faster versions are the same.
+"""Holds faster versions of readability and justext, with the same results. These are trafilatura's fallback extractors:
+trafilatura compares their results with its own, and returns the better one.
 
-readability runs only on pages where trafilatura could choose its result. justext reads the tree itself instead of SAX
-events. `stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it supports.
+readability runs only on pages where trafilatura could prefer readability's result. justext reads the tree itself
+instead of SAX events. `stages.extract.html.xpath_rules` installs both, for the only version of trafilatura that it
+supports.
 """
 
 from __future__ import annotations
@@ -140,8 +141,8 @@ _try_justext = external.try_justext
 
 
 # -- readability -----------------------------------------------------------------------------------------------------
-#: readability writes XML, which is then parsed as HTML. An empty element of these would take the markup after it as
-#: text.
+#: readability writes XML, which is then parsed as HTML. An HTML parser then reads the markup after an empty element of
+#: these as text inside the element.
 _RAW_TEXT = ("title", "textarea", "iframe", "xmp", "noembed", "noframes", "plaintext", "noscript")
 
 

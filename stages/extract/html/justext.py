@@ -41,7 +41,7 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 class Paragraph:
-    """A stretch of text between block elements. `nodes` lists where the pieces of its text stand in the lxml tree:
+    """A stretch of text between block elements. `nodes` lists the places of the pieces of its text in the lxml tree:
     (element, True if the piece is the element's tail, False if it is the element's text)."""
 
     __slots__ = ("cf_class", "class_type", "heading", "in_links", "nodes", "pieces", "text")

@@ -61,7 +61,7 @@ def shorten(data: bytes, most: int) -> bytes:
 def _without_code(data: bytes) -> bytes:
     out: list[bytes] = []
     at = looks = 0
-    endless: set[bytes] = set()                                   # beginnings whose end does not occur any more
+    endless: set[bytes] = set()                            # beginnings whose end does not occur in the rest of the page
     for begin in _BEGINS.finditer(data):
         if begin.start() < at:
             continue

@@ -14,7 +14,7 @@ The table gives the share of pages on which a fact equals the reference value, w
     …, of the pages for which a date was found           92 %    98 %
 
 WCXB stands for the 310 development pages of the Web Content Extraction Benchmark, Fundus for 64 news pages from 27
-countries. Missed facts stand in the text of a page, which is not searched.
+countries. Facts that are missed are in the text of a page, which is not searched.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Any
 
 from stages.text.robots import directives
 
-#: characters of a page taken as its head
+#: characters at the beginning of a page that count as its head
 HEAD = 256 << 10
-#: characters of a page taken as its foot, where licences stand
+#: characters at the end of a page that are searched for a licence
 _FOOT = 64 << 10
 #: JSON-LD blocks read, and characters of each
 _BLOCKS, _BLOCK = 8, 100_000
@@ -66,7 +66,7 @@ _AUTHORS, _NESTED = 20_000, 200
 _DECODER = json.JSONDecoder(strict=False)
 #: most authors kept
 _MANY = 20
-#: how SEO plugins of WordPress announce the author
+#: labels by which SEO plugins of WordPress mark the name of the author
 _WRITTEN_BY = frozenset(("written by", "geschrieben von", "verfasst von", "escrito por", "écrit par", "scritto da",
                          "geschreven door", "skrevet av", "skriven av", "написано автором", "автор", "napisane przez"))
 #: an author's name must follow the mark of an author within this many characters
@@ -82,7 +82,7 @@ _WRITTEN = re.compile(rf"(?<![^\W\d_])(?:(\d{{1,2}})(?:st|nd|rd|th)?\.?\s+(?:of\
                       r"[a-z]{0,6}\.?\s+(?:(\d{1,2})(?:st|nd|rd|th)?,?\s+)?((?:19|20)\d\d)(?!\d)", re.IGNORECASE)
 _BY = re.compile(r"(?:by|von|par|por|di|door|av)\s*:?\s+(?=\S)", re.IGNORECASE)
 
-#: names of `<meta>` by the fact they give, the most reliable first
+#: fact → names of the `<meta>` tags that state it, the most reliable first
 _NAMES: dict[str, tuple[str, ...]] = {
     "title": ("og:title", "citation_title", "dc.title", "dcterms.title", "twitter:title"),
     "author": ("author", "citation_author", "dc.creator", "dcterms.creator", "article:author", "parsely-author",

@@ -160,7 +160,7 @@ class Html(Stage):
                 f"faster rules; pip install trafilatura=={FAST_TRAFILATURA}"]
 
     def setup(self) -> None:
-        self._engine  # noqa: B018 - made here, so that no document is charged for it
+        self._engine  # noqa: B018 - made here, so that this time does not count as the first document's
 
     @cached_property
     def _engine(self) -> Engine:

@@ -224,9 +224,9 @@ class Expansion:
     # -- uses --------------------------------------------------------------------------------------------------------
     def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
              active: tuple[str, ...], depth: int, out: list[str]) -> int:
-        """Expand one use of a macro. The name ends at `end`, the use begins at `begin`, and `at` is the position up to
-        which the text is already in `out`. Appends the text before the use, and the expansion of the use, to `out`.
-        Returns the position after the use. If the use cannot be expanded, returns -1 and appends nothing."""
+        """Expand one use of a macro. `at` is the position up to which `text` is already in `out`. The use begins at
+        `begin`, and the macro's name ends at `end`. Appends the text before the use, and the expansion of the use, to
+        `out`. Returns the position after the use. If the use cannot be expanded, returns -1 and appends nothing."""
         if depth >= _DEPTH or self.work <= 0:
             return -1
         if (parsed := self._arguments(macro, text, end, closing)) is None:

@@ -82,7 +82,7 @@ def _reads_like_language(cost: np.ndarray, pairs: np.ndarray) -> bool:
 
 def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pairs of adjacent Latin letters in a text, without accents: (26 times the number of the first letter
-    plus the number of the second, for each pair; the number of the line in which each pair stands)."""
+    plus the number of the second, for each pair; the number of the line that contains each pair)."""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFD", text.translate(_LETTERS))

@@ -21,7 +21,8 @@ _ROMAN = re.compile(r"(?=.)c{0,3}(xc|xl|l?x{0,3})(ix|iv|v?i{0,3})", re.IGNORECAS
 _VALUES = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 #: notices that hosts print on pages they deliver
 _STAMP = re.compile(r"downloaded (?:from|by|on)|download date|this content downloaded|digitized by", re.IGNORECASE)
-#: signs of the foot of a page that the last line of a text seldom has: an address, a copyright, a volume, bars
+#: matches text that is typical of the foot of a page and rare in the last line of a text: an address, a copyright, a
+#: volume, bars
 _FOOT = re.compile(r"https?:|www\.|©|\bdoi\b|\bvol(?:ume|\.)? ?\d|\bissn\b| \| | • ", re.IGNORECASE)
 #: running heads and feet lie within this share of the page's height from its top or bottom
 _EDGE = 0.13
@@ -36,7 +37,7 @@ class _Row(NamedTuple):
     top: bool             # at the top of its page
     lines: list[Line]
     text: str             # text of all its lines
-    key: str              # the text with # for numbers that may count
+    key: str              # the text with # for numbers that may be page numbers
     height: int           # height on the page, in steps of _NEAR
     numbers: list[tuple[bool, int]]       # (roman, value) at its ends
     deep: bool            # further from the edge than _EDGE

@@ -26,7 +26,7 @@ _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
 def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
-    """Join each accent that is a character of its own to the letter over or under which it stands, and remove the
+    """Join each accent that is a separate character to the letter above or below which it is drawn, and remove the
     spaces that PDFium inserted between accent and letter. `code` and `inked` are changed in place; a removed character
     gets code 0.
 
@@ -132,9 +132,9 @@ def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
 
 
 def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
-    """Whether a space stands between two neighbouring characters `a` and `b` of a line. Each is given with its
-    combining marks, as a list (text, left, right, space before it, box). `letters` tells that both are right-to-left
-    letters, and `drawn` that the line is in drawing order.
+    """Whether there is a space between two neighbouring characters `a` and `b` of a line. Each is given with its
+    combining marks, as a list (text, left, right, space before it, box). `letters` says whether both are right-to-left
+    letters, and `drawn` whether the line is in drawing order.
 
     Between two right-to-left letters, the width of the gap decides in two cases: the line is in drawing order and the
     file itself has no space at this place (spaces that PDFium inserts are not trusted in such a line), or the space

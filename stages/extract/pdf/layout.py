@@ -108,7 +108,7 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
 
 def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
     """Cut `rows` (rows of pieces, which are stretches of a line) into columns, and append each column to `out` as a
-    list of rows. `rtl` tells that columns are read from right to left, and `depth` is the nesting of the cut."""
+    list of rows. `rtl` says whether columns are read from right to left, and `depth` is the nesting of the cut."""
     if not rows:
         return
     if len(rows) >= _LINES and depth < _DEPTH:

@@ -58,7 +58,7 @@ class MissingEngine(MissingModel):
 
 class Engine(NamedTuple):
     command: tuple[str, ...]          # reads a PGM picture and writes words as tesseract's TSV
-    files: dict[str, str]             # those that affect its output: name → path
+    files: dict[str, str]             # the files that affect its output: name → path
     glyphs: int = GLYPHS["tesseract"]
 
 
@@ -139,9 +139,9 @@ def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_
     `draw` is called in the process of the OCR engine and returns the picture: (height, width) uint8, black on white.
 
     Raises:
-        ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps for want of more than
-            `memory_mb` of private memory), or was killed from outside.
-        RuntimeError: the OCR engine ended with an error.
+        ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps because it needed more
+            than `memory_mb` MB of private memory), or was killed from outside. RuntimeError: the OCR engine ended with
+            an error.
     """
     env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_THREAD_LIMIT": "1",
            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

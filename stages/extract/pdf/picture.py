@@ -66,8 +66,8 @@ def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
 
 def _pixels(object_: Any, remaining: int, levels: int) -> tuple[int, int]:
     """Returns (number of pixels of a picture, or of all pictures in a form; number of objects that may still be
-    searched). A form is a group of objects. `remaining` objects may be searched in all, `levels` levels of forms
-    deep."""
+    searched). A form is a group of objects. `remaining` is the number of objects that may be searched, and `levels` how
+    deep forms inside forms are searched."""
     kind, remaining = pdfium_c.FPDFPageObj_GetType(object_), remaining - 1
     if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
         wide, high = ctypes.c_uint(), ctypes.c_uint()

@@ -2,7 +2,8 @@
 model and no picture of the page.
 
 The estimate decides which pages are read by OCR. It does not matter whether a page looks like a scan: when OCR was
-chosen by the look of the page, 28.7 % of a crawl had degraded text (Marin, "pdf-extraction-routing").
+chosen by the look of the page, 28.7 % of a crawl had degraded text (measured by the project Marin,
+"pdf-extraction-routing").
 """
 
 from __future__ import annotations

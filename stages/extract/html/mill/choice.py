@@ -14,13 +14,13 @@ from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEA
 FAVORS = {"precision": 250, "balanced": 1000, "recall": 4000}
 #: smallest probability (1/1000) of a chosen block
 LEAST = 20
-#: resolution of F_β: distinct fractions
+#: F_β is computed in integers, as a multiple of 1 / SCALE
 SCALE = 1_000_000
 #: a heading can be the headline if at least this share of its words (1/1000) occurs in the page's title
 TITLED = 600
 #: a page with more paragraphs of the same tags and classes than this counts as a book
 MANY = 300
-#: characters of a comment without spaces: shorter texts are buttons, names and dates
+#: fewest characters of a comment, spaces not counted: shorter texts are buttons, names and dates
 COMMENT = 25
 
 
@@ -101,7 +101,7 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
     chosen or there is none.
 
     The headline is the last heading before the first chosen block among the headings that consist mainly of words of
-    the page's title. If no heading of the page does, it is the last h1 before the first chosen block.
+    the page's title. If the page has no such heading, the headline is the last h1 before the first chosen block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING

@@ -48,11 +48,11 @@ N_OWN, N_FLAGS, N_ABOVE, N_BESIDE = len(_OWN), len(_FLAG_NAMES), len(_ABOVE), le
 
 @njit(cache=True, nogil=True)
 def count_alike(keys, n):
-    """Returns how often each of the first `n` keys (int64) occurs among them: int32[n]. Keys are counted in an
-    open-addressing hash table.
+    """Returns, for each of the first `n` keys (int64), how many of these `n` keys are equal to it: int32[n]. Keys are
+    counted in an open-addressing hash table.
 
-    A search in this table ends after PROBES slots, since a hostile page may choose keys that collide. A key that finds
-    only slots of other keys up to there counts as occurring once.
+    A search in this table ends after PROBES slots, since a hostile page may choose keys that collide. A key whose
+    search ends in this way counts as occurring once.
     """
     size = 16
     while size < 2 * n:

@@ -133,7 +133,7 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 def _in_list(text: str, at: list[int], open_items: list[tuple[int, int, int]], markup: bool) -> str:
     """Returns the text of a block in a list item with the mark or the indent that it needs. The first block of an item
     follows the item's mark, such as `- `. In Markdown, the item's further blocks are indented to the text after the
-    mark. The function updates `open_items`, the items in which the next block may stand: (number of the element, depth,
+    mark. The function updates `open_items`, the items that may contain the next block: (number of the element, depth,
     width of the mark)."""
     is_new = all(item != at[P_ITEM] for item, _, _ in open_items)
     depth = at[P_DEPTH]

@@ -5,8 +5,8 @@ is escaped, and the content of raw elements such as `script` is not escaped. So 
 needed. The serialised form is ambiguous on some pages, which have elements inside a `script` in SVG or MathML. Such a
 page is misread, but always in the same way, and never beyond the bounds of an array.
 
-All functions of the walk stand in one file. numba's cache notices only changes in the file of the calling function.
-After a change to a function in another file, the old version of that function would still run.
+All functions of the walk are in one file. numba's cache notices only changes in the file of the calling function. After
+a change to a function in another file, the old version of that function would still run.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def hash_of(page, start, stop, h):
 
 @njit(cache=True, nogil=True)
 def after_raw(page, i, h):
-    """Returns the position after a raw element (such as `script`) in whose content position `i` stands. It is the
-    position after the next end tag whose name has the hash `h`."""
+    """Returns the position after the raw element (such as `script`) whose content includes position `i`: the position
+    after the next end tag whose name has the hash `h`."""
     n = len(page)
     while i < n:
         if page[i] == 60 and i + 1 < n and page[i + 1] == 47:
@@ -152,7 +152,7 @@ def character(page, i):
 @njit(cache=True, nogil=True)
 def past_attributes(page, j):
     """Returns the position of the `>` that ends a start tag. The tag's name ends at position `j`. In serialised HTML,
-    any earlier `>` stands in the value of an attribute."""
+    any earlier `>` is inside the value of an attribute."""
     n = len(page)
     while j < n and page[j] != 62:
         if page[j] == 34 and page[j - 1] == 61:

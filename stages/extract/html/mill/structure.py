@@ -1,5 +1,5 @@
-"""Determines in which table cells, list items, quotes and pieces of code the chosen blocks of a page stand. A block is
-a stretch of text between block-level tags. Only the arrays of the page (`page.Page`) are read.
+"""Determines in which table cells, list items, quotes and pieces of code the chosen blocks of a page are. A block is a
+stretch of text between block-level tags. Only the arrays of the page (`page.Page`) are read.
 
 Pages, above all old ones, use tables and lists for layout as often as for data. A table counts as data when at least
 two of its rows have at least two cells with text, all its cells are short, and it holds neither tables, lists, headings
@@ -38,8 +38,8 @@ _LEVELS[[TAG[f"h{n}"] for n in range(1, 7)]] = np.arange(1, 7)
 
 
 def places(page: Page, chosen: np.ndarray) -> np.ndarray:
-    """Returns, for each chosen block, the table, list, quote and so on in which it stands, as int32[blocks, PLACES].
-    The constants P_… name the columns. The rows of other blocks are 0."""
+    """Returns, for each chosen block, the table, list, quote and so on that contains it, as int32[blocks, PLACES]. The
+    constants P_… name the columns. The rows of other blocks are 0."""
     return _places(page.elements, page.blocks, chosen, _KINDS, _LEVELS, TAG["ol"])
 
 
