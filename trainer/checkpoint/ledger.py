@@ -1,5 +1,5 @@
-"""The ledger: a file that records which steps of the curriculum are skipped, and why. The file is OUT/ledger.jsonl (OUT
-is the training's output folder). Lines are only appended, and each is fsynced.
+"""Keeps the ledger, a file that records which steps of the curriculum are skipped, and why. The file is
+OUT/ledger.jsonl (OUT is the output folder of the training). Lines are only appended, and each is fsynced.
 
 Skipped steps are ranges [first, stop), numbered from 1 as printed. The steps after them are the same as without the
 skip: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are performed is a
@@ -85,8 +85,8 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the history that the training follows now. When training goes back to an
-        earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
+        """Return whether a checkpoint belongs to the history that the training follows now. When training goes back to
+        an earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
         metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint was written."""
         line_count = meta["ledger"]
         if line_count > len(self.lines):

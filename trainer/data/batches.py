@@ -73,7 +73,7 @@ class Batch:
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
-        """The number of targets that count in the loss."""
+        """Return the number of targets that count in the loss."""
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:

@@ -271,8 +271,8 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The result is empty if this
-    version of Ray lacks the call, which is not in its public interface."""
+    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The call is not in Ray's
+    public interface. If this version of Ray lacks the call, the result is empty."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
     except Exception:                            # then the loss of a node is handled only when it happens

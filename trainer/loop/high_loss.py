@@ -82,6 +82,6 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are sorted by it
-    so that the file does not depend on the number or order of ranks."""
+    """Return the sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are
+    sorted by this key so that the file does not depend on the number or order of ranks."""
     return (-row[0], *row[1:])

@@ -84,7 +84,7 @@ class Meters:
         return [line for _, line in sorted([*events, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
-        """Whether a line of progress is printed after step `number` (from 1)."""
+        """Return whether a line of progress is printed after step `number` (from 1)."""
         return number % self.run.config.log_every == 0 or number == self.steps
 
     # -- around a step -----------------------------------------------------------------------------------------------
@@ -126,7 +126,8 @@ class Meters:
         return True
 
     def utilisation(self, flops: float, seconds: float) -> float | None:
-        """Model FLOPs utilisation of steps that took `seconds`; None when the peak of the device is unknown."""
+        """Return the model FLOPs utilisation (MFU) of steps that computed `flops` FLOPs in `seconds`. None if the peak
+        of the device is unknown."""
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The training loop. `train` performs a whole training; the loop over batches is `Trainer.steps`."""
+"""Contains the training loop. `train` performs a whole training; the loop over batches is `Trainer.steps`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism within a node, split as in Megatron-LM (arXiv 1909.08053): one table and a few small functions.
+"""Implements tensor parallelism within a node (a machine), with parameters split as in Megatron-LM (arXiv 1909.08053).
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain
@@ -79,7 +79,7 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 
 
 def copies(x: Tensor) -> int:
-    """The number of ranks that hold a copy of each element of `x`; 1 for a plain tensor."""
+    """Return how many ranks hold a copy of each element of `x`; 1 for a plain tensor."""
     if not isinstance(x, DTensor):
         return 1
     return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
@@ -94,7 +94,7 @@ def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
 
 
 def full(x: Tensor) -> Tensor:
-    """The whole value of a parameter, on every rank."""
+    """Return the whole value of a parameter, on every rank."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 

@@ -1,8 +1,8 @@
-"""Five alert rules over the measurements of a training. An alert is raised once, when its rule begins to hold, and
-cleared once, when the rule no longer holds.
+"""Checks five alert rules on the measurements of a training. When the condition of a rule becomes true, its alert is
+raised once; when the condition becomes false, the alert is cleared once.
 
 An alert is printed and written as a line `event: alert` to metrics.jsonl. A gauge in trainer.prom is 1 while the alert
-holds. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
+is raised. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
 `trainer.loop.stability` does.
 """
 
@@ -84,7 +84,7 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """The share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
+        """Return the share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
         divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 

@@ -120,8 +120,8 @@ class Goodput:
         self.flops = before.get("flops", 0.0)
 
     def describe(self) -> str:
-        """Wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The largest share
-        comes first; shares below 0.05 % are left out."""
+        """Return the wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The
+        largest share comes first; shares below 0.05 % are left out."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]

@@ -220,8 +220,8 @@ class Wandb:
 
 
 def logged_in() -> bool:
-    """Whether the package wandb would find an API key (`wandb login` writes it to .netrc). Without a key, wandb would
-    prompt for it."""
+    """Return whether the package wandb would find an API key (`wandb login` writes it to .netrc). Without a key, wandb
+    would prompt for it."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
         return bool(os.environ.get("WANDB_API_KEY")) or \

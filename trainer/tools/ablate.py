@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     """Return a changed copy of the curriculum `old`, for a short training. It ends at the last step that ends within
-    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the order of the data is another one."""
+    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the data is read in another order."""
     from tokenizer.mixture.curriculum import cut
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError
