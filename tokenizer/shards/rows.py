@@ -95,8 +95,8 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the positions p in [1, L] at which a document ends in one row (sample), int64. `bits` has a bit for each
-    position, as in a bounds file, and `length` is L."""
+    """Return the positions in [1, L] of one row (sample) at which a new document begins, int64. `bits` has a bit for
+    each position, as in a bounds file, and `length` is L."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 

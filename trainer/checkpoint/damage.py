@@ -151,8 +151,8 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             pick: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
     """Return the step of the checkpoint that `pick` chooses from the undamaged ones, `sound`; 0 if it returns None,
     which means the start of the training. `wrong` maps the steps of damaged checkpoints to reasons. Raises
-    CheckpointError when all checkpoints are damaged: a training that starts anew would delete their files, which can
-    perhaps be restored from a copy."""
+    CheckpointError when all checkpoints are damaged. Training does not start anew in this case, because it would delete
+    their files, which can perhaps be restored from a copy."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "

@@ -36,8 +36,8 @@ class HighLossRows:
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
         """Consider R rows (samples) that this rank has computed in a step, and keep those with the highest loss.
-        `start` is the index of the first of them among this rank's rows. `nll` (summed loss), `targets` (number of
-        targets that count) and `stream` (index) are [R]. Never waits for the device."""
+        `start` is the index of the first of these R rows among this rank's rows of the step. `nll` (summed loss),
+        `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)

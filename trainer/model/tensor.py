@@ -8,8 +8,8 @@ along its width, so the vocabulary size need not be divisible. For the loss each
 share of the tokens, so that any loss function works unchanged and no token's loss is computed twice. Without tensor
 parallelism parameters are plain tensors in forward, and the functions of this module return their input.
 
-Ranks draw no random numbers (trainer.model.init slices whole values), so a shared seed cannot give two ranks the same
-shard.
+No rank draws random numbers for its shard alone (trainer.model.init draws whole values and slices them), so a shared
+seed cannot give two ranks the same shard.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def copies(x: Tensor) -> int:
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
     """Return this rank's part of a parameter, as a plain tensor for use in forward. `gradient` says how the gradient is
-    placed over the tensor group (the ranks that share every layer), if not like the parameter."""
+    placed over the tensor group (the ranks that share every layer); None means like the parameter."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))

@@ -112,8 +112,8 @@ class Alerts:
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
         """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
-        stream (data source). The alert begins when the loss of a stream lies far above its lowest value so far, and
-        ends when none does. Returns the alerts that begin or end."""
+        stream (data source). The alert begins when the loss of a stream exceeds its lowest value so far by more than
+        the limit, and ends when no stream's loss does. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))

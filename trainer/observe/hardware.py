@@ -57,7 +57,7 @@ class Hardware:
         return result
 
     def sensors(self) -> dict[str, float]:
-        """Temperature, utilisation and power of this rank's GPU; {} where NVML is not available."""
+        """Return temperature, utilisation and power of this rank's GPU; {} where NVML is not available."""
         result = {}
         for key, function, factor in NVML if self.nvml else ():
             try:
