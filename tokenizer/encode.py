@@ -30,9 +30,9 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Encode documents of which only some byte ranges count in the loss. Returns the tokens of all documents back to
-    back, each document ended by EOS; the documents' lengths in tokens; and a flag per token, u8, 1 if the token counts
-    in the loss, else 0. The flags are None if `spans` is None for every text.
+    """Encode documents of which only some byte ranges count in the loss. Returns three arrays: the tokens of all
+    documents back to back, each document ended by EOS; the documents' lengths in tokens; and a u8 flag per token, 1 if
+    the token counts in the loss, else 0. In place of the flags, None is returned if `spans` has None for every text.
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
     counts. EOS counts if the last range reaches to the end of the text. Raises ValueError for ranges outside the text.
@@ -69,9 +69,9 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Cut a text at the borders of `spans`, the byte ranges that count in the loss (None: all counts). Returns (pairs
-    of a piece of the text and its flag, flag of the EOS that ends the document). A flag is 1 if the piece or EOS counts
-    in the loss, else 0."""
+    """Cut a text at the borders of `spans`, the byte ranges that count in the loss. With None, the whole text counts.
+    Returns (list of pairs of a piece of the text and its flag, flag of the EOS that ends the document). A flag is 1 if
+    the piece or EOS counts in the loss, else 0."""
     if spans is None:
         return [(text, 1)], 1
     data, position = text.encode(), 0
@@ -89,8 +89,8 @@ def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], i
 
 
 def _can_be_joined(tokenizer: Tokenizer) -> bool:
-    """Whether texts may be encoded piece by piece with this tokenizer: the concatenated ids of the pieces must decode
-    to the original text. This is tried on one example."""
+    """Return whether texts may be encoded piece by piece with this tokenizer. The concatenated ids of the pieces must
+    decode to the original text, which is tried on one example."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 

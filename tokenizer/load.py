@@ -34,7 +34,7 @@ PROBES = (
 
 
 class TokenizerError(TokenmillError, ValueError):
-    """A tokenizer that cannot be loaded or used; the message names the file and the remedy."""
+    """Raised if a tokenizer cannot be loaded or used; the message names the file and the remedy."""
 
     permanent = True
 
@@ -93,10 +93,10 @@ class Tokenizer:
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
     """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
 
-    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is taken. If the
-    files declare none, the usual names of such a token (EOS_NAMES) are tried in order; the first that is a special
-    token of the tokenizer.json is taken, or else the only special token. Raises TokenizerError when no such token is
-    found, or the tokenizer cannot be loaded.
+    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is used. If the
+    files of a tokenizer.json declare none, the first of the usual names (EOS_NAMES) that is a special token of the
+    tokenizer is used. If there is none, the only special token is used. Raises TokenizerError when the token cannot be
+    determined or the tokenizer cannot be loaded.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)

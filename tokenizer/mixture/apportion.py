@@ -6,19 +6,20 @@ Weights are integers. Webster's method (Sainte-Laguë) is used: draw k (from 0) 
 index comes first. Adding a sample never takes one away from a stream (a divisor method is house-monotone: Balinski &
 Young, *Fair Representation*, 1982), so the order does not depend on batch size, ranks or workers.
 
-The *quota* of a stream is its share of the samples so far. For a few streams Webster's method keeps close to it. If one
-stream of a third stands beside 999 equal ones, however, all the 999 are due at the same times, and the one stream is up
-to 166 samples off. Therefore many streams are apportioned in a binary tree. Its leaves are the streams, and each node
-divides its samples between its two children, each of which is within half a sample of its quota. The tree is Huffman's:
-the two lightest nodes are joined first. In such a tree a node that is not a leaf has at most two thirds of the weight
-of the node above it, so a stream is off its quota by at most
+The *quota* of a stream is its share of the samples so far. For a few streams Webster's method keeps close to it. But
+suppose that one stream has a third of the weight and 999 equal streams have the rest. All 999 are then due at the same
+times, and the large stream is up to 166 samples off its quota. Therefore many streams are apportioned in a binary tree.
+Its leaves are the streams. Each node divides its samples between its two children, and each child is within half a
+sample of its quota. The tree is Huffman's: the two lightest nodes are joined first. In such a tree a node that is not a
+leaf has at most two thirds of the weight of the node above it, so a stream is off its quota by at most
 
     1/2 + 1/2 · (1 + 2/3 + (2/3)² + …) = 2 samples.
 
-If streams form groups, samples are first apportioned to the groups, and those of a group to its streams. So a group is
-within two samples of its quota, and a stream within two samples of its share of the group's samples.
+If streams form groups, samples are first apportioned to the groups, and then the samples of each group to its streams.
+So a group is within two samples of its quota, and a stream within two samples of its share of the group's samples.
 
-This module needs only the standard library and numpy, because the trainer imports it on nodes that have nothing else.
+This module needs only the standard library and numpy, because the trainer imports it on machines where nothing else is
+installed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import numpy as np
 
 from pipeline.base.errors import TokenmillError
 
-#: most streams of a mixture that is apportioned without a tree
+#: a mixture of more streams than this is apportioned in a tree
 FLAT = 8
-#: weights whose sum is at least this can be scaled (`counts`), but no sample can be drawn with them
+#: if the sum of the weights is at least this, only `counts` works; drawing samples would overflow int64
 BIG = 1 << 30
 
 
 class CurriculumError(TokenmillError, ValueError):
-    """A curriculum that cannot be read or used for a training; the message names the key and the remedy."""
+    """Raised if a curriculum cannot be read or used for a training; the message names the key and the remedy."""
 
     permanent = True
 
@@ -55,20 +56,20 @@ def check_range(total: int, n: int) -> None:
 
 
 def is_flat(weights: Sequence[int]) -> bool:
-    """Whether these streams are apportioned without a tree: there are at most FLAT, and Webster's method keeps each
-    within two samples of its quota.
+    """Return whether streams with these weights are apportioned without a tree. There must be at most FLAT of them, and
+    Webster's method must keep each within two samples of its quota (its share of the samples so far).
 
-    By time t a stream of weight w has drawn w·t/2 samples, rounded. If each of k streams is off by at most 1/2 by its
-    own rounding, a stream with the share s is off its quota by at most (1 − s)/2 + s·(k − 1)/2.
+    By time t a stream of weight w has drawn w·t/2 samples, rounded, so rounding makes each of k streams off by at most
+    1/2. A stream with the share s is therefore off its quota by at most (1 − s)/2 + s·(k − 1)/2.
     """
     live = [weight for weight in weights if weight]
     return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)
 
 
 class Apportionment:
-    """The order in which samples are drawn from streams. `weights` has an integer weight for each stream. `groups` are
-    lists of indices of streams that are in one group each; no stream is in two. Memory and the time of each call are
-    proportional to the number of streams and of the samples asked for."""
+    """The order in which samples are drawn from streams. `weights` has an integer weight for each stream. Each list in
+    `groups` has the indices of the streams that form one group; no stream is in two groups. Memory and the time of a
+    call are proportional to the number of streams and to the number of samples that the call is about."""
 
     def __init__(self, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> None:
         check_weights(weights)
@@ -99,8 +100,8 @@ class Apportionment:
                        for k, (_, child) in enumerate(node)}
 
     def _join(self, children: list[tuple[int, int]]) -> tuple[int, int]:
-        """Add a Huffman tree over `children`, which are (weight, child). Returns the (weight, number) of its root, or
-        an only child itself."""
+        """Add a Huffman tree over `children`, which are (weight, child). Returns the (weight, number) of its root. If
+        there is only one child, no node is added and the child is returned."""
         waiting = [(weight, age, child) for age, (weight, child) in enumerate(children)]
         heapq.heapify(waiting)
         for age in range(len(children), 2 * len(children) - 1):
@@ -111,8 +112,8 @@ class Apportionment:
 
     def counts(self, n: int) -> list[int]:
         """Return how many of the first `n` samples are drawn from each stream. The counts are exact for any n."""
-        # after as many samples as the weights add up to, every stream has given exactly its weight, and the order
-        # repeats
+        # in as many samples as the sum of the weights, each stream is drawn exactly as often as its weight; then the
+        # order repeats
         rounds, n = divmod(n, self._total)
         draws = [rounds * weight for weight in self.weights]
         nodes, samples = np.array([len(self._nodes) - 1]), np.array([n], self._weights.dtype)
@@ -125,8 +126,9 @@ class Apportionment:
         return draws
 
     def _counts(self, nodes: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Return how many of the first samples of some nodes each child draws, int64 (most children, N). `nodes` and
-        `samples`, the number of first samples of each, are int64 (N,)."""
+        """For each of N nodes of the tree, return how many of the node's first samples go to each of its children.
+        `nodes` int64 (N,) are the numbers of the nodes, and `samples` int64 (N,) says how many first samples of each
+        node to count. Returns int64 (largest number of children, N)."""
         weights, totals = self._weights[:, nodes], self._totals[nodes]
         if len(weights) == 2:
             first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child
@@ -143,11 +145,13 @@ class Apportionment:
         return counts
 
     def _sample_of(self, nodes: np.ndarray, own: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return the numbers of the samples of nodes at which their children numbered `own` have their draws numbered
-        `draws`. All are int64 (N,), or (1,) where one value holds for all.
+        """Return at which samples of a node some of its children are drawn. Entry i is about draw number `draws[i]`
+        (from 0) of child number `own[i]` of the node `nodes[i]`. All arrays are int64 (N,), or (1,) if one value
+        applies to all draws.
 
-        A draw of weight w that is due at T = (2j + 1)/w is preceded, for each child of weight v, by one draw for each
-        odd number below T·v. A draw that is due at the same time precedes it only if its child has a lower index.
+        Draw j of a child of weight w is due at T = (2j + 1)/w. Of a child of weight v, as many draws precede it as
+        there are odd numbers below T·v. A draw that is due at the same time precedes it only if its child has a lower
+        index.
         """
         due, weight = 2 * draws + 1, self._weights[own, nodes]
         numbers = np.zeros_like(due)
@@ -156,8 +160,8 @@ class Apportionment:
         return numbers
 
     def sample_of(self, stream: int, draws: np.ndarray | int) -> np.ndarray:
-        """Return which samples are the draws numbered `draws` (from 0) of stream number `stream`, as an int64 array of
-        sample numbers. `draws` is one number or an array."""
+        """Return at which samples stream number `stream` is drawn. `draws` is one number or an array, where 0 means the
+        first draw from the stream. Returns the sample number of each draw, as an int64 array."""
         numbers = np.array(draws, dtype=np.int64, ndmin=1)
         if not self.weights[stream]:
             raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
@@ -196,9 +200,9 @@ class Apportionment:
 
 
 def _extreme(dues: np.ndarray, weights: np.ndarray, latest: bool) -> np.ndarray:
-    """Return for each column which row has the draw that is due last (`latest`) or first, int64 (N,). `dues` and
-    `weights` are int64 (rows, N), and a draw is due at the quotient of both. Of equal ones the last or the first row
-    counts. A weight of 0 is never drawn."""
+    """Return for each column the row whose draw is due last (with `latest`) or first (without), int64 (N,). `dues` and
+    `weights` are int64 (rows, N); the draw of a row is due at the time dues / weights. If several rows are due at the
+    same time, the last of them is returned with `latest`, and the first without. Rows of weight 0 are ignored."""
     best = np.zeros(dues.shape[1], np.int64)
     columns = np.arange(dues.shape[1])
     for k in range(1, len(dues)):

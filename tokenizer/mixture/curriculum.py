@@ -26,7 +26,7 @@ from tokenizer.mixture.phases import Phase, Stream
 
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
-#: versions of the format: 1 if all phases draw from few streams without groups, 2 if one draws from them in a tree
+#: versions of the format: 1 if no phase needs a tree to apportion its samples (`apportion.is_flat`), 2 if one does
 VERSIONS = (1, 2)
 #: words for the learning rate of a phase: hold it ("stable", or its synonym "constant") or let it fall ("decay")
 RATES = ("stable", "constant", "decay")
@@ -194,8 +194,8 @@ class Curriculum:
         self._check_exhaustion(where)
 
     def _check_groups(self, phase: Phase, key: str) -> None:
-        """Raise CurriculumError if the groups of a phase are not lists of its streams, with each stream in one of
-        them."""
+        """Raise CurriculumError if the groups of a phase are not lists of its streams, or if a stream is in two
+        groups."""
         groups = {} if phase.groups is None else phase.groups
         if not isinstance(groups, Mapping) or not all(
                 isinstance(group, list) and group and all(isinstance(stream, str) for stream in group)
@@ -243,8 +243,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
-    """Check the learning-rate curve `rate` that a phase (a stretch of the training) of `tokens` tokens has for itself.
-    Raises CurriculumError if the curve is wrong; `key` is where the recipe has it."""
+    """Check `rate`, the settings of a learning-rate curve that belongs to one phase (a stretch of the training) of
+    `tokens` tokens. Raises CurriculumError if they are wrong; the message names `key`, the path of the settings in the
+    recipe."""
     unknown = sorted(set(rate) - set(RATE_KEYS))
     if unknown:
         near = difflib.get_close_matches(unknown[0], RATE_KEYS, n=1)

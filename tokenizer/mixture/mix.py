@@ -9,7 +9,8 @@ An entry of a mix is the weight of a stream, as in {web: 70%, code: 30%}, or a g
     {share: 70, streams: [en, de], unimax: 4}        equal, but no stream is read more than 4 times in the phase
 
 `alpha` is the exponent of temperature sampling (1/T; Conneau et al., arXiv 1911.02116: 0.3). `unimax` is UniMax (Chung
-et al., arXiv 2304.09151): the tokens that a stream of few tokens cannot give are divided equally between the others.
+et al., arXiv 2304.09151): if a stream has too few tokens for an equal share, what it lacks is divided equally between
+the others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from tokenizer.mixture.apportion import Apportionment, CurriculumError
 
-#: integer weights of streams add up to at most this
+#: largest sum of the integer weights of the streams
 WEIGHT_SUM = 10**8
 #: keys of a group
 GROUP_KEYS = ("share", "streams", "alpha", "unimax")
@@ -30,10 +31,10 @@ GROUP_KEYS = ("share", "streams", "alpha", "unimax")
 
 def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int,
              warnings: list[str]) -> tuple[dict[str, int], dict[str, list[str]] | None]:
-    """Convert the `mix` of a phase of `tokens` tokens into ({stream: integer weight}, {group: its streams}, or None
-    without groups). Streams of weight 0 are left out. `sizes` has the tokens of each stream that there is, in the order
-    of the result. Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; `key` is where the
-    recipe has the mix."""
+    """Convert the `mix` of a phase of `tokens` tokens into integer weights. Returns ({stream: weight}, {group: its
+    streams}); the second is None if the mix has no groups. Streams of weight 0 are left out. `sizes` has the number of
+    tokens of every existing stream; the result keeps their order. Warnings are appended to `warnings`. Raises
+    CurriculumError if an entry is wrong; the message names `key`, the path of the mix in the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
     for name, value in mix.items():
         if isinstance(value, Mapping):
@@ -70,7 +71,8 @@ def streams_in(mix: Mapping[str, Any]) -> list[str]:
 
 
 def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budget: float) -> dict[str, Fraction]:
-    """Return how a group divides its share: {stream: part}. `budget`: the tokens that the phase reads of the group."""
+    """Return how a group of streams divides its share: {stream: fraction}; the fractions sum to 1. `budget` is the
+    number of tokens that the phase reads from the group."""
     streams, alpha, unimax = (group.get(name) for name in ("streams", "alpha", "unimax"))
     unknown = sorted(set(group) - set(GROUP_KEYS))
     if unknown or not isinstance(streams, (Mapping, list)) or not streams:
@@ -98,8 +100,8 @@ def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budge
 
 
 def _unimax(sizes: Mapping[str, float], budget: float, epochs: float) -> dict[str, Fraction]:
-    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If all together
-    do not have that many, each gets its most."""
+    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If even the
+    largest possible amounts do not add up to `budget`, each stream gets its largest amount."""
     parts: dict[str, Fraction] = {}
     left = Fraction(budget)
     for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
@@ -113,7 +115,8 @@ def _is_above_0(value: Any) -> bool:
 
 
 def _known(name: str, key: str, sizes: Mapping[str, float]) -> str:
-    """Return the name of a stream. Raises CurriculumError if there is no such stream."""
+    """Return `name` if `sizes` has a stream of this name. Raises CurriculumError if not; the message suggests a similar
+    name."""
     if name not in sizes:
         near = difflib.get_close_matches(str(name), sizes, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(sizes)}"
@@ -133,8 +136,8 @@ def _share(value: Any, key: str) -> Fraction:
 
 
 def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str) -> dict[str, int]:
-    """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are apportioned so
-    that it is WEIGHT_SUM: first to the groups, then to the streams of each."""
+    """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are rounded so that
+    the sum is WEIGHT_SUM. This is first divided between the groups, then between the streams of each group."""
     scale = math.lcm(*(share.denominator for share in shares.values()))
     weights = {name: int(share * scale) for name, share in shares.items()}
     divisor = math.gcd(*weights.values())

@@ -5,14 +5,15 @@ is one complete reading of a stream. Memory use is proportional to the number of
 order) defines the order; it rests on three ideas:
 
 * **Which stream** sample n is from is determined by apportionment (`tokenizer.mixture.apportion`). In every prefix and
-  every batch each stream therefore has its share to a few samples at most (`realised` says how closely), whatever the
-  batch size and the number of ranks or workers.
+  in every batch, each stream is therefore within a few samples of its share (`tokenizer.mixture.realised` gives the
+  bounds), whatever the batch size and the number of ranks or workers.
 * **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
   of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
   it needs, and permutes windows of its own length inside its reservation.
 
-This module needs only the standard library and numpy, because the trainer imports it on nodes that have nothing else.
+This module needs only the standard library and numpy, because the trainer imports it on machines where nothing else is
+installed.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Order:
         self.names = [s.name for s in curriculum.streams]
         #: number of super-windows (blocks of `longest` tokens) of each stream; a shorter block at its end is never read
         self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
-        #: by phase: which streams its samples are drawn from
+        #: for each phase: from which stream each of its samples is drawn
         self.apportioned = [apportioned(phase, self.names) for phase in curriculum.phases]
         #: extents[phase][stream]: the ranges of samples that the phase reads from the stream, in order
         self.extents: list[list[list[Extent]]] = []
@@ -229,14 +230,15 @@ class Order:
 
 
 class _Reads:
-    """The windows that one phase (a stretch of the training) of an order reads, for all streams in one call."""
+    """Computes which windows (training samples) one phase (a stretch of the training) reads, for all streams in one
+    call."""
 
     def __init__(self, order: Order, phase: int) -> None:
         extents = [extent for row in order.extents[phase] for extent in row]
         pieces = [extent.piece for extent in extents]
         seed, names = order.curriculum.seed, order.names
         self._ratio = order.longest // order.curriculum.phases[phase].sequence
-        # the draws of all streams, stream after stream, are one range of numbers, which the extents divide
+        # the draws of all streams, one stream after the other, are numbered through; each extent is a range of them
         drawn = np.array([row[-1].stop if row else 0 for row in order.extents[phase]])
         self._before = np.cumsum(drawn) - drawn
         self._starts = np.array([self._before[e.piece.stream] + e.start for e in extents], dtype=np.int64)
@@ -249,9 +251,9 @@ class _Reads:
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the draws numbered `draws` (from 0 in each phase and stream) of `streams` read: epochs and
-        numbers of windows. Numbers count windows from the start of the stream: window w is tokens [w·L, w·L + L], where
-        L is the sequence length of the phase. All are int64 (N,)."""
+        """Return which windows some draws read, as (epochs, numbers of windows). Entry i is about draw number
+        `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window w is tokens
+        [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64 (N,)."""
         drawn = self._before[streams] + draws
         extents = np.searchsorted(self._starts, drawn, side="right") - 1
         place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])
@@ -260,7 +262,8 @@ class _Reads:
 
 
 def apportioned(phase: Phase, names: Sequence[str]) -> Apportionment:
-    """Return which of the streams `names` a phase (a stretch of the training) draws its samples from."""
+    """Return the Apportionment of a phase (a stretch of the training). It says from which of the streams `names` each
+    sample of the phase is drawn."""
     number = {name: i for i, name in enumerate(names)}
     return Apportionment([phase.weights.get(name, 0) for name in names],
                          [[number[name] for name in group] for group in (phase.groups or {}).values()])

@@ -25,8 +25,8 @@ def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) 
 
 
 class Permutations:
-    """Several permutations, of different sizes, that are applied in one call. Each of `sizes` is the n of a permutation
-    of [0, n), with 1 <= n <= 2**62, and the text in `keys` at the same place determines it."""
+    """Several permutations, of different sizes, that are applied in one call. Permutation i maps [0, n) to itself,
+    where n is `sizes[i]` and 1 <= n <= 2**62. The text `keys[i]` determines which permutation it is."""
 
     def __init__(self, sizes: Sequence[int], keys: Sequence[str]) -> None:
         wrong = next((n for n in sizes if not 0 < n <= 1 << 62), None)
@@ -41,17 +41,18 @@ class Permutations:
         self._keys = np.ascontiguousarray(np.frombuffer(digests, "<u8").reshape(-1, ROUNDS).T).astype(np.uint32)
 
     def permute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Map each of `numbers` by the permutation with the index at the same place in `which`. Both are int64 arrays
-        of one shape (N,); `which` may also have the shape (1,). Returns int64 (N,)."""
+        """Map each `numbers[i]` by permutation number `which[i]`. Both arrays are int64 (N,). If `which` has the shape
+        (1,), its one permutation maps all numbers. Returns int64 (N,)."""
         return self._walk(which, numbers, range(ROUNDS))
 
     def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The inverse of `permute`."""
+        """Map numbers back: the inverse of `permute`."""
         return self._walk(which, numbers, range(ROUNDS)[::-1])
 
     def _walk(self, which: np.ndarray, numbers: np.ndarray, rounds: Sequence[int]) -> np.ndarray:
-        """Map `numbers` by the networks of their permutations, with the rounds in this order. A network permutes a
-        larger range than [0, n), so it is applied to a number again until the result is below n (cycle walking)."""
+        """Map each `numbers[i]` by the Feistel network of permutation number `which[i]`, with the rounds in the order
+        `rounds`. A network permutes a larger range than [0, n), so it is applied again until the result is below n
+        (cycle walking)."""
         sizes, mapped = self._sizes.take(which), numbers.astype(np.uint64)
         if not (mapped < sizes).all():
             place = int(np.argmin(mapped < sizes))
@@ -87,8 +88,8 @@ class Permutations:
 
 
 def _mix(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The round function of a Feistel network: hash each of `x` with its key, all uint32. The hash is two
-    multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
+    """Compute the round function of the Feistel network: hash each number in `x` with its key, all uint32. The hash is
+    two multiply-xorshift steps (constants of lowbias32 by C. Wellons, hash-prospector)."""
     x = x ^ keys
     x *= np.uint32(0x7FEB352D)
     x ^= x >> np.uint32(15)
@@ -103,8 +104,7 @@ def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
 
 
 def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
-    """The inverse of `permute`: map `numbers`, all below n, back by the bijection of [0, n) that the text `key`
-    determines."""
+    """Map `numbers` back by the bijection of [0, n) that the text `key` determines: the inverse of `permute`."""
     return Permutations([n], [key]).unpermute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
 
 

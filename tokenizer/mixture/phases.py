@@ -1,5 +1,5 @@
-"""The streams (token data to read) and phases (stretches of a training) of a curriculum, as stored in
-`curriculum.json`."""
+"""Defines the streams (token data to read) and phases (stretches of a training) of a curriculum, as `curriculum.json`
+stores them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Ranges of the phase's samples that are read with one batch size: [(first, stop, batch), …]. Samples are
-        counted from 0 at the start of the phase, and `batch` is the number of samples per step. There are several
-        ranges if the batch size grows within the phase, otherwise one."""
+        """Return the ranges of the phase's samples that are read with one batch size: [(first, stop, batch), …].
+        Samples are counted from 0 at the start of the phase, and `batch` is the number of samples per step. There are
+        several ranges if the batch size grows within the phase, otherwise one."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut the phase before this stop
@@ -77,7 +77,8 @@ class Phase:
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """Number of samples in the step that reads sample number `sample`, counted from the start of the phase."""
+        """Return how many samples the step has that reads sample number `sample`, counted from the start of the
+        phase."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

@@ -1,5 +1,5 @@
-"""Reports how a training mixes its streams (data sources): what the run will read, known before it starts, and what it
-has read after a number of samples, compared with the weights."""
+"""Reports how a training mixes its streams (data sources). `plan` says what the run will read. `realised` compares what
+it has read after a number of samples with the weights."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
     """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase reserves whole
-    blocks of a stream; the windows (samples) counted are those in a phase's blocks that no phase reads. Phases and
-    streams are given by index."""
+    blocks of a stream. The windows (samples) in these blocks that no phase reads are counted for the phase that
+    reserved them. Phases and streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:

@@ -1,5 +1,5 @@
 """Turns the `curriculum` section of a recipe into the contents of curriculum.json: shares (70%), counts with suffixes
-(14B) and inherited keys become numbers of samples and integer weights."""
+(14B) and keys inherited from an earlier phase become numbers of samples and integer weights."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
                    existing: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
     """Return the phases (stretches of the training) for `entries` of a recipe's `curriculum.phases`. The new phases
     come after the phases `existing`. `until` of an entry counts tokens from the start of the run; percentages are
-    shares of `total` tokens. `sizes` has the tokens of each stream that there is. Warnings are appended to `warnings`.
+    shares of `total` tokens. `sizes` has the number of tokens of every existing stream. Warnings are appended to
+    `warnings`.
 
     A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
     `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.

@@ -1,4 +1,4 @@
-"""The steps of a training, and the windows that they read. Both follow from the curriculum alone."""
+"""Computes the steps of a training and the windows (samples) that they read, from the curriculum alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenizer.mixture.order import Order
 
 @dataclass(frozen=True)
 class Step:
-    """The step reads samples [first, first + batch), all of one phase (stretch of the training). `number` counts steps
-    from 0 over the whole run; `phase` is the index of the phase."""
+    """One step of a training. It reads samples [first, first + batch), which all belong to one phase (stretch of the
+    training). `number` counts steps from 0 over the whole run; `phase` is the index of the phase."""
 
     number: int
     phase: int
@@ -42,7 +42,7 @@ def steps(curriculum: Curriculum, sample: int = 0) -> Iterator[Step]:
 
 
 def step_at(curriculum: Curriculum, number: int) -> Step | None:
-    """The step that is printed as `number`, which counts from 1. None when the curriculum has no such step."""
+    """Return the step that is printed as number `number` (from 1), or None if the curriculum has no such step."""
     before = tokens = 0
     for p, phase in enumerate(curriculum.phases):
         for first, stop, batch in phase.stretches:
@@ -54,7 +54,8 @@ def step_at(curriculum: Curriculum, number: int) -> Step | None:
 
 
 def step_of(curriculum: Curriculum, sample: int) -> int:
-    """Number, from 1, of the step that reads sample number `sample`. Raises CurriculumError."""
+    """Return the number (from 1) of the step that reads sample number `sample`. Raises CurriculumError if the
+    curriculum has no such sample."""
     number = 0
     for phase in curriculum.phases:
         for first, stop, batch in phase.stretches:
@@ -65,8 +66,8 @@ def step_of(curriculum: Curriculum, sample: int) -> int:
 
 
 def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, length: int) -> list[dict[str, Any]]:
-    """The steps that read windows `first` to `last` of a stream, as windows of `length` tokens: {step, phase, sample,
-    window, epoch}, in the order of the training."""
+    """Return the reads of windows `first` to `last` (inclusive) of a stream, in the order of the training. Windows have
+    `length` tokens. Each read is a mapping: {step (from 1), phase, sample, window, epoch}."""
     order, ratio = Order(curriculum), curriculum.longest // length
     result = []
     for p, phase in enumerate(curriculum.phases):
@@ -81,8 +82,8 @@ def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, lengt
 
 
 def rows_of(curriculum: Curriculum, step: Step) -> list[dict[str, Any]]:
-    """The windows that a step reads, one for each row (sample) of its batch: {row (from 1), sample, stream, epoch,
-    window, tokens}. `window` is the window's number in its stream, and `tokens` its length L."""
+    """Return the windows that a step reads, as a mapping for each row (sample) of its batch: {row (from 1), sample,
+    stream, epoch, window, tokens}. `window` is the number of the window in its stream, and `tokens` is its length L."""
     at = Order(curriculum).locate(step.first, step.stop)
     return [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
              "window": window, "tokens": length}

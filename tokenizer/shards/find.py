@@ -39,10 +39,11 @@ def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
 
 
 def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[dict[str, Any]]:
-    """Return the documents in a window (the `length` + 1 consecutive tokens of one sample), those with the most tokens
-    in it first. `window` is its number in the stream. `tokens` of a document is its range [first, stop) of positions in
-    the window. The last position is only a target, so a document that begins there is left out. `key` and `at` are the
-    part of a published dataset and the row in it from which the document was encoded."""
+    """Return the documents in window number `window` of a stream, those with the most tokens in it first. A window is
+    the `length` + 1 consecutive tokens of one sample. Each document is a mapping. Its `tokens` are the range [first,
+    stop) of its positions in the window; `begins` is the number of its tokens before the window, and `of` the number of
+    all its tokens. `key` (a part of a published dataset) and `at` (a row of this part) say from where it was encoded.
+    The last position of a window is only a target, so a document that begins there is left out."""
     start, parts = window * length, shard_set.manifest.parts
     result = []
     for span in shard_set.documents(start, start + length + 1):

@@ -1,4 +1,5 @@
-"""Says which documents a shard set has and where they stand, from its manifest and its document tables alone."""
+"""Tells which documents a shard set has and which tokens belong to each, from its manifest and its document tables
+alone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tokenizer.shards.layout import ENDS, Manifest
 
 
 class DocumentSpan(NamedTuple):
-    """Which tokens of the stream are a document's, and from which row of which file it was encoded."""
+    """One document of a stream: the range of its tokens, and the row and file from which it was encoded."""
 
     id: str
     start: int                    # first token, counted in the stream's virtual concatenation
@@ -25,8 +26,8 @@ class DocumentSpan(NamedTuple):
 
 
 class ShardIndex:
-    """The documents of a shard set. Subclasses open the document tables. Tokens are counted over all shards, as if they
-    were one file."""
+    """Finds documents in a shard set. Subclasses open the document tables. Tokens are counted over all shards, as if
+    they were one file."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest, self.tokens = manifest, manifest.tokens
@@ -36,8 +37,8 @@ class ShardIndex:
             self.offsets.append(self.offsets[-1] + shard.tokens)
 
     def table(self, shard: int) -> AbstractContextManager[pq.ParquetFile]:
-        """Context with the document table of a shard, open for reading. Raises ShardError or StoreError when the table
-        cannot be read."""
+        """Open the document table of a shard for reading, as a context manager. Raises ShardError or StoreError when
+        the table cannot be read."""
         raise NotImplementedError
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:

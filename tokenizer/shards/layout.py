@@ -1,4 +1,4 @@
-"""The shard format, version 1: the files of a shard set and their names.
+"""Defines the shard format, version 1: the files of a shard set and their names.
 
 A shard is a file of tokens, with some smaller files about it. A shard set is an immutable list of shards. It holds one
 split (train or val) of one stream (the tokens of one source, language or bucket)::
@@ -51,7 +51,8 @@ REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe ag
 
 
 class ShardError(TokenmillError, ValueError):
-    """A shard set that is damaged, or has another sha256 than expected; the message names the file and the remedy."""
+    """Raised if a shard set is damaged or has another sha256 than expected; the message names the file and the
+    remedy."""
 
     permanent = True
 
@@ -92,7 +93,7 @@ class Shard:
     loss_sha256: str = ""
 
     def sums(self) -> dict[str, str]:
-        """The sha256 of each of the shard's files, as {kind: sha256}. Kinds are body (tokens), ends, table (of
+        """Return the sha256 of each of the shard's files, as {kind: sha256}. Kinds are body (tokens), ends, table (of
         documents), blocks (checksums) and, if the shard has a loss mask, loss."""
         sums = {"body": self.sha256, "ends": self.ends_sha256, "table": self.table_sha256, "blocks": self.blocks_sha256}
         return sums | {"loss": self.loss_sha256} if self.loss or self.loss_sha256 else sums

@@ -1,4 +1,5 @@
-"""Looks up in the published datasets what they say of documents that a window of shards holds."""
+"""Looks up the documents of a window (one training sample) in the published datasets: URL, source, language, text and
+so on."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ OpenPart = Callable[[str], AbstractContextManager[pq.ParquetFile]]
 
 def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[str, dict[str, str]]],
                 open_part: OpenPart, whole: bool, chars: int, pool: Executor) -> int:
-    """Add to each document (of `window_documents`) what the published datasets say about it: `dataset`, url, locator,
-    source and language; with `whole` also signals, meta and `chars` characters of the text from about where the window
-    begins. `datasets` yields (name, {key of a part: its path}). Returns how many documents are in no dataset."""
+    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset`,
+    url, locator, source and language. With `whole`, signals, meta and `chars` characters of the text are added too; the
+    text begins at about the first token in the window. `datasets` yields (name, {key of a part: its path}), where a
+    part is a file of a dataset. Returns how many documents were found in no dataset."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in documents:
         by_key[d["key"]].append(d)
@@ -36,8 +38,9 @@ def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[st
 
 
 def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool, chars: int) -> bool:
-    """Add to each document of `wanted` the columns of its row in a part; `at` of the document is the row's number. If
-    the row has another id, the dataset has changed, and nothing is added. Returns whether the file exists."""
+    """Add to each document of `wanted` the columns of its row in `part` (a file of a dataset). The document's `at` is
+    the number of the row. If the row has another id, the dataset has changed, and nothing is added. Returns whether the
+    file exists."""
     try:
         with open_part(part) as file:
             columns = [c for c in (*LIGHT, *(WHOLE if whole else ())) if c in file.schema_arrow.names]

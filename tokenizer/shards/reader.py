@@ -84,7 +84,7 @@ class ShardSet(ShardIndex):
         return self.tokens
 
     def windows(self, length: int) -> int:
-        """Number of windows (samples) of L = `length` targets in the set. Window w is tokens w·L to w·L + L
+        """Return the number of windows (samples) of L = `length` targets in the set. Window w is tokens w·L to w·L + L
         inclusive, L + 1 in all."""
         return max(0, self.tokens - 1) // length
 
@@ -187,7 +187,7 @@ class ShardSet(ShardIndex):
             raise ShardError(f"{path}: cannot be read ({e}); if it is damaged, {REMEDY}") from e
 
     def body(self, shard: int) -> np.ndarray:
-        """The tokens of a shard as a read-only memory map."""
+        """Return the tokens of a shard as a read-only memory map."""
         info = self.manifest.shards[shard]
         return self._map(info.body, self.dtype, info.tokens)[0]
 

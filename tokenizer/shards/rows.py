@@ -1,4 +1,4 @@
-"""Materialised rows: the samples of a training written out in their order, for sequential reading.
+"""Reads materialised rows: the samples of a training, written out in their order for sequential reading.
 
 Row n of a set is sample n of its curriculum. A row has the L + 1 tokens of the sample. A set is a folder with
 `rows.json` and row files. A range of consecutive rows, all of one phase (stretch of the training), has its own files.
@@ -11,7 +11,7 @@ In the format `bytes`, these are three or four plain files::
                           the loss; written only when some token of the file does not count
     p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of each row
 
-SHA is the first 12 hex characters of the file's sha256, so that an older set's files are never taken for new ones.
+SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
 input_ids list<u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
 (`loss_spans`), all its files also have the column `loss list<bool>`. It says whether the tokens at positions 1 to L
@@ -95,8 +95,8 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def unpack_bounds(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the positions p in [1, L] at which a document ends in one row (sample), int64. `bits` has a bit for each
-    position, as in a bounds file, and `length` is L."""
+    """Return the positions in [1, L] of one row (sample) at which a new document begins, int64. `bits` has a bit for
+    each position, as in a bounds file, and `length` is L."""
     return np.flatnonzero(np.unpackbits(bits, count=length, bitorder="little")) + 1
 
 

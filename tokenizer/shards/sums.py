@@ -1,5 +1,5 @@
-"""Block sums: checksums of the blocks of a file. With them, a few kilobytes that are read at a random position can be
-verified without reading the whole file.
+"""Computes block sums, i.e. checksums of the blocks of a file. With them, a few kilobytes that are read at a random
+position can be verified without reading the whole file.
 
 There is one CRC-32 (u32, little-endian) for every BLOCK bytes of a file; the last block may be shorter. A block is as
 large as a page of memory, so checking a range reads only the pages of the range itself. The sums take a thousandth of
@@ -41,7 +41,7 @@ class BlockSummer:
 
 
 def blocks_of(size: int) -> int:
-    """Number of blocks of a file of `size` bytes."""
+    """Return the number of blocks (see `BLOCK`) of a file of `size` bytes."""
     return -(-size // BLOCK)
 
 

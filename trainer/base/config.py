@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 
 class ConfigError(TokenmillError, ValueError):
-    """A configuration that cannot be used; the message names file, key and remedy."""
+    """Raised if a configuration cannot be used; the message names file, key and remedy."""
 
     exit_code = 2
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message says what to do."""
+    """Raised if training cannot continue; the message says what to do."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found or used; the message names the folder and the remedy."""
+    """Raised if a checkpoint cannot be written, found or used; the message names the folder and the remedy."""
 
 
 def count(text: str | int | float) -> int:
@@ -139,8 +139,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 class Variants(Protocol):
-    """A config class that stands for several variants, for instance one per optimiser. The key `kind` of the
-    configuration chooses a variant; only the chosen variant's class is imported."""
+    """A config class that has several variants, for instance one per optimiser. The key `kind` of the configuration
+    chooses a variant; only the chosen variant's class is imported."""
 
     DEFAULT: ClassVar[str]
 
@@ -159,9 +159,9 @@ class Variant(Protocol):
 
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
-    """Build the config of the variant that the key `kind` of the mapping `value` chooses, for instance one optimiser of
-    several. If a key of the mapping is not of the chosen variant but of another one, the error names that variant's
-    `kind`."""
+    """Build a config from the mapping `value`, whose key `kind` chooses one of several variants, for instance an
+    optimiser. If a key of the mapping belongs only to another variant, the error message names the `kind` of that
+    variant."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")

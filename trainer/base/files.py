@@ -64,7 +64,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def training_process(folder: Path) -> int | None:
-    """The pid of the process of this machine that trains in `folder`; None when there is none, or it cannot be told."""
+    """Return the pid of the process on this machine that trains in `folder`. Returns None if there is no such process,
+    or if the system (without /proc) cannot tell."""
     with suppress(OSError):
         held = (folder / PID).read_text(encoding="ascii", errors="replace")
         pid = held.partition(" ")[0]

@@ -50,7 +50,7 @@ VERSION = 1
 STEP = "step_" + "[0-9]" * 8
 #: name to which COMPLETE is renamed when the checkpoint turns out to be damaged
 ASIDE = "DAMAGED"
-#: seconds to wait for a checkpoint to appear on a rank: over NFS, listings are out of date for up to 60 s by default
+#: seconds that a rank waits until it sees a checkpoint: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
 
 
@@ -232,7 +232,7 @@ class Saver:
         # a separate group, since collectives of a background thread must not mix with those of a step; gloo takes no
         # GPU memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
-        # on CUDA it keeps its copy in pinned memory for the next checkpoint, because pinned memory is expensive to
+        # on CUDA the stager keeps its copy of the state for the next checkpoint, because pinned memory is expensive to
         # allocate; one copy is enough, since one checkpoint is written at a time. (DefaultStager of torch 2.11 fails at
         # its second copy)
         self.stager = BlockingAsyncStager(world.device.type == "cuda") if config.async_ else None
@@ -289,7 +289,7 @@ class Saver:
             self.report(job)
             return
         if job.thread is not None:
-            job.thread.join(60)                  # another rank failed, and the writing of this one then fails too
+            job.thread.join(60)                  # another rank failed, so writing will also fail on this rank
         if isinstance(job.failed, CheckpointError):
             raise job.failed
         raise CheckpointError(f"{job.attempt}: could not be written: {job.failed or 'another rank says why'}. The "

@@ -15,11 +15,11 @@ class CheckpointConfig:
     """Settings of checkpoints. `every` is the number of steps between two checkpoints; each phase of the training also
     ends with a checkpoint. With `async`, checkpoints are written in the background.
 
-    Old checkpoints are deleted. Kept are the latest `keep`; with `keep_every: 1B`, the first after each 1B tokens (0:
-    none for this reason); the `keep_best` with the lowest held-out loss; and those at the ends of phases. `moments:
-    bf16` stores the optimiser's moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes per
-    parameter). A training that resumes then starts from moments rounded to 2 or 3 decimal digits, so it follows an
-    uninterrupted training closely but not bit for bit.
+    Old checkpoints are deleted, except the latest `keep`, the `keep_best` with the lowest held-out loss, and those at
+    the ends of phases. With `keep_every: 1B`, the first checkpoint after each 1B tokens is kept, too (0: off).
+    `moments: bf16` stores the optimiser's moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12
+    bytes per parameter). A training that resumes then starts from moments rounded to 2 or 3 decimal digits, so it
+    follows an uninterrupted training closely but not bit for bit.
     """
 
     every: int = 200

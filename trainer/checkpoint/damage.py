@@ -1,10 +1,10 @@
 """Checks whether a checkpoint's files are as they were committed, and chooses another checkpoint if they are not.
 
-Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. A file is checked
-by the rank with the number of the rank that wrote it (modulo the number of ranks now), because this rank will load most
-of the file afterwards, then from the page cache. The ranks exchange their results, so that no rank loads a checkpoint
-that another rank found damaged. A rank whose storage fails sends the errno instead of a result; otherwise the other
-ranks would wait for it.
+Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. A file that rank r
+wrote is checked by rank r (modulo the present number of ranks). This rank will load most of the file afterwards, and
+then finds it in the page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank
+found damaged. A rank whose storage fails sends the errno instead of a result; otherwise the other ranks would wait for
+it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ READERS = 4
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
     """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
-    recorded when the checkpoint was written. The result is [] when no file is. With `world`, every rank must call this,
-    reads its share of the files, and gets the same lines. Raises CheckpointError, on every rank, when the storage of
-    one rank fails."""
+    recorded when the checkpoint was written. If all files are intact, the result is []. With `world`, every rank must
+    call this, reads its share of the files, and gets the same lines. Raises CheckpointError, on every rank, when the
+    storage of one rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -151,8 +151,8 @@ def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             pick: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
     """Return the step of the checkpoint that `pick` chooses from the undamaged ones, `sound`; 0 if it returns None,
     which means the start of the training. `wrong` maps the steps of damaged checkpoints to reasons. Raises
-    CheckpointError when all checkpoints are damaged: a training that starts anew would delete their files, which can
-    perhaps be restored from a copy."""
+    CheckpointError when all checkpoints are damaged. Training does not start anew in this case, because it would delete
+    their files, which can perhaps be restored from a copy."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "

@@ -1,9 +1,9 @@
 """Writes and reads models in Hugging Face's layout, for use with transformers. This module handles the safetensors
 files, and `hf_config` handles config.json.
 
-transformers and this trainer lay out rotary positions alike, so weights are copied, not permuted. Factors that muP
-applies at run time are multiplied into the exported weights. A file has at most about `SHARD` bytes; the weights of one
-file at a time are in memory.
+transformers and this trainer lay out rotary positions alike, so weights are copied, not permuted. muP (a
+parametrisation for several widths) multiplies by factors at run time; the exported weights include these factors. A
+file has at most about `SHARD` bytes. Only the weights of one file are in memory at a time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
     muP divides the output by m (the model's width / the width that the hyperparameters are from); this factor goes into
     the gain of the norm before the output. muP also changes the scale of attention from 1/√D to 8/D (D is a head's
     width). This factor goes into the gain of the queries' norm if there is one, else into the weights and bias that
-    compute the queries. RoPE may come after it, because a rotation keeps a factor.
+    compute the queries. RoPE is applied after this factor, which makes no difference, because a rotation is linear.
     """
     if not config.mup:
         return config, {}
@@ -103,8 +103,8 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
     """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors`, from `folded`,
-    maps endings of names to factors. An ending applies to the parameters of every block; only 'norm.weight' applies to
-    the one norm before the output."""
+    maps endings of names to factors. The ending 'norm.weight' means the one norm before the output; every other ending
+    means a parameter in each block."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
@@ -114,8 +114,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
-    shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not taken
-    for a model.
+    shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
+    recognised as a model.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -260,8 +260,8 @@ def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokeni
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
     Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
-    when `folder` holds a model with other settings, or a tokenizer.json with another vocabulary than that of the shards
-    (`tokenizer`)."""
+    when `folder` holds a model with other settings than `config`, or when its tokenizer.json has another vocabulary
+    than `tokenizer`, the file with which the shards were encoded."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

@@ -1,5 +1,5 @@
-"""The ledger: a file that records which steps of the curriculum are skipped, and why. The file is OUT/ledger.jsonl (OUT
-is the training's output folder). Lines are only appended, and each is fsynced.
+"""Keeps the ledger, a file that records which steps of the curriculum are skipped, and why. The file is
+OUT/ledger.jsonl (OUT is the output folder of the training). Lines are only appended, and each is fsynced.
 
 Skipped steps are ranges [first, stop), numbered from 1 as printed. The steps after them are the same as without the
 skip: step numbers, samples, tokens and the learning rate go on as in the curriculum. Which steps are performed is a
@@ -16,8 +16,8 @@ Lines of a third kind have no effect:
     {"v": 1, "event": "edit", "step": 800, "changes": ["phase long: new, …"]}
         training resumed at step 800 with a curriculum that differs from the checkpoint's in later steps
 
-A checkpoint stores how many lines the ledger had when the checkpoint was written. If a line after these is a rewind to
-a step before the checkpoint's step, the checkpoint belongs to an abandoned history (it is not `sound`) and is deleted.
+A checkpoint stores how many lines the ledger had when the checkpoint was written. If a later line records a rewind to a
+step before the checkpoint's step, the checkpoint belongs to an abandoned history (it is not `sound`) and is deleted.
 The line of a rewind is written before training goes back, so a kill between the two loses nothing.
 """
 
@@ -85,8 +85,8 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint belongs to the history that the training follows now. When training goes back to an
-        earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
+        """Return whether a checkpoint belongs to the history that the training follows now. When training goes back to
+        an earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
         metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint was written."""
         line_count = meta["ledger"]
         if line_count > len(self.lines):
@@ -101,8 +101,9 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError when the lines that the ledger had when a checkpoint was written have changed since
-        then. With changed lines the training would skip other steps. `meta` is the checkpoint's metadata."""
+        """Raise CheckpointError if lines of the ledger (the list of skipped steps) have changed that were in it when a
+        checkpoint was written. With changed lines the training would skip other steps. `meta` is the checkpoint's
+        metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")

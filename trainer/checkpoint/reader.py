@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 
 class MetadataError(ValueError):
-    """The file `.metadata` of a checkpoint is damaged or hostile."""
+    """Raised if the file `.metadata` of a checkpoint is damaged or hostile."""
 
 
 class Reader(FileSystemReader):

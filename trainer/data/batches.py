@@ -68,12 +68,12 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return a batch with `change` applied to every tensor. In the result `attended`, from which MFU is computed,
+        """Return a batch with `change` applied to every tensor. In the result, `attended` (from which MFU is computed)
         is 0, so that only the original batch counts for MFU."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
-        """The number of targets that count in the loss."""
+        """Return the number of targets that count in the loss."""
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
@@ -233,7 +233,7 @@ class Data:
     def step(self, first: int, batch: int, data_rank: int, data_size: int) -> Batch:
         """Read the part of one training step that belongs to data rank `data_rank` of `data_size` (ranks that read
         different samples). The step consists of the samples [first, first + batch). The result has ⌈batch / data_size⌉
-        rows; where samples do not suffice, padding rows are added."""
+        rows; if there are fewer samples for this rank, padding rows are added."""
         at = self.located(first, first + batch)
         length = int(at.sequence[0])
         rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),

@@ -58,8 +58,9 @@ def _links(order: Order, steps: list[Step], value: bytes, passed: Callable[[int]
 
 @functools.cache
 def code() -> dict[str, str | None]:
-    """Return the identity of the trainer's code: {"sha256": over names and contents of trainer/**/*.py, "package":
-    version or None, "commit": that of the git checkout it runs from, or None}."""
+    """Return the identity of the trainer's code: {"sha256": hash over the names and contents of trainer/**/*.py,
+    "package": version of the installed package or None, "commit": commit of the git checkout that has the code or
+    None}."""
     folder = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

@@ -41,8 +41,8 @@ SMALL = ("curriculum.json", "recipe.yaml")
 
 
 class Stored(Protocol):
-    """What an object must have to say where a run is stored: `store`, the local folder of the store, and `source`, the
-    store's URL if it was fetched from object storage (else None)."""
+    """An object that says where a run is stored. `store` is the local folder of the store. `source` is the URL of the
+    store if it was fetched from object storage, else None."""
 
     @property
     def store(self) -> Path: ...
@@ -91,8 +91,9 @@ def fetch_run(root: str, name: str) -> Path:
 
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
-    """Fetch all shard sets that the curriculum names with their sha256. Returns the folder of the store's local copy.
-    Raises ConfigError when shards are missing, damaged, or too large for the disk."""
+    """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. Returns
+    the folder of the local copy of the store. Raises ConfigError when shards are missing, damaged, or too large for the
+    disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -208,9 +209,9 @@ def _inside(store: Path, path: str) -> Path:
 
 
 def _complete(file: Path, size: int | None) -> bool:
-    """Whether a local copy of a file exists and has its full size `size` (None: unknown, so any size will do). The hash
-    is not computed: it was checked when the file was fetched. Damage after that is noticed only if it changes the
-    size."""
+    """Return whether a local copy of a file exists and has the size `size`. With None, the size is unknown, and any
+    size is accepted. The hash is not computed, because it was checked when the file was fetched. Later damage is
+    noticed only if it changes the size."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:

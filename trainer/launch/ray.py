@@ -1,11 +1,11 @@
 """Trains on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
 imports ray. It uses plain Ray Core; docs/architecture.md says why it does not use Ray Train's TorchTrainer.
 
-Checkpoints can be loaded by any number of ranks, so a lost rank or node costs only the steps since the latest
-checkpoint. The remaining ranks are ended, and as many ranks as the cluster has room for (at least `least`) start again.
-Resources for the missing ranks stay requested. Once they are available, all ranks stop after a step, with a checkpoint,
-and the training continues with all ranks. When a node is about to be taken away (drained: a deleted pod, a spot
-machine), all ranks stop in the same way, and the training continues on other nodes.
+Checkpoints can be loaded by any number of ranks, so the loss of a rank or of a node (machine) costs only the steps
+since the latest checkpoint. The remaining ranks are ended, and as many ranks as the cluster has room for (at least
+`least`) start again. Resources for the missing ranks stay requested. Once they are available, all ranks stop after a
+step, with a checkpoint, and the training continues with all ranks. When Ray drains a node, because it is about to be
+taken away (a deleted pod, a spot machine), all ranks stop in the same way, and the training continues on other nodes.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
 
 
 def draining() -> set[str]:
-    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The result is empty if this
-    version of Ray lacks the call, which is not in its public interface."""
+    """Return the ids of the nodes that are about to be taken away (that Ray is draining). The call is not in Ray's
+    public interface. If this version of Ray lacks the call, the result is empty."""
     try:
         return set(ray._private.state.state.get_draining_nodes())
     except Exception:                            # then the loss of a node is handled only when it happens

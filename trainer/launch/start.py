@@ -91,9 +91,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def on_cluster(options: argparse.Namespace, training: Run) -> int:
-    """Train on the Ray cluster at the address `options.address` (option --address), and return an exit code. Only a
-    cluster that requires a token, and accepts this machine's token, is used, unless --insecure-local permits one
-    without."""
+    """Train on the Ray cluster at the address `options.address` (option --address), and return an exit code. The
+    cluster must require a token and accept the token of this machine. With --insecure-local, a cluster without
+    authentication is permitted if its address is a loopback address."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import latest
 

@@ -1,5 +1,5 @@
-"""The recipe's `train:` section: settings of the training loop and of the parts it combines (model, optimiser, …).
-Imports no torch, so that a recipe can be checked where torch is not installed."""
+"""Defines the recipe's `train:` section: settings of the training loop and of the parts it combines (model, optimiser,
+…). Imports no torch, so that a recipe can be checked where torch is not installed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class SampleConfig:
 class TriggerConfig:
     """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
     skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
-    than `loss_above` nats above the mean loss of the steps before that were not skipped. A trigger is off if `skips` or
-    `loss_above` is null."""
+    than `loss_above` nats above the mean loss of earlier steps (skipped ones do not count). The first trigger is off if
+    `skips` is null, the second if `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -70,15 +70,14 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Largest number of steps that the trigger takes into account: from the first suspect step to the step at which
-        it fires."""
+        """Return the largest number of steps from the first suspect step to the step at which the trigger fires."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
     """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
-    steps around the first suspect step, which lies in their middle. A run may have at most `budget` rewinds."""
+    steps; the first suspect step is in the middle of these. A run may have at most `budget` rewinds."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200

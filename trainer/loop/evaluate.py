@@ -20,8 +20,8 @@ from trainer.parallel.world import World, reshard
 
 @dataclass(frozen=True)
 class Total:
-    """The loss of one stream (data source) as two sums: over the targets that count in the loss, the sum of their
-    negative log-likelihoods, and their number."""
+    """The loss of one stream (data source), kept as two numbers: how many targets count in the loss, and the sum of
+    their negative log-likelihoods."""
 
     nll: float
     targets: int
@@ -60,9 +60,9 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
 
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
-    """Return how many UTF-8 bytes of text the targets among tokens [start, stop) stand for. A document's bytes are
-    divided evenly among all its tokens. The bytes of tokens outside the range are not counted, nor are those of the
-    document's first token in the range, because it is not a target."""
+    """Return how many UTF-8 bytes of text the targets among tokens [start, stop) encode. The bytes of a document are
+    divided evenly among all its tokens. Of each document, tokens outside the range do not count. Its first token in the
+    range does not count either, because it is not a target."""
     begin, end, size = shards.spans(start, stop)
     counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
@@ -87,7 +87,7 @@ class Heldout:
                 own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == index]
                 if any(map(len, own)):
                     self.entropy[name] = unigram_entropy(own)
-        #: for each stream, the UTF-8 bytes that its targets stand for. None if only spans of its documents count in the
+        #: for each stream, the UTF-8 bytes that its targets encode. None if only spans of its documents count in the
         #: loss, because the bytes of spans are not recorded
         self.bytes = [None if shards is None or shards.counts(0, 0) is not None else
                       sum(text_bytes(shards, *window) for window in data.heldout_windows(index, length, windows))
@@ -107,7 +107,7 @@ class Heldout:
         for each stream's name the three values of that stream, and "bits_per_byte".
 
         Losses and entropies are in nats per token. Bits per byte, which is comparable between tokenizers, is the loss
-        in bits divided by the UTF-8 bytes that the targets stand for. It is None for a stream in which only spans of
+        in bits divided by the UTF-8 bytes that the targets encode. It is None for a stream in which only spans of
         documents count in the loss.
         """
         if self.batch is None:

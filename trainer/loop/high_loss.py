@@ -36,8 +36,8 @@ class HighLossRows:
 
     def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
         """Consider R rows (samples) that this rank has computed in a step, and keep those with the highest loss.
-        `start` is the index of the first of them among this rank's rows. `nll` (summed loss), `targets` (number of
-        targets that count) and `stream` (index) are [R]. Never waits for the device."""
+        `start` is the index of the first of these R rows among this rank's rows of the step. `nll` (summed loss),
+        `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the device."""
         if not self.most:
             return
         places = start + torch.arange(len(nll), device=nll.device)
@@ -82,6 +82,6 @@ class HighLossRows:
 
 
 def order(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are sorted by it
-    so that the file does not depend on the number or order of ranks."""
+    """Return the sort key of a row (loss, step, sample, stream): highest loss first, then step and sample. Rows are
+    sorted by this key so that the file does not depend on the number or order of ranks."""
     return (-row[0], *row[1:])

@@ -72,8 +72,8 @@ class Meters:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl that are needed after a restart or a rewind, in order and reduced to the
-        keys SEEN. Of the lines about steps, only the last RECENT with a record of how wall time was spent (goodput) are
-        returned. Returns [] on all ranks except the first."""
+        keys SEEN. Lines about steps are returned only if they record how wall time was spent (goodput), and only the
+        last RECENT of these. Returns [] on all ranks except the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -84,7 +84,7 @@ class Meters:
         return [line for _, line in sorted([*events, *recent], key=lambda at: at[0])]
 
     def due(self, number: int) -> bool:
-        """Whether a line of progress is printed after step `number` (from 1)."""
+        """Return whether a line of progress is printed after step `number` (from 1)."""
         return number % self.run.config.log_every == 0 or number == self.steps
 
     # -- around a step -----------------------------------------------------------------------------------------------
@@ -126,7 +126,8 @@ class Meters:
         return True
 
     def utilisation(self, flops: float, seconds: float) -> float | None:
-        """Model FLOPs utilisation of steps that took `seconds`; None when the peak of the device is unknown."""
+        """Return the model FLOPs utilisation (MFU) of steps that computed `flops` FLOPs in `seconds`. None if the peak
+        of the device is unknown."""
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,8 +182,8 @@ class Meters:
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:
-        """Record and print the result of an evaluation, `values` from `Heldout.evaluate`, made after step `number` and
-        `tokens` tokens."""
+        """Record and print an evaluation that was made after step `number` and `tokens` tokens. `values` is the result
+        of `Heldout.evaluate`."""
         self.metrics.write("eval", number, tokens=tokens, **values)
         self.metrics.export(heldout=values["loss"], heldout_streams=values["streams"])
         self.metrics.flush()  # a checkpoint may follow; a resume from it does not evaluate this step again

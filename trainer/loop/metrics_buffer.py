@@ -65,7 +65,7 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Tokens per second over the steps of this process whose time is measured. Steps that compile are left out (see
+        """Return the speed of the steps of this process, in tokens per second. Steps that compile are left out (see
         `Meters.flushed`). None if no step has been measured yet."""
         return self.trained / self.busy if self.busy else None
 

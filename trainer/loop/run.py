@@ -45,11 +45,11 @@ class Run:
         return phase_rope(self.config.model, self.curriculum.phases[self.curriculum.phase_at(max(0, samples - 1))])
 
     def micro_rows(self, length: int) -> int:
-        """Number of samples of `length` tokens that a rank computes at once."""
+        """Return how many samples of `length` tokens a rank computes at once."""
         return max(1, self.config.micro_batch // length)
 
     def loss_chunk(self, device: torch.device) -> int:
-        """Number of tokens whose logits and loss a rank on `device` computes at once."""
+        """Return for how many tokens a rank on `device` computes logits and loss at once."""
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
@@ -70,7 +70,7 @@ class Run:
         return warnings
 
     def sample_at(self, step: int) -> int:
-        """Number of samples that the first `step` steps read."""
+        """Return how many samples the first `step` steps read."""
         samples = 0
         for phase in self.curriculum.phases:
             for first, stop, batch in phase.stretches:
@@ -81,7 +81,7 @@ class Run:
         return samples
 
     def step_of(self, sample: int) -> int:
-        """Number, from 1, of the step that reads sample number `sample`."""
+        """Return the number (from 1) of the step that reads sample number `sample`."""
         try:
             return step_of(self.curriculum, sample)
         except CurriculumError as error:

@@ -187,7 +187,7 @@ class StabilityMonitor:
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
-    and delete the checkpoints after it. Every rank must call this. Returns the checkpoint, or None for the start of the
+    and delete all later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the
     training. Damaged checkpoints are not chosen. Raises TrainingError when there is no suitable checkpoint, or when the
     run has already gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:

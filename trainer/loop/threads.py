@@ -28,7 +28,7 @@ WATCHED_S = 0.3
 
 
 def cores() -> float:
-    """Number of CPUs that this process may use, as limited by its affinity and the quotas of its cgroups (v2)."""
+    """Return how many CPUs this process may use, as limited by its affinity and the quotas of its cgroups (v2)."""
     count = float(len(affinity()))
     try:
         path = Path("/proc/self/cgroup").read_text(encoding="ascii").split("0::", 1)[1].split("\n")[0]
@@ -68,8 +68,8 @@ class Watch:
 
 
 def idle() -> float | None:
-    """Idle seconds since the system started, summed over the cores that this process may use. None if the system does
-    not report them."""
+    """Return the idle seconds since the system started, summed over the cores that this process may use. None if the
+    system does not report them."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -105,7 +105,7 @@ def settle(run: Run, watch: Watch, device: str) -> None:
 
 
 def describe() -> str:
-    """The number of threads as text: '1 thread of 2 cores'."""
+    """Return the number of threads as text: '1 thread of 2 cores'."""
     import torch
 
     count = torch.get_num_threads()

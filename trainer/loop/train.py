@@ -1,4 +1,4 @@
-"""The training loop. `train` performs a whole training; the loop over batches is `Trainer.steps`."""
+"""Contains the training loop. `train` performs a whole training; the loop over batches is `Trainer.steps`."""
 
 from __future__ import annotations
 
@@ -259,8 +259,8 @@ class Trainer:
 
     def save(self, step: Step, heldout: float | None) -> None:
         """Write a checkpoint after `step`; with the setting `async`, only start to write it in the background.
-        `heldout` is the held-out loss at this step, or None. Before that, the loss on some samples of the step is
-        computed, so that a resume can compare it. Raises TrainingError when this loss is not finite."""
+        `heldout` is the held-out loss at this step, or None. Before the checkpoint is written, the loss on some samples
+        of the step is computed, so that a resume can compare it. Raises TrainingError when this loss is not finite."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)

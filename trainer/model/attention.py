@@ -1,4 +1,4 @@
-"""Causal attention that stays inside documents, in three equivalent back ends.
+"""Computes causal attention that stays inside documents, with three equivalent back ends.
 
 A window (the consecutive tokens of one training sample) holds pieces of several documents. A token's position counts
 from the beginning of its piece, so `positions` restarts at 0 where a document begins. A token attends to the tokens of
@@ -44,7 +44,7 @@ class DocMask:
     `starts` is. If none of them is set, attention is causal over the whole row. `dense` [B, 1, T, T] is a mask that is
     added to the attention scores (0 or -inf). `block` is the mask as flex_attention takes it. `starts` [D + 1] int32 is
     for variable-length attention: if the rows are put one after the other, it holds the offsets at which the D
-    documents begin, and the end of the last one. Further entries B·T (empty documents) pad it. `longest` is an upper
+    documents begin, and the end of the last one. It is padded with entries B·T (empty documents). `longest` is an upper
     bound of the documents' lengths.
     """
 
@@ -83,7 +83,7 @@ def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "doc
 
 
 def best(device: torch.device, dtype: torch.dtype) -> BackEnd:
-    """The name of the fastest attention back end for `dtype` on `device`."""
+    """Return the name of the fastest attention back end for `dtype` on `device`."""
     if device.type != "cuda":
         return "dense"
     half = dtype in (torch.bfloat16, torch.float16)
@@ -102,8 +102,9 @@ def describe(device: torch.device, dtype: torch.dtype, masking: Masking) -> str:
 
 @functools.cache
 def flash(index: int) -> bool:
-    """Whether CUDA device `index` supports FlashAttention 2 (Ampere or later). Also makes torch use FlashAttention 3
-    where that is possible: a training step is then 9 % faster than with version 2 (measured in nanochat)."""
+    """Return whether CUDA device `index` supports FlashAttention 2 (Ampere or later). Also makes torch use
+    FlashAttention 3 where that is possible: a training step is then 9 % faster than with version 2 (measured in
+    nanochat)."""
     flash3(index)
     return torch.cuda.get_device_capability(index) >= (8, 0)
 

@@ -1,4 +1,4 @@
-"""Settings of the model, its initial values and its loss. Imports no torch.
+"""Defines the settings of the model, its initial values and its loss. Imports no torch.
 
 Shapes: d width, H heads, G key/value heads, D head width.
 """
@@ -17,8 +17,8 @@ Role = Literal["embedding", "output", "matrix", "vector"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How RoPE's frequencies are divided by `factor`, so that the model can use a longer context. `original` is the
-    context, in tokens, that the model was trained with before.
+    """Settings that divide RoPE's frequencies by `factor`, so that the model can use a longer context. `original` is
+    the context, in tokens, that the model was trained with before.
 
     `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1)
     divides only frequencies with wavelengths above original / `low`, and leaves wavelengths below original / `high`

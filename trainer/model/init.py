@@ -1,9 +1,9 @@
-"""Initial values: every parameter is drawn from a random generator of its own.
+"""Draws the initial value of every parameter from a separate random generator.
 
-A parameter's initial value is a function of (seed, name) alone. It is drawn whole and then sliced, so the model is the
-same for any world size, device and order of parameters. `nn.init` does not guarantee this: on sharded parameters it
-draws the same numbers on every rank of a CPU mesh, and other numbers when the number of ranks changes. SmolLM3 had to
-discard a training of a trillion tokens, because its tensor-parallel ranks shared a seed.
+The generator's seed is a function of (seed of the training, name of the parameter) alone. A value is drawn whole and
+then sliced, so the model is the same for any world size, device and order of parameters. `nn.init` does not guarantee
+this: on sharded parameters it draws the same numbers on every rank of a CPU mesh, and other numbers when the number of
+ranks changes. SmolLM3 had to discard a training of a trillion tokens, because its tensor-parallel ranks shared a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.model.tensor import fill
 
 
 def parameter_seed(seed: int, name: str) -> int:
-    """The seed of a parameter's random generator: 63 bits of the blake2b hash of the text 'seed/name'."""
+    """Return the seed of a parameter's random generator: 63 bits of the blake2b hash of the text 'seed/name'."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
+"""Computes cross entropy over a large vocabulary in chunks of tokens: loss, z-loss, and the loss of every token.
 
 The logits [N, V] of N tokens over a vocabulary of V never exist as a whole. A chunk of tokens is projected, its
 gradient is computed immediately, and the chunk's logits are freed. The z-loss (PaLM, arXiv 2204.02311 §5; OLMo 2) adds

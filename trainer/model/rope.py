@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
+"""Computes rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
 RoPE rotates pairs of a head's dimensions. With R rotated dimensions, pair i turns by the angle position · θ^(-2i/R);
 the second factor is the pair's frequency. There are two ways to lengthen the context: a higher `theta` (ABF, arXiv

@@ -1,4 +1,4 @@
-"""Tensor parallelism within a node, split as in Megatron-LM (arXiv 1909.08053): one table and a few small functions.
+"""Implements tensor parallelism within a node (a machine), with parameters split as in Megatron-LM (arXiv 1909.08053).
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain
@@ -8,8 +8,8 @@ along its width, so the vocabulary size need not be divisible. For the loss each
 share of the tokens, so that any loss function works unchanged and no token's loss is computed twice. Without tensor
 parallelism parameters are plain tensors in forward, and the functions of this module return their input.
 
-Ranks draw no random numbers (trainer.model.init slices whole values), so a shared seed cannot give two ranks the same
-shard.
+No rank draws random numbers for its shard alone (trainer.model.init draws whole values and slices them), so a shared
+seed cannot give two ranks the same shard.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 
 
 def copies(x: Tensor) -> int:
-    """The number of ranks that hold a copy of each element of `x`; 1 for a plain tensor."""
+    """Return how many ranks hold a copy of each element of `x`; 1 for a plain tensor."""
     if not isinstance(x, DTensor):
         return 1
     return math.prod(size for size, how in zip(x.device_mesh.shape, x.placements) if how.is_replicate())
@@ -87,14 +87,14 @@ def copies(x: Tensor) -> int:
 
 def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
     """Return this rank's part of a parameter, as a plain tensor for use in forward. `gradient` says how the gradient is
-    placed over the tensor group (the ranks that share every layer), if not like the parameter."""
+    placed over the tensor group (the ranks that share every layer); None means like the parameter."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.to_local(grad_placements=None if gradient is None else (gradient,))
 
 
 def full(x: Tensor) -> Tensor:
-    """The whole value of a parameter, on every rank."""
+    """Return the whole value of a parameter, on every rank."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 

@@ -1,4 +1,4 @@
-"""The model: one decoder of the Llama family with grouped-query attention, RoPE, RMSNorm and SwiGLU. Options are
+"""Defines the model, a decoder of the Llama family with grouped-query attention, RoPE, RMSNorm and SwiGLU. Options are
 QK-norm, layers without position (NoPE, arXiv 2501.18795; every 4th layer in SmolLM3), partial RoPE, ReLU², biases of q,
 k and v, soft-capped logits, tied or untied output, and muP's rules for widths.
 

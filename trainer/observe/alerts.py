@@ -1,8 +1,8 @@
-"""Five alert rules over the measurements of a training. An alert is raised once, when its rule begins to hold, and
-cleared once, when the rule no longer holds.
+"""Checks five alert rules on the measurements of a training. When the condition of a rule becomes true, its alert is
+raised once; when the condition becomes false, the alert is cleared once.
 
 An alert is printed and written as a line `event: alert` to metrics.jsonl. A gauge in trainer.prom is 1 while the alert
-holds. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
+is raised. Prometheus' Alertmanager, or another reader of these files, notifies people. No rule stops a training; only
 `trainer.loop.stability` does.
 """
 
@@ -84,7 +84,7 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """The share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
+        """Return the share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
         divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
@@ -112,8 +112,8 @@ class Alerts:
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
         """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
-        stream (data source). The alert begins when the loss of a stream lies far above its lowest value so far, and
-        ends when none does. Returns the alerts that begin or end."""
+        stream (data source). The alert begins when the loss of a stream exceeds its lowest value so far by more than
+        the limit, and ends when no stream's loss does. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))

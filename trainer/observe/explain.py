@@ -25,7 +25,7 @@ from trainer.observe.worst_rows import read_high_loss
 
 #: steps shown before and after the requested one
 AROUND = 5
-#: minimum of steps for a meaningful standard deviation
+#: smallest number of steps for which a standard deviation is meaningful
 TELLING = 5
 #: fields of a phase that determine which samples its steps read
 DECIDE = ("name", "sequence", "batch", "ramp", "weights", "groups")
@@ -36,9 +36,9 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
             worst: int | None = None, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Return everything about step `number` (from 1) of the training in the folder `out`. With `row`, only that row
     (sample) of the step is included; with `worst`, only the `worst` rows with the highest loss. `window` is the number
-    of steps that the loss is compared with. `add_documents` adds `documents` to rows, and returns a message if
-    something is missing. `check` is called again and again; it raises an error to end the work. Raises ConfigError for
-    a step or row that does not exist."""
+    of steps that the loss is compared with. `add_documents` is called with the rows. It adds the key `documents` to
+    each, and returns a message if something is missing. `check` is called repeatedly, and may raise an error to end the
+    work. Raises ConfigError for a step or row that does not exist."""
     step = step_at(curriculum, number)
     if step is None:
         raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")
@@ -67,12 +67,14 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
 
 def beside(curriculum: Curriculum, out: Path, window: int, step: Step, ledger: Ledger,
            check: Callable[[], object]) -> tuple[dict[str, Any], str | None]:
-    """Return (metrics of a step and its neighbours, None). If the step was performed with other samples than the
-    present curriculum gives it, the metrics are left out, and the second value is a text that says so.
+    """Return (metrics of a step and its neighbours, None). If the curriculum was edited after the step was performed,
+    the step may have read other samples than the present curriculum says. Then the metrics are left out, and a text
+    that says so is returned in place of None.
 
     `around` has metrics of the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
-    deviation of the accepted steps before it, and the step's distance from the mean in standard deviations. If training
-    went back to a checkpoint to skip this step, the metrics are from before it last did so."""
+    deviation of the earlier steps whose update was not skipped, and the step's distance from the mean in standard
+    deviations. If training went back to a checkpoint in order to skip this step, the metrics are those from before it
+    went back (for the last time)."""
     number = step.number + 1
     near = range(number - 8 * window, number + AROUND + 1)       # enough to contain `window` accepted steps
 

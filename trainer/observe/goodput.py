@@ -1,9 +1,9 @@
 """Accounts for wall time: every second since the first start of a training belongs to exactly one cause.
 
-Goodput is the share of the wall time in which steps were computed whose result is kept (Google Cloud's ML Productivity
+Goodput is the share of the wall time that was spent on steps whose result is kept (Google Cloud's ML Productivity
 Goodput). A stop watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are
-written to metrics.jsonl (the goodput record of a line). After a kill the next process reads them from there, counts the
-time between the two processes as `restart`, and moves the time of steps after the checkpoint to `lost`.
+written to metrics.jsonl as part of its lines (the goodput record). After a kill the next process reads them from there,
+counts the time between the two processes as `restart`, and moves the time of steps after the checkpoint to `lost`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Goodput:
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Count the time of the steps after `step` as lost, because training goes back to this step. `lines` are the
-        lines of metrics.jsonl. Their latest record of the wall time that is not from after `step` says how much had
-        been counted by then."""
+        lines of metrics.jsonl. The latest record of the wall time in a line about `step` or an earlier step says how
+        much had been counted before the lost time."""
         line = latest([line for line in standing(lines) if line["step"] <= step])
         before = line["goodput"] if line else {}
         self.enter(self.cause)
@@ -120,8 +120,8 @@ class Goodput:
         self.flops = before.get("flops", 0.0)
 
     def describe(self) -> str:
-        """Wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The largest share
-        comes first; shares below 0.05 % are left out."""
+        """Return the wall time by cause as text: '1:02:10 of wall time: training 91.2%, evaluation 3.1%, …'. The
+        largest share comes first; shares below 0.05 % are left out."""
         self.enter(self.cause)
         parts = [f"{CAUSES[cause]} {seconds / self.wall:.1%}" for cause, seconds in
                  sorted(self.seconds.items(), key=lambda item: -item[1]) if seconds / max(self.wall, 1e-9) >= 0.0005]

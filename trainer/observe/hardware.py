@@ -35,7 +35,7 @@ FIELDS = ("probe_s", "data_wait_p50_ms", "data_wait_p99_ms", "data_wait_s", *OVE
 
 class Hardware:
     """Takes readings of the machine of this rank: memory, the speed of a matrix product and, on a GPU, temperature,
-    utilisation and power. If some readings are unavailable, this is said once through `say`."""
+    utilisation and power. If some readings are unavailable, `say` is called once with a message."""
 
     def __init__(self, world: World, say: Callable[[str], None]) -> None:
         self.world, self.cuda = world, world.device.type == "cuda"
@@ -57,7 +57,7 @@ class Hardware:
         return result
 
     def sensors(self) -> dict[str, float]:
-        """Temperature, utilisation and power of this rank's GPU; {} where NVML is not available."""
+        """Return temperature, utilisation and power of this rank's GPU; {} where NVML is not available."""
         result = {}
         for key, function, factor in NVML if self.nvml else ():
             try:
@@ -94,7 +94,8 @@ class Hardware:
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process has resident now. On systems without /proc, the highest value so far."""
+    """Return the bytes of memory that this process has resident now; on systems without /proc, the highest value so
+    far."""
     try:
         with open("/proc/self/statm", encoding="ascii") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

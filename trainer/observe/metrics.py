@@ -198,8 +198,8 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """Called when the numbers from `step` on no longer count, because training goes back. Does nothing: W&B cannot
-        delete numbers, so its curve also goes back to this step."""
+        """Called when the numbers from `step` on no longer count, because training goes back. Does nothing, because W&B
+        cannot delete numbers: its curve keeps the old points beside the new ones."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -220,8 +220,8 @@ class Wandb:
 
 
 def logged_in() -> bool:
-    """Whether the package wandb would find an API key (`wandb login` writes it to .netrc). Without a key, wandb would
-    prompt for it."""
+    """Return whether the package wandb would find an API key (`wandb login` writes it to .netrc). Without a key, wandb
+    would prompt for it."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
         return bool(os.environ.get("WANDB_API_KEY")) or \

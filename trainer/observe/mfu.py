@@ -1,5 +1,5 @@
-"""Computes model FLOPs utilisation (MFU): the model's FLOPs, by a published formula, divided by those that the device
-could do at its peak. For a device whose peak is not known there is no MFU.
+"""Computes model FLOPs utilisation (MFU): the model's FLOPs, by a published formula, divided by the FLOPs that the
+device could do at its peak. For a device whose peak is not known, no MFU is computed.
 
 Step MFU covers only the time of steps, without evaluation, checkpoints and compilation. Wall MFU covers all the time
 since the first start. Only FLOPs of the model count, not those of recomputation by activation checkpointing.

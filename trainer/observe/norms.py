@@ -24,8 +24,8 @@ SAMPLE = 1 << 24
 
 
 class Updates:
-    """Measures how far one step of the optimiser moves the parameters. Create the object before `optimizer.step()`,
-    which copies (some of) the parameters; call `sums` after it. All values stay on the device."""
+    """Measures how far one step of the optimiser moves the parameters. Creating the object copies (some of) the
+    parameters, so create it before `optimizer.step()`. Call `sums` after that step. All values stay on the device."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sample: int = SAMPLE) -> None:
         self.groups = optimizer.param_groups
@@ -56,8 +56,8 @@ class Updates:
 def metrics_fields(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return how far a step has moved the parameters, as fields of a metrics line: {"parameter_norm", "updates":
     {group: {"parameter_norm", "update_norm", "ratio"}}}. `groups` are the optimiser's parameter groups; `sums` is the
-    result of `Updates.sums`, summed over all ranks. Only some parameters may have been copied for the measurement: the
-    ratio is theirs, and the update norm is estimated as the ratio times the norm of all parameters."""
+    result of `Updates.sums`, summed over all ranks. If only some parameters were copied for the measurement, the ratio
+    is that of the copied ones, and the update norm is estimated as the ratio times the norm of all parameters."""
     result = {}
     for group, (all_squares, copied_squares, change_squares) in zip(groups, sums):
         ratio = (change_squares / copied_squares) ** 0.5 if copied_squares > 0 else 0.0

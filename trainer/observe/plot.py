@@ -136,8 +136,8 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams (data sources)
-    together. If there are several streams, single curves follow for up to STREAMS of them, those with the most targets
-    first."""
+    together. If there are several streams, curves of up to STREAMS single streams follow; those with the most targets
+    come first."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():

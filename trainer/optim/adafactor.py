@@ -1,5 +1,5 @@
-"""Adafactor (arXiv 1804.04235), with the results of torch.optim.Adafactor. The second moments of a matrix are kept as
-one row and one column, and there is no first moment, so that the state is tiny.
+"""Implements Adafactor (arXiv 1804.04235), with the same results as torch.optim.Adafactor. The second moments of a
+matrix are kept as one row and one column, and there is no first moment, so that the state is tiny.
 
 This implementation works on device tensors only. torch's implementation reads its step counter and two norms of every
 tensor on the host, which stalls a GPU several times per parameter. It also does not support `found_inf`, the flag on

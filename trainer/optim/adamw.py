@@ -1,4 +1,4 @@
-"""AdamW (arXiv 1711.05101): torch's own fused implementation."""
+"""Provides AdamW (arXiv 1711.05101), in torch's own fused implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes per parameter instead of 8.
+"""Implements AdamW with its two moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes per parameter instead of
+8.
 
 A number is kept as one of 256 levels, multiplied by the largest magnitude in its block. The levels are dense near 0 and
 are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Because blocks never span rows,
@@ -45,7 +46,7 @@ class AdamW8bitConfig(Moments):
 
 
 def levels(signed: bool) -> Tensor:
-    """Return the 256 numbers that 8 bits can stand for, ascending, in [-1, 1] (`signed`) or [0, 1]. They span seven
+    """Return the 256 numbers that 8 bits represent, ascending, in [-1, 1] (`signed`) or [0, 1]. They span seven
     decades; each decade has twice as many levels as the decade below it (the dynamic tree of Dettmers et al., arXiv
     2110.02861)."""
     result = [0.0, 1.0]

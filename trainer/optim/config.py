@@ -88,8 +88,8 @@ class OptimizerConfig:
 
     @classmethod
     def variants(cls) -> Mapping[str, Kind]:
-        """Return a description of every optimiser by the `kind` that chooses it in a recipe.
-        `trainer.base.config.build` calls this."""
+        """Return {kind: description} for all optimisers, where `kind` is the name by which a recipe chooses the
+        optimiser. `trainer.base.config.build` calls this."""
         return kinds()
 
     def check(self) -> None:

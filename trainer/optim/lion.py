@@ -1,5 +1,5 @@
-"""Lion (arXiv 2302.06675): the update is the sign of an interpolated momentum. Lion keeps one state tensor per
-parameter; AdamW keeps two."""
+"""Implements Lion (arXiv 2302.06675), whose update is the sign of an interpolated momentum. Lion keeps one state tensor
+per parameter; AdamW keeps two."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982): the update of a hidden matrix is its momentum, orthogonalised.
-Embedding, output, norms and biases learn by AdamW inside the same optimiser.
+"""Implements Muon (K. Jordan 2024; Moonlight, arXiv 2502.16982). The update of a hidden matrix is its orthogonalised
+momentum. Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
 Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix therefore gets an
 owner, which is one of the ranks that share its rows. For all matrices of one shape, one all-to-all sends the owners
@@ -46,10 +46,10 @@ class MuonConfig(Moments):
     peak learning rate of the hidden matrices. `adamw_lr` is the peak for output, norms and biases, and for the
     embedding if `embedding_lr` is not given.
 
-    `scaling` sets the size of updates. `moonlight` gives updates the size of AdamW's, so AdamW's rate and decay fit,
-    and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at one width
-    holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the number of
-    Newton–Schulz steps. `betas` and `eps` are settings of AdamW.
+    `scaling` sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for AdamW
+    can be used, and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at
+    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the
+    number of Newton–Schulz steps. `betas` and `eps` are settings of AdamW.
     """
 
     kind: Literal["muon"] = "muon"

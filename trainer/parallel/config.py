@@ -1,4 +1,4 @@
-"""Settings of how the model is distributed over the ranks. Imports no torch."""
+"""Defines the settings of how the model is distributed over the ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Every:
-    """Activation checkpointing of some layers only: of every `every` consecutive layers, the first one's activations
-    are recomputed in backward, and the activations of the other layers are kept."""
+    """Activation checkpointing of some layers only: of every `every` consecutive layers, the first layer recomputes its
+    activations in backward, and the other layers keep theirs."""
 
     every: int
 
@@ -26,7 +26,7 @@ class Every:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the model is distributed over the ranks. Only `fp8` changes the losses by more than rounding.
+    """Settings of how the model is distributed over the ranks. Only `fp8` changes the losses by more than rounding.
 
     `shard` says what is divided over the data ranks. With `full`, parameters, gradients and optimiser state are divided
     (FSDP2, ZeRO-3). `grad` does the same, but parameters stay gathered from forward to the end of backward (ZeRO-2:

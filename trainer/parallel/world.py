@@ -108,7 +108,7 @@ def check_device(device: str) -> None:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Context in which this process is a member of the process group of a training (gloo on CPU, NCCL on CUDA).
+    """Make this process a member of the process group of a training (gloo on CPU, NCCL on CUDA) within a context.
     `device` is auto, cpu or cuda. Yields a World in which the model is divided over all ranks; `arrange` makes a World
     with another arrangement."""
     if device == "auto":
@@ -164,8 +164,8 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def compiles(choice: bool | str, device: torch.device) -> bool:
-    """Whether layers are to be compiled. `choice` is the setting: True, False or auto. `auto` compiles on CUDA if
-    Triton is installed, because torch.compile fails without it."""
+    """Return whether layers are to be compiled. `choice` is the setting: True, False or auto. `auto` compiles on CUDA
+    if Triton is installed, because torch.compile fails without it."""
     if choice == "auto":
         return device.type == "cuda" and importlib.util.find_spec("triton") is not None
     return bool(choice)
@@ -216,15 +216,15 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Whether the setting `parallel.shard` keeps whole parameters in memory from forward to the end of backward. If
-    not, each layer's parameters are gathered twice, in forward and in backward."""
+    """Return whether the setting `parallel.shard` keeps whole parameters in memory from forward to the end of backward.
+    If not, each layer's parameters are gathered twice, in forward and in backward."""
     return parallel.shard in ("grad", "none")
 
 
 def recompute(block: nn.Module, layer: int, how: str | Every) -> None:
     """Make backward recompute activations of `block` instead of keeping them. `how` is the setting
-    `parallel.checkpointing`: it says which activations are recomputed (those of cheap operations, all, or none), or in
-    one of how many layers. `layer` is the number of the block."""
+    `parallel.checkpointing`: none, selective (only cheap operations are recomputed), full (all operations), or every k
+    layers (all operations in one of k layers). `layer` is the number of the block."""
     if how == "none" or (isinstance(how, Every) and layer % how.every):
         return
     forward = block.forward

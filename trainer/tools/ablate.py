@@ -1,9 +1,9 @@
 """`tokenmill train ablate RUN --arm NAME KEY=VALUE … --arm … --seeds 3 [--tokens 50M]`: which setting is better?
 
-Variations of a run (arms) are trained and compared by their held-out losses. An arm is the run's training with some
-keys of `train:` changed. The first arm, `base`, is the unchanged run, with which the other arms are compared. All arms
-read the same number of tokens. A seed changes the initial values and the order of the data in all arms alike, so that
-neither affects the differences between arms of one seed.
+Variations of a run (arms) are trained and compared by their held-out losses. An arm is the training of the run with
+some settings under `train:` changed. The first arm, `base`, is the unchanged run, with which the other arms are
+compared. All arms read the same number of tokens. A seed changes the initial values and the order of the data in all
+arms alike, so that neither affects the differences between arms of one seed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     """Return a changed copy of the curriculum `old`, for a short training. It ends at the last step that ends within
-    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the order of the data is another one."""
+    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the data is read in another order."""
     from tokenizer.mixture.curriculum import cut
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError

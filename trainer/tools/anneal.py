@@ -8,8 +8,8 @@ does not have yet are taken from the store's shards/NAME. The first file's mixtu
 mixtures are compared.
 
 All arms continue from the same position in the data. An arm with another seed reads the same part of the data in
-another order. To get another order, the arm with seed s makes its first s steps phases of their own, because the order
-depends on the number of the phase that reads the data.
+another order. The order depends on the number of the phase (stretch of the training) that reads the data. So, to get
+another order, the arm with seed s makes each of its first s steps a separate phase.
 """
 
 from __future__ import annotations

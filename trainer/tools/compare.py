@@ -3,7 +3,7 @@
 Each argument is the folder of a run (STORE/runs/RUN) or the folder that was given to the training as `--out`. All
 numbers come from metrics.jsonl. Training losses are means over the last twentieth of the tokens. Held-out losses are
 compared at equal numbers of tokens: if the last evaluation of one training was earlier than those of the others,
-earlier evaluations of the others are taken.
+earlier evaluations of the others are used.
 """
 
 from __future__ import annotations

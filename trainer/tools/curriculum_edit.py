@@ -135,7 +135,7 @@ def at_step(text: str, reached: int, steps: int) -> int:
 
 def read_phases(path: Path) -> dict[str, Any]:
     """Read new phases (stretches of a training) from the file given with `--phases`. Returns {"phases": [mapping, …]},
-    and with the key "total" if the file has it. Raises ConfigError when the file cannot be used."""
+    with a further key "total" if the file has it. Raises ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError

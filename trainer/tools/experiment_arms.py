@@ -2,8 +2,8 @@
 confidence intervals. The commands `anneal` and `ablate` use this module. The trainings run one after the other on this
 machine.
 
-Each arm and seed is a training of its own below OUT. A command that is run again continues where it was stopped, and
-does not repeat finished trainings. Only the last checkpoint of each training is kept.
+Each pair of arm and seed is a separate training in a folder below OUT. A command that is run again continues where it
+was stopped, and does not repeat finished trainings. Only the last checkpoint of each training is kept.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The documents of a step need not be logged in training. The curriculum determines which tokens a step reads. The shards'
 document table says which documents these tokens belong to, and in which part (file) and row of the store's published
-datasets each document is. From there come URLs, signals (numbers that filters computed) and texts. Only the losses of
-single rows (samples) have to be recorded in training: worst_rows.jsonl has the highest of each interval between two
-printed lines.
+datasets each document is. URLs, signals (numbers that filters computed) and texts are read from there. Only the losses
+of single rows (samples) have to be recorded in training: worst_rows.jsonl has the rows with the highest loss in each
+interval between two printed lines.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def datasets(store: FileSystem, top: str) -> Iterator[tuple[str, dict[str, str]]
 
 @contextmanager
 def part(store: FileSystem, path: str) -> Iterator[ParquetFile]:
-    """Context with the part of a dataset, open for reading."""
+    """Open a part of a dataset (the Parquet file `path`) for reading, as a context manager. Raises ConfigError if the
+    file is damaged."""
     import pyarrow as pa
 
     from pipeline.base.parquet import open_parquet
@@ -159,8 +160,8 @@ def text(step: dict[str, Any]) -> str:
 
 
 def document_lines(document: dict[str, Any]) -> list[str]:
-    """Format a document that a step has read as lines of text for a terminal. `document` is an entry of the result of
-    `documents`, to which `look_up` has added what the datasets say."""
+    """Format a document that a step has read as lines of text for a terminal. `document` is an entry of the list
+    `documents` of a row in the result of `explain`."""
     first, stop = document["tokens"]
     of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
     place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL

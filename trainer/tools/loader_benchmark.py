@@ -176,7 +176,7 @@ def memory() -> int:
 
 
 def disk_bytes() -> int:
-    """Bytes that were read from disk for this process; 0 where the system does not report it."""
+    """Return how many bytes were read from disk for this process; 0 where the system does not report it."""
     try:
         for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
             if line.startswith("read_bytes:"):

@@ -52,7 +52,7 @@ def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
 
 
 def number_bytes(run: Run, device: str) -> int:
-    """Bytes per number in matrix products on `device` (cpu or cuda)."""
+    """Return the bytes per number in matrix products on `device` (cpu or cuda)."""
     precision = run.config.precision
     return 2 if precision == "bf16" or (precision == "auto" and device == "cuda") else 4
 
@@ -113,7 +113,7 @@ def kernels_on(config: TrainConfig, device: str) -> Kernels:
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of the optimiser's state for the whole model, over all ranks."""
+    """Return the bytes of the optimiser's state for the whole model, over all ranks."""
     return config.optimizer.state_bytes(*_sizes(config, vocab))
 
 
@@ -124,7 +124,8 @@ def _sizes(config: TrainConfig, vocab: int) -> tuple[int, int, int]:
 
 
 def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
-    """Bytes of a checkpoint: parameters in float32, and the optimiser's state as `checkpoint.moments` stores it."""
+    """Return the bytes of a checkpoint: parameters in float32, and the optimiser's state as `checkpoint.moments` stores
+    it."""
     return 4.0 * config.model.parameters(vocab) + config.optimizer.stored_bytes(
         *_sizes(config, vocab), half=config.checkpoint.moments == "bf16")
 
