@@ -208,8 +208,8 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(request: Request, store: str, game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. Comments stay if the
-    recipe was submitted to the queue; a run of a command keeps none."""
+    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. If the recipe was
+    submitted to the queue, its comments stay; a run that was started by a command keeps no comments."""
     text = _submitted_text(request.app.state.queues[store], run)
     with contextlib.suppress(Problem):                 # for example, a step that is an alias cannot be changed in place
         if text is not None:
@@ -235,7 +235,7 @@ def _submitted_text(queue: Queue, run: str) -> str | None:
 
 
 def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:
-    """The run's recipe with the changes put in."""
+    """Return the run's recipe with the changes put in."""
     text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     return _edited(game, text, "recipe.yaml", changes)
 
