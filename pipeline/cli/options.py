@@ -15,7 +15,7 @@ from pipeline.store.fs import Store
 
 
 class BackendName(StrEnum):
-    """Where tasks run."""
+    """Where tasks run: on Ray, in child processes, or in this process."""
 
     ray = "ray"
     process = "process"

@@ -1,4 +1,4 @@
-"""Formats the state of a run for `tokenmill status`, as text or JSON."""
+"""Formats the state of a run as text, for `tokenmill status`."""
 
 from __future__ import annotations
 

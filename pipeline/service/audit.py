@@ -1,5 +1,5 @@
-"""The audit log: who has requested which write. Each entry is a file in the store's folder `audit/`; entries are not
-part of the store's commit log.
+"""Keeps the audit log, which records who has requested which write. Each entry is a file in the store's folder
+`audit/`; entries are not part of the store's commit log.
 
 An entry is created under a name that begins with the time, and never overwritten. So servers cannot overwrite each
 other's entries, and the files sorted by name are in the order of time. A write whose entry cannot be written is

@@ -105,6 +105,6 @@ def _in_words(range: str) -> str:
 
 
 def filter_parameters(view: View) -> Mapping[str, Any]:
-    """Return the view's filter as parameters of the API."""
+    """Return the filter of a view (the state of a page that lists documents) as parameters of the API."""
     return {**{name: view.of(name) for name in MANY}, **{name: view.one(name) for name in ONE},
             "signal": list(view.signals)}

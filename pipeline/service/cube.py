@@ -137,8 +137,8 @@ class _Builder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges of the bins and, for these edges, what `_switches` returns: each document's sides at both
-        ends, and where it changes sides."""
+        """Return the edges of the bins and, for these edges, what `_switches` returns: each document's side (kept,
+        dropped or unknown) at both ends, and where it changes."""
         edges = self._edges(value)
         for some in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(some) < 2:
@@ -170,8 +170,8 @@ class _Builder:
         return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, for each document, its side at the lowest edge, its side at the highest edge, and the number of the
-        first edge at which it is on the latter side."""
+        """Return, for each document, its side (kept, dropped or unknown) at the lowest edge, its side at the highest
+        edge, and the number of the first edge at which it is on the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
@@ -186,8 +186,9 @@ class _Builder:
         return first, last, high
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
-        """Return whether documents change sides at most once. Some documents are judged at every edge; their sides must
-        be those that `first`, `last` and `switch` predict. About half of these documents are ones that change sides."""
+        """Return whether documents change sides (kept, dropped, unknown) at most once. Some documents are judged at
+        every edge; their sides must be those that `first`, `last` and `switch` predict. About half of these documents
+        are ones that change sides."""
         switching = np.flatnonzero(first != last)
         some = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

@@ -1,6 +1,6 @@
-"""Shows documents to people, in lists and one at a time. One document is shown with its verdict, the document that was
-kept in its place if it is a duplicate, its entries in quarantine and its places in the shards. Personal data is masked
-unless the caller says otherwise."""
+"""Shows documents to people, in lists and one at a time. A single document is shown with its verdict (why it was
+dropped), its entries in quarantine and its places in the shards. For a duplicate, the document that was kept in its
+place is shown, too. Personal data is masked unless the caller says otherwise."""
 
 from __future__ import annotations
 

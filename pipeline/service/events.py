@@ -1,5 +1,5 @@
-"""Streams of server-sent events about a run. Every event has an id, from which the stream can be continued on any
-server of the store."""
+"""Streams server-sent events about a run to clients. Every event has an id, from which a client can continue the stream
+on any server of the store."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
 
 @dataclass(frozen=True)
 class Range:
-    """A filter for documents that have a value of a signal (a number computed for each document), from `least` to
-    `most` inclusive. None means no bound."""
+    """A filter for documents whose value of a signal (a number computed for each document) lies between `least` and
+    `most`, inclusive. None means no bound."""
 
     signal: str
     least: float | None = None

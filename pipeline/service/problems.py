@@ -1,5 +1,6 @@
-"""Errors of the service, sent as `application/problem+json` (RFC 9457) or as an HTML page. They say what is wrong, name
-the parameter or field, and say what to do. They never contain a traceback, a secret or an unsafe character."""
+"""Turns errors of the service into answers, as `application/problem+json` (RFC 9457) or as an HTML page. An answer says
+what is wrong, names the parameter or field, and says what to do. It never contains a traceback, a secret or an unsafe
+character."""
 
 from __future__ import annotations
 

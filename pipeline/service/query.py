@@ -6,8 +6,8 @@ skip, so documents that are published between two pages do not shift others onto
 
 There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
 that it needs. Its cursor is a part and a row; if this part is not published any more, the client must start again at
-the first page. Sorted by id or by a column, a page reads this column of all parts. Its cursor is a value and an id: a
-document that stays published while a client reads all pages is seen exactly once.
+the first page. If documents are sorted by id or by another column, a page reads this column of all parts. Its cursor is
+a value and an id: a document that stays published while a client reads all pages is seen exactly once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Replaced(Busy):
 
 
 class Documents(NamedTuple):
-    """Names the documents of one kind (kept, dropped or quarantined) of a dataset."""
+    """Identifies the documents of one kind (kept, dropped or quarantined) of a dataset."""
 
     store: Store
     kind: str
@@ -106,7 +106,7 @@ class Page:
 
 class Queries:
     """Runs queries on datasets, within limits of time, memory and concurrency. One object serves all requests of a
-    server. Its member `checked` gives the paths of data files whose hashes were verified."""
+    server. Its member `checked` provides the paths of data files whose hashes were verified."""
 
     def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or Limits(), clock

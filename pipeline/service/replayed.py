@@ -21,8 +21,8 @@ SIDES = ("kept", "dropped", "unknown")
 
 @dataclass(frozen=True)
 class OwnThreshold:
-    """A separate threshold for each row of the table: `values` replaces the key `key` of the step at `place`. The
-    numbers that the step compares with it are appended to `compared`."""
+    """A separate threshold for each row of the table: `values` has, for each row, the value of the setting `key` of the
+    step at index `place`. The numbers that the step compares with this threshold are appended to `compared`."""
 
     place: int
     key: str
@@ -67,13 +67,13 @@ class Replayed:
 
     @cached_property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the side of each document (an index in SIDES) in the run, and under the changes."""
+        """The side of each document, as an index in SIDES (kept, dropped, unknown), in the run and under the
+        changes."""
         numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
         return numbers[self.before], numbers[self.after]
 
     def changed(self) -> np.ndarray:
-        """Return the indices (into `rows`) of the documents whose side changes. A side that becomes unknown changes,
-        too."""
+        """Return the indices (into `rows`) of the documents whose side (kept, dropped or unknown) changes."""
         was, now = self.sides
         return np.flatnonzero(was != now)
 
@@ -144,7 +144,8 @@ def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:
 
 
 def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now: np.ndarray) -> list[dict[str, Any]]:
-    """Return, for each group, the counts of each side in the run and under the changes."""
+    """Return, for each group of documents, the counts of each side (kept, dropped, unknown) in the run and under the
+    changes."""
     before, after = (counts.by(group * len(SIDES) + side, groups * len(SIDES)) for side in (was, now))
     result = []
     for first in range(0, groups * len(SIDES), len(SIDES)):

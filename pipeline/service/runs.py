@@ -106,9 +106,9 @@ async def show_run(request: Request, store: str, run: str, at: KnownStore,
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
 async def run_events(request: Request, store: str, run: str, at: KnownStore, last: LastEvent = None) -> Response:
-    """Stream events `progress`, each with the whole state of a run, and at its end an event `end`. A client that was
-    cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the run
-    has ended and the client has its final state."""
+    """Stream events `progress`, each with the whole state of a run, and an event `end` when the run ends. A client that
+    was cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the
+    run has ended and the client has its final state."""
     look: Look = await request.app.state.watch.look(store, at, run)
     if look.ended and last == look.id:
         return Response(status_code=204)

@@ -172,8 +172,8 @@ def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str
 
 
 def _read_by(curriculum: Curriculum, stream: str, sha256: str, windows: dict[str, list[int]]) -> dict[str, Any]:
-    """Return {steps, more_steps}: the steps that read windows of a stream, and whether there are more of them. Returns
-    {} when the curriculum reads other shards."""
+    """Return {steps, more_steps}: the training steps that read these windows (training samples) of a stream, and
+    whether there are more steps. Returns {} when the curriculum reads other shards."""
     if not any(s.name == stream and s.sha256 == sha256 for s in curriculum.streams):
         return {}
     steps: list[dict[str, Any]] = []

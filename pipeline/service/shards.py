@@ -40,8 +40,9 @@ Details = Annotated[bool, Query(description="signals, metadata and an excerpt of
 
 @router.get("", summary="List the shards of a store")
 async def list_shards(request: Request, at: StoreOf, queries: QueriesOf, run: Run = "") -> dict[str, Any]:
-    """List the shard sets with their tokens and tokenizer. Also show the order in which a run's curriculum reads them:
-    its phases with the tokens of each stream."""
+    """List the shard sets (the token shards of one stream and split) with their tokens and tokenizer. Also show the
+    order in which a run's curriculum (plan of training phases) reads them: its phases with the tokens of each
+    stream."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:

@@ -305,7 +305,8 @@ class MetricsFile:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of the latest start, each with the number of tokens at which it begins and ends."""
+        """The phases that the latest start of the training named, each with the number of tokens at which it begins and
+        ends."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():

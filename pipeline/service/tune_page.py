@@ -94,7 +94,8 @@ async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset:
 
 @latest_router.get("/stores/{store}/datasets/{dataset}/tune")
 def latest(at: StoreOf, store: str, dataset: str) -> Response:
-    """Redirect to the playground of the latest finished run that made the dataset."""
+    """Redirect to the playground (the page for trying other thresholds) of the latest finished run that made the
+    dataset."""
     run = latest_with(at, dataset)
     return RedirectResponse(path("stores", store, "runs", run, "datasets", dataset, "tune"), 303)
 
