@@ -40,7 +40,7 @@ STOPPED = 130                      # the exit code that Typer gives a KeyboardIn
 
 @cache
 def command_group() -> TyperGroup:
-    """The command with all its subcommands."""
+    """Return the command with all its subcommands."""
     app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
@@ -103,7 +103,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns the command line with --debug moved to the front, where the command group expects it, and whether --debug
+    """Return the command line with --debug moved to the front, where the command group expects it, and whether --debug
     was given. Users may write --debug anywhere except after `--`. The command line of `train` is not changed, because
     the trainer parses it."""
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))

@@ -131,7 +131,7 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """Returns a label from a table as a string, or None for a missing or empty value. The values 3, 3.0 and "3" give
+    """Return a label from a table as a string, or None for a missing or empty value. The values 3, 3.0 and "3" become
     the same label."""
     if isinstance(value, bool):
         return str(int(value))
@@ -227,7 +227,7 @@ def check(model: ModelArg, data: DataArg,
 
 
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
-    """Returns {label in the data: label of the model}. For a model with two labels, the data may use 1 for the label
+    """Return {label in the data: label of the model}. For a model with two labels, the data may use 1 for the label
     whose probability is the model's score, and 0 for the other label."""
     labels = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
@@ -332,7 +332,7 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
 
 
 def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
-    """Returns a stage that is ready to score documents with `model`, and the name of the signal that it writes."""
+    """Return a stage that is ready to score documents with `model`, and the name of the signal that it writes."""
     from stages.catalog import stage_class
     from stages.filter.quality import Quality
     from stages.models.classifier import companion_path

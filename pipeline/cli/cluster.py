@@ -107,8 +107,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
 
 
 def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
-    """The options for the command line of a Ray job. They are only flags and a number, so that no text from the user
-    reaches a shell."""
+    """Return the options for the command line of a Ray job. They are only flags and a number, so that no text from the
+    user reaches a shell."""
     return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
             *(("--verify-inputs",) if verify_inputs else ()),
             *(("--allow-custom-stages",) if allow_custom_stages else ())]

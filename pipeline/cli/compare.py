@@ -21,9 +21,9 @@ WIDE = 80
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print how the texts differ that two extraction engines found in one page: in two columns on a terminal that is
-    wide enough, otherwise one below the other. `place` names the page, `names` are the names of the two engines;
-    `marks` says that the texts are Markdown. Control characters are made visible."""
+    """Print the differences between the texts that two extraction engines found in one page: in two columns on a
+    terminal that is wide enough, otherwise one below the other. `place` names the page, `names` are the names of the
+    two engines; `marks` says that the texts are Markdown. Control characters are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):
@@ -61,7 +61,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
 
 
 def _merged(row: Row) -> str:
-    """The two versions of a paragraph as one text, in the format of `git diff --word-diff`."""
+    """Return the two versions of a paragraph as one text, in the format of `git diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
     for what, *spans in pieces(row):

@@ -20,7 +20,8 @@ MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool) -> None:
-    """Compare two runs, given by name or folder. Print the result, or its JSON; with `html`, also write the page."""
+    """Compare two runs, each given by its name or folder. Print the result as text or JSON; with `html`, also write it
+    as a page to this file."""
     from pipeline.report.compare import Run, compare_runs
     from pipeline.report.compare_html import render
 
@@ -43,7 +44,7 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """The comparison as text for people."""
+    """Yield the lines of the comparison as text for people."""
     from pipeline.report.compare_html import overview, sections
 
     for side in ("before", "after"):

@@ -47,7 +47,7 @@ def doctor(address: AddressOpt = None,
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print one line for each check and, below a check that has one, a remedy."""
+    """Print one line for each check. If a check has a remedy, print it on the next line."""
     places = list(dict.fromkeys(c["where"] for c in document["checks"]))
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:

@@ -116,8 +116,8 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
 
 
 def engines(option: str) -> list[str]:
-    """The names of the one or two engines that --engine lists. Raises BadUsage for unknown names, more than two, or the
-    same one twice."""
+    """Return the names of the one or two engines that --engine lists. Raises BadUsage for unknown names, more than two,
+    or the same one twice."""
     from pipeline.recipe.errors import nearest
     from stages.extract.html.step import ENGINES
 
@@ -132,9 +132,8 @@ def engines(option: str) -> list[str]:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def listed(arguments: Sequence[str]) -> list[str]:
-    """The paths of the files that the arguments stand for. The files of a folder or glob come in the order of their
-    names; hidden files in folders are left out. Raises BadUsage for a URL, and for an argument that matches no
-    file."""
+    """Return the paths of the files that the arguments name. The files of a folder or glob come in the order of their
+    names; hidden files in folders are left out. Raises BadUsage for a URL, and for an argument that matches no file."""
     if arguments.count("-") > 1:
         raise BadUsage("- stands for stdin, which can be read only once")
     out: list[str] = []
@@ -179,7 +178,7 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield the documents, and turn errors of their reader into UserErrors."""
+    """Yield the documents, and turn errors of the reader into UserErrors."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -236,8 +235,8 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """The place of a document, for messages: the name of its file. If the file holds many documents, the document's
-    record number, archive member and URL are added."""
+    """Return the place of a document, for messages: the name of its file. If the file holds many documents, the
+    document's record number, archive member and URL are added."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")
@@ -249,7 +248,7 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
 
 
 def row(file: str, version: Extracted) -> dict[str, Any]:
-    """A document as a dict, for one line of JSON output."""
+    """Return a document as a dict, for one line of JSON output."""
     record, reason = version.record, version.reason
     locator = record.locator
     out = {"file": file, "member": locator.get("sub") or "", "record": locator.get("record", 0),
@@ -262,8 +261,8 @@ def row(file: str, version: Extracted) -> dict[str, Any]:
 
 
 def text_of(version: Extracted) -> str:
-    """The text of a document to print. On a terminal, the parts of a fine-tuning record that do not count in the
-    training loss are dim."""
+    """Return the text of a document for printing. On a terminal, the parts of a fine-tuning record that do not count in
+    the training loss are dim."""
     spans = getattr(version.record, "loss_spans", None)
     if not spans or not sys.stdout.isatty():
         return visible(version.text)
@@ -276,8 +275,8 @@ def text_of(version: Extracted) -> str:
 
 
 def no_text(version: Extracted, ocr: bool) -> str:
-    """A message that says why a document has no text, and what to do about it. `ocr` says that OCR was already used
-    for PDFs."""
+    """Return a message that says why a document has no text, and what to do about it. `ocr` says that OCR was already
+    used for PDFs."""
     remedy = REMEDIES.get(version.reason or "") or getattr(version.record, "detail", "")
     if (version.reason or "").startswith("error: "):
         remedy = "a run puts this document into quarantine"

@@ -48,9 +48,9 @@ class Extracted(NamedTuple):
 
 
 def resolve(file_type: str) -> tuple[type[Reader], str]:
-    """Returns the reader for a type of file, and the name of the step that extracts text from what it reads ("" if it
-    reads text). A type is the name of a reader, or of a step that declares which reader it needs (such as `book`).
-    Raises BadUsage for an unknown type."""
+    """Return the reader for a type of file, and the name of the step that extracts text from what the reader yields (""
+    if the reader yields text). A type is the name of a reader, or of a step that declares which reader it needs (such
+    as `book`). Raises BadUsage for an unknown type."""
     from pipeline.recipe.errors import nearest
     from stages.catalog import reader_class, readers, stage_class, steps
 
@@ -63,8 +63,8 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """The types that `--as` accepts: the names of readers, and of steps that declare which reader they need (such as
-    `book`)."""
+    """Return the types that `--as` accepts: the names of readers, and of steps that declare which reader they need
+    (such as `book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
@@ -85,13 +85,13 @@ def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
 
 
 def has_many(file_type: str) -> bool:
-    """Whether files of this type hold many documents."""
+    """Return whether files of this type hold many documents."""
     return file_type == ARCHIVE or resolve(file_type)[0].collection
 
 
 def archive_readers() -> list[str]:
-    """The names of the readers for members of an archive, in order. A member is read by the first reader that accepts
-    it."""
+    """Return the names of the readers for members of an archive, in order. A member is read by the first reader that
+    accepts it."""
     from stages.catalog import READERS, reader_class
 
     return [*(name for name in READERS if reader_class(name).in_archives),
@@ -222,7 +222,7 @@ def settings_of(options: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _makes_text(step: Any) -> bool:
-    """Whether a step extracts text from what a reader yields."""
+    """Return whether a step extracts text from what a reader yields."""
     return step.extracts or bool(step.read_by)
 
 
@@ -247,8 +247,8 @@ def _check(name: str, settings: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """The type of a file. It is determined by its first bytes if they are conclusive, else by its suffix, else by what
-    its text looks like."""
+    """Return the type of a file. The file's first bytes decide if they are conclusive, otherwise its suffix, otherwise
+    what its text looks like."""
     from stages.catalog import reader_class
     from stages.read.streams import Damaged, Stream, is_archive
     from stages.text.encoding import decode
@@ -285,8 +285,8 @@ def file_type_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """The type of a text file, judged by the beginning of its text. It is used for files whose names do not show their
-    type."""
+    """Return the type of a text file, judged by the beginning of its text. This is used for files whose names do not
+    show their type."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):
@@ -305,7 +305,7 @@ def _gutenberg(text: str) -> bool:
 
 
 def _first_row(path: str) -> dict[str, Any] | None:
-    """The first object in a file of JSON lines or in a JSON array; None when there is none."""
+    """Return the first object in a file of JSON lines or in a JSON array, or None when there is none."""
     from stages.catalog import reader_class
     from stages.read.reader import Slice
 
@@ -335,8 +335,8 @@ def _table(path: str) -> str:
 
 
 def _records(keys: set[str], lists: set[str]) -> str | None:
-    """The reader of post-training records, "sft" or "preference", whose records have these keys. `lists` are the keys
-    whose values are lists. None if the keys fit neither."""
+    """Return the reader of post-training records, "sft" or "preference", whose records have these keys. `lists` are the
+    keys whose values are lists. Returns None if the keys fit neither reader."""
     from stages.read.records import Preference, Sft
 
     sft, preference = Sft.Config(), Preference.Config()

@@ -203,8 +203,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
-    """The settings of the step `minhash` for this dataset, in the recipe of the latest run. None when the dataset has
-    no such step."""
+    """Return the settings of the step `minhash` (a deduplication) for this dataset, in the recipe of the latest run.
+    Returns None when the dataset has no such step."""
     from pipeline.plan.changes import latest_run, run_recipe_of
 
     run = latest_run(store)

@@ -15,7 +15,7 @@ from pipeline.store.fs import Store
 
 
 class BackendName(StrEnum):
-    """Where tasks run."""
+    """Where tasks run: on Ray, in child processes, or in this process."""
 
     ray = "ray"
     process = "process"
@@ -91,7 +91,7 @@ def open_store(root: str) -> Store:
 
 
 def resolve_run(run: str, root: str) -> tuple[Store, str]:
-    """Returns (store, name of the run). `run` is the name of a run in the store at `root`, or its folder
+    """Return (store, name of the run). `run` is the name of a run in the store at `root`, or the run's folder
     STORE/runs/RUN. Raises BadUsage when the store has no such run."""
     top, _, name = run.rstrip("/").rpartition("/")
     if os.path.basename(top) == "runs":
@@ -106,5 +106,5 @@ def resolve_run(run: str, root: str) -> tuple[Store, str]:
 
 
 def as_typed(command: str, run: str, store: Store) -> str:
-    """The command line `tokenmill COMMAND RUN --store STORE`, quoted so that it can be pasted into a shell."""
+    """Return the command line `tokenmill COMMAND RUN --store STORE`, quoted so that it can be pasted into a shell."""
     return f"tokenmill {command} {shlex.quote(run)} --store {shlex.quote(store.root)}"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None, address: str | None,
          insecure_local: bool, allow_code: bool) -> int:
-    """Run the entry of the queue that `claim` ('NUMBER/EVENT') names, and write its result to the queue. Returns the
-    exit code. The entry returns to waiting when another driver holds the store's lease, when the cluster does not
-    answer, or when this process is told to stop although nobody has cancelled the run."""
+    """Run an entry (a submitted run) of the queue and write its result to the queue. `claim` ('NUMBER/EVENT') names the
+    entry. Returns the exit code. The entry returns to waiting when another driver holds the store's lease, when the
+    cluster does not answer, or when this process is told to stop although nobody has cancelled the run."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")
@@ -39,7 +39,7 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
     def interrupt(signum: int, frame: Any) -> None:
         raise Interrupted(signum)
 
-    signal.signal(signal.SIGTERM, lambda signum, frame: signals.append(signum))    # what has begun must be able to end
+    signal.signal(signal.SIGTERM, lambda signum, frame: signals.append(signum))    # kept until `end` is sure to run
     queue, position = Queue(store), (int(number), int(event))
     try:
         entry = begin(queue, *position, identity(""))

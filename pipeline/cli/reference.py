@@ -19,7 +19,7 @@ FOREIGN = ("tokenmill train",)
 
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
-    """Returns {full name: command} for every command, without those that are only groups of other commands."""
+    """Return {full name: command} for every command, without those that are only groups of other commands."""
     from pipeline.cli.app import command_group
 
     inside: dict[str, Any] = getattr(group or command_group(), "commands", {})
@@ -31,7 +31,7 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:
-    """Returns, for each visible parameter of a command, (its form on the command line, its help text)."""
+    """Return, for each visible parameter of a command, (its form on the command line, its help text)."""
     out = []
     for parameter in command.params:
         if getattr(parameter, "hidden", False) or parameter.name == "help":
@@ -50,13 +50,13 @@ def parameters(command: Any) -> list[tuple[str, str]]:
 
 
 def table(command: Any) -> str:
-    """The table of a command's parameters, as Markdown."""
+    """Return the table of a command's parameters, as Markdown."""
     cells = [(f"`{how}`".replace("|", "\\|"), text.replace("|", "\\|")) for how, text in parameters(command)]
     return "\n".join(["| | |", "|---|---|", *(f"| {how} | {text} |" for how, text in cells)]) + "\n"
 
 
 def rewrite(page: str) -> str:
-    """The page with its tables replaced by tables of the commands as they are now.
+    """Return the page with its tables replaced by tables of the present commands.
 
     Raises ValueError when the page has no section for a command, has a section without a command, or has not exactly
     one table in a section.

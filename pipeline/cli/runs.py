@@ -85,8 +85,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """The way in which progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too, for
-    example the warning that the run waits for another driver."""
+    """Return the way in which progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too,
+    for example the warning that the run waits for another driver."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -219,8 +219,8 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """The state of a run as a row of `tokenmill list`: {run, state, attempt, parts (number of tasks), done, report}. A
-    value that is not known is None."""
+    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt, parts (number of tasks), done,
+    report}. A value that is not known is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)

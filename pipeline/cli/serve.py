@@ -90,7 +90,8 @@ def named_stores(options: list[str]) -> dict[str, str]:
 
 
 def training_folders(given: list[str], stores: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Returns name of a store → its folders of trainings. A value without the name of a store belongs to the first."""
+    """Parse the values of --trainings (DIR, or STORE=DIR) into {name of a store: folders}. A folder without the name of
+    a store belongs to the first store."""
     folders: dict[str, tuple[str, ...]] = {}
     for each in given:
         name, equals, folder = each.partition("=")

@@ -91,7 +91,7 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
-    """The facts that a step's class declares, as JSON: the step's kind, version, signals, costs and others."""
+    """Return the facts that a step's class declares, as JSON: the step's kind, version, signals, costs and others."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
@@ -102,14 +102,15 @@ def step_facts(cls: Any) -> dict[str, Any]:
 
 
 def reader_facts(cls: Any) -> dict[str, Any]:
-    """The facts that a reader's class declares, as JSON: the reader's file suffixes, version, memory and others."""
+    """Return the facts that a reader's class declares, as JSON: the reader's file suffixes, version, memory and
+    others."""
     return {"suffixes": list(cls.suffixes), "version": cls.version, "extractor": cls.extractor, "crawl": cls.crawl,
             "libraries": list(cls.libraries), "memory_mb": cls.memory_mb}
 
 
 def settings(cls: Any) -> dict[str, dict[str, Any]]:
-    """The settings of a step or reader: {name: {"help", "role", "default"}}. A setting without a default has
-    "required" instead."""
+    """Return the settings of a step or reader: {name: {"help", "role", "default"}}. A setting without a default has
+    "required" instead of "default"."""
     from stages.stage import role_of
 
     out = {}
@@ -155,7 +156,7 @@ def _show(name: str | None, targets: Mapping[str, str], find: Any, base: type, f
 
 
 def _about(cls: Any) -> str:
-    """The first sentence of a class's docstring, on one line."""
+    """Return the first sentence of a class's docstring, on one line."""
     text = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     return visible(text.partition(". ")[0].rstrip("."))
 

@@ -51,9 +51,9 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that the paths stand for. A file stands for itself. A folder stands for its Parquet files or, if
-    it has none, for its JSON Lines files or, if it has none of these either, for its text files, sorted by name. Raises
-    BadUsage when a path stands for no file."""
+    """Yield the files that the paths name. For a folder, these are its Parquet files or, if it has none, its JSON Lines
+    files or, if it has none of these either, its text files, sorted by name. Raises BadUsage when a path names no
+    file."""
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

@@ -210,8 +210,8 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """The path of the tokenizer with this hash, which a run has published next to the shard sets of its store. Raises
-    BadUsage when there is none."""
+    """Return the path of the tokenizer with this hash, which a run has published next to the shard sets of its store.
+    Raises BadUsage when there is none."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
             return path

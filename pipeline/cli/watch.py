@@ -26,8 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """The state of a run. If the run was submitted and its driver (the process that leads it) has not begun, Ray is
-    asked whether the job still exists and will run."""
+    """Return the state of a run. If the run was submitted and its driver (the process that leads it) has not begun, Ray
+    is asked whether the job still exists and will run."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing

@@ -57,7 +57,7 @@ HEADERS = {
 
 
 def page_policy(nonce: str) -> str:
-    """The Content-Security-Policy of a page whose scripts and styles carry `nonce` (`request.state.nonce`)."""
+    """Return the Content-Security-Policy of a page whose scripts and styles carry `nonce` (`request.state.nonce`)."""
     return (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' data:; "
             f"connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 
@@ -221,7 +221,8 @@ class Guard:
 
 
 def _host_name(host: str) -> str | None:
-    """The host name in a Host header, in lower case and without the port. None when the header is not valid."""
+    """Return the host name in a Host header, in lower case and without the port. Returns None when the header is not
+    valid."""
     try:
         parts = urlsplit(f"//{host}")
         port_is_sound = parts.port is None or parts.port > 0
@@ -260,8 +261,9 @@ async def operator(request: Request) -> Role:
 
 
 async def known_parameters(request: Request) -> None:
-    """A dependency that refuses query parameters which a route of the API does not have: with a misspelt filter
-    ignored, the answer would belong to another question. HTML pages parse their addresses themselves."""
+    """A dependency that refuses query parameters which a route of the API does not have. If a misspelt filter were
+    ignored, the answer would include what the client wanted to filter out. HTML pages are exempt, because they parse
+    the query of their URL themselves."""
     route = request.scope.get("route")
     if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
         known = _parameters(route.dependant)
@@ -272,13 +274,14 @@ async def known_parameters(request: Request) -> None:
 
 
 def _parameters(dependant: Dependant) -> set[str]:
-    """The names of the query parameters of a route and of its dependencies."""
+    """Return the names of the query parameters of a route and of its dependencies."""
     return {field.alias for field in dependant.query_params}.union(*map(_parameters, dependant.dependencies))
 
 
 async def check_intended(request: Request) -> None:
-    """Refuse a write that a page of another site could have caused (CSRF), with the user's cookie or, on loopback,
-    without one. The accepted proofs are a header that such a page cannot send, and a hidden form field that it cannot
+    """Raise Problem for a write that a page of another site could have caused (CSRF). Such a page can use the cookie of
+    a signed-in user; on a server without tokens, it needs none. To be accepted, the write must have a header that such
+    a page cannot send (a bearer token or `X-Tokenmill`), or the hidden form field `csrf`, which such a page cannot
     read."""
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
@@ -289,8 +292,8 @@ async def check_intended(request: Request) -> None:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a URL-encoded form, {} for a body of another type. If a field occurs more than once, its last value
-    counts. Raises Problem for a body that is no valid form."""
+    """Return the fields of a URL-encoded form, or {} for a body of another type. If a field occurs more than once, its
+    last value counts. Raises Problem for a body that is no valid form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}

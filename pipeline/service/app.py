@@ -1,4 +1,5 @@
-"""Puts the service together: routes, guard, problems. All it knows lies in the stores."""
+"""Builds the web service: its routes, its access control and its answers to errors. The service keeps all lasting state
+in the stores."""
 
 from __future__ import annotations
 
@@ -41,10 +42,10 @@ from pipeline.store.fs import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the stores of `settings`. `app.state` has `settings`, `stores` (name → Store), `queues` (name →
-    Queue), `sessions`, `checks`, `watch`, `streams` (number of open event streams), `queries`, `playgrounds`, `labels`,
-    `metrics` (of trainings) and `children` (trainings that this server started). While the application runs, it starts
-    what waits in the queues."""
+    """Return the web application that serves the stores of `settings`. `app.state` has `settings`, `stores` (name →
+    Store), `queues` (name → Queue), `sessions`, `checks`, `watch`, `streams` (number of open event streams), `queries`,
+    `playgrounds`, `labels`, `metrics` (of trainings) and `children` (trainings that this server started). While the
+    application runs, it starts the runs that wait in the queues of the stores."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,

@@ -1,5 +1,5 @@
-"""Checks the published datasets of a run by what the store says of them: the run's report, the manifests (lists of the
-published files), and listings of the published folders. No published file of documents is opened."""
+"""Checks the published datasets of a run with the help of the run's report, the manifests (lists of the published
+files) and listings of the published folders. No published file of documents is opened."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Result = Literal["passed", "warning", "failed"]
 Check = dict[str, str]
 #: most published files that an answer compares with a listing; most files and messages that a check names
 MOST_FILES, NAMED = 20_000, 5
-#: files of a listing between two looks at the clock
+#: the time limit is checked each time that so many files of a listing were read
 PAGE = 1000
-#: bytes of the largest manifest that is read: that of some 50,000 files
+#: bytes; a larger manifest is not read. One with some 50,000 files has this size
 MANIFEST_BYTES = 16 << 20
 TOO_MANY = "not compared, as there are too many files: tokenmill store verify compares them, and reads their bytes, too"
 #: the folder of the kept documents; the columns of a manifest that are read
@@ -35,9 +35,9 @@ KEPT, COLUMNS = FOLDERS["kept"], pa.schema([MANIFEST_SCHEMA.field(name) for name
 
 
 def dataset_checks(at: Store, figures: Figures, stop: Stop, most: int = MOST_FILES) -> dict[str, list[Check]]:
-    """The checks of each published dataset of a run, as {dataset: [{name, result, message}]}. `result` is passed,
-    warning or failed. At most `most` published files are compared with a listing. Raises what `stop` raises, and
-    StoreError when the storage does not answer."""
+    """Check each published dataset of a run. Returns {dataset: [{name, result, message}]}, where `result` is passed,
+    warning or failed. At most `most` published files are compared with a listing. Raises the errors of `stop.check`,
+    and StoreError when the storage does not answer."""
     left = most
     out: dict[str, list[Check]] = {}
     for dataset in figures.names.datasets:
@@ -62,7 +62,8 @@ def _check(name: str, result: Result, message: str) -> Check:
 
 
 def _documents(figures: Figures, dataset: str) -> Check:
-    """Check that every document that entered the dataset was kept, dropped, removed by a barrier or quarantined."""
+    """Check that every document that entered the dataset was kept, dropped, removed by a barrier (a deduplication) or
+    quarantined."""
     section = figures.datasets[dataset]
     if figures.missing_records:
         return _check("documents", "failed", f"{plural(figures.missing_records, 'task')} of the run left no record, so "
@@ -80,8 +81,8 @@ def _documents(figures: Figures, dataset: str) -> Check:
 
 
 def _lost(figures: Figures, dataset: str) -> dict[str, int]:
-    """The documents that the dataset's passes quarantined, by reason. Quarantined records that could not be read as
-    documents are left out."""
+    """Count the documents of a dataset that were put into quarantine, by reason. Input records that could not be read
+    as documents are not counted."""
     sources = {dep.removeprefix("index:") for node in figures.lineage if dataset_of(node) == dataset
                for dep in node.deps if dep.startswith("index:")}
     unreadable = [figures.sources[name].bad for name in sources if name in figures.sources]
@@ -90,8 +91,9 @@ def _lost(figures: Figures, dataset: str) -> dict[str, int]:
 
 
 def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table] | None, str]:
-    """The manifests of a dataset, by folder (datasets, dropped, quarantine), and why one of them cannot be read ('' if
-    all can). A folder without a manifest is left out. The manifests are None if one is too large to be read here."""
+    """Read the manifests (lists of the published files) of a dataset. Returns the manifests by folder (datasets,
+    dropped, quarantine), and a message that says why one of them cannot be read ('' if all can). A folder without a
+    manifest is left out. The manifests are None if one is too large to be read here."""
     tables: dict[str, pa.Table] = {}
     if not DATASET.fullmatch(dataset):                            # the report may be damaged
         return tables, "no dataset can have this name"
@@ -112,7 +114,7 @@ def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table] | None, str
 
 
 def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, stop: Stop) -> Check:
-    """Check that the published files are there, with the sizes that the manifests say. If there are more than `most`
+    """Check that the published files exist and have the sizes that the manifests give. If there are more than `most`
     files, they are not listed."""
     files = sum(table.num_rows for table in tables.values())
     if files > most:
@@ -160,8 +162,8 @@ def _quarantined(figures: Figures, dataset: str) -> Check:
 
 
 def _warnings(figures: Figures, dataset: str) -> Check:
-    """Warn of the deduplications that removed more than half of a source, and of the run's warnings about the dataset,
-    its nodes, and the sources that it reads."""
+    """Warn of the deduplications that removed more than half of a source. Also repeat the run's warnings about the
+    dataset, its nodes (passes and deduplications) and the sources that it reads."""
     nodes = [node for node in figures.lineage if dataset_of(node) == dataset]
     sources = {dep.removeprefix("index:") for node in nodes for dep in node.deps if dep.startswith("index:")}
     about = [f"{section.barrier} removed {alarm.removed:,} of {alarm.of:,} documents of source '{alarm.source}'"

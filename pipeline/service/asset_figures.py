@@ -1,5 +1,5 @@
-"""Reads the figures of a run's report about the nodes of its plan: the graph, and the documents and costs of each
-node."""
+"""Reads from a run's report the graph of its plan, and the documents and costs of each node of the plan (such as a
+pass, a deduplication or a token stream)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Documents = dict[str, int | None]
 
 
 class Figures(BaseModel):
-    """The sections of report.json from which the assets of a run are shown. Other sections are not checked."""
+    """The sections of report.json that describe the assets of a run (the nodes of its plan, with what they made). Other
+    sections are not checked."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -37,7 +38,7 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Refuse a report in which one section names what another lacks."""
+        """Raise ValueError if one section names a dataset, node or pass that the section about it lacks."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}
@@ -49,7 +50,7 @@ class Figures(BaseModel):
 
 
 def read_figures(at: Store, run: str) -> Figures:
-    """The figures of a run's report. Raises Problem when the run has no report.json, or a damaged one."""
+    """Read the figures of a run's report. Raises Problem when the run has no report.json, or a damaged one."""
     try:
         return Figures.model_validate_json(run_file(at, run, "report.json", REPORT))
     except ValidationError as e:
@@ -60,13 +61,14 @@ def read_figures(at: Store, run: str) -> Figures:
 
 
 def dataset_of(node: Lineage) -> str | None:
-    """The dataset that a pass or a barrier belongs to; None for other nodes. The names of passes are DATASET,
-    DATASET:NUMBER or DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
+    """Return the dataset that a pass (a group of its steps) or a barrier (a deduplication) belongs to, or None for
+    other nodes. The names of passes are DATASET, DATASET:NUMBER or DATASET:SOURCE, and those of barriers
+    DATASET/STEP.NUMBER."""
     return re.split("[:/]", node.name, maxsplit=1)[0] if node.kind in ("pass", "barrier") else None
 
 
 def entered(figures: Figures, dataset: str) -> int:
-    """The number of documents that entered a dataset from sources and other datasets."""
+    """Return the number of documents that entered a dataset from sources and other datasets."""
     own = [node for node in figures.lineage if node.kind == "pass" and dataset_of(node) == dataset]
     names, read = {node.name for node in own}, {cost.pass_: cost.docs for cost in figures.passes}
     total = 0
@@ -79,8 +81,9 @@ def entered(figures: Figures, dataset: str) -> int:
 
 
 def documents_of(figures: Figures) -> dict[str, Documents]:
-    """The documents of each node. A document that a barrier removes counts as dropped by the barrier, not by the pass
-    that applies the removal."""
+    """Return how many documents each node of the plan read, kept and dropped. A document that a barrier (a
+    deduplication) removes counts as dropped by the barrier, not by the pass (group of steps) that leaves it out
+    afterwards."""
     read = {cost.pass_: cost.docs for cost in figures.passes}
     barriers = {section.barrier: section for section in figures.duplicates}
     dropped = {node.name: node.dropped or 0 for node in figures.graph.nodes}
@@ -107,8 +110,9 @@ def documents_of(figures: Figures) -> dict[str, Documents]:
 
 
 def _kept(figures: Figures, node: Lineage) -> int | None:
-    """The number of documents that a pass kept: what its dataset holds or, for an earlier pass of the dataset, what the
-    next node of the dataset reads from it."""
+    """Return the number of documents that a pass (a group of consecutive steps) kept. For the last pass of a dataset,
+    it is the number of documents in the dataset. For an earlier pass, it is the number of documents that the next node
+    of the dataset reads from the pass."""
     dataset = dataset_of(node)
     if dataset == node.name and dataset in figures.datasets:
         return figures.datasets[dataset].docs
@@ -118,5 +122,5 @@ def _kept(figures: Figures, node: Lineage) -> int | None:
 
 
 def removed_by(section: Duplicates) -> int:
-    """The number of documents that a deduplication removed."""
+    """Return the number of documents that a deduplication removed."""
     return sum(n for by_source in section.removed.values() for n in by_source.values())

@@ -1,6 +1,6 @@
-"""Router: the nodes of a run's plan (sources, passes, barriers, token streams …) as assets, as JSON and as a page. Each
-says whether its results are fresh or stale, what it made and cost in the run, what it would cost now, and what checks
-of its published documents find."""
+"""Router: shows the nodes of a run's plan (sources, passes, deduplications, token streams …) as assets, as JSON and as
+a page. For each node, it shows whether its results are fresh or stale, what it made and cost in the run, what it would
+cost now, and what the checks of its published documents found."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from pipeline.store.fs import Store
 router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
 page_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: nodes of which the plan says why they are stale
+#: for so many stale nodes at most, the plan says why they are stale
 CAUSES = 20
-#: the states of a node of a plan, and its state if there is no plan; the results of a check, the worst first
+#: the states of a node in a plan, and its state without a plan; the results of a check, the worst first
 STATES, UNKNOWN, RESULTS = ("fresh", "partly", "stale", "waits"), "unknown", ("failed", "warning", "passed")
-#: the fields of a node that the report's graph and the plan have
+#: the fields of a node that both the report's graph and the plan have
 NODE = ("name", "kind", "steps", "tasks")
 
 
 @router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
 async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
                       queries: QueriesOf) -> dict[str, Any]:
-    """The nodes of a run's plan, and what hands documents to what. `state` says whether the store has the results that
-    the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are done) or
-    unknown. For operators the recipe is planned for this; others get the state unknown. `problems` says why a part of
-    the answer is missing."""
+    """Show the nodes of a run's plan, and which node hands documents to which. `state` says whether the store has the
+    results that the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are
+    done) or unknown. To find out the states, the recipe must be planned. This is done for operators only; others get
+    the state unknown. `problems` says why a part of the answer is missing."""
     problems: list[dict[str, Any]] = []
     stop = queries.stop()
 
@@ -70,8 +70,9 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
-    """Plan the recipe that the run keeps, as `recipes/plan` does. Raises Problem when it cannot be planned, or not in
-    half the time that an answer may take."""
+    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. Raises Problem when the sender
+    is no operator, when the recipe cannot be planned, or when planning takes more than half of the time limit of a
+    request."""
     if role is not Role.operator:
         raise Problem(403, "Operators only", "to find out what is fresh, the recipe is planned, which reads its inputs",
                       "Authorization", "ask for an operator's token to see the states and what a run would cost now")
@@ -90,8 +91,8 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
 # -- what was made, and what would be --------------------------------------------------------------------------------
 def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]],
                                                                             list[dict[str, Any]]]:
-    """The nodes and edges of the report's graph, followed by those that only the plan has. As in the report, the pass
-    after a barrier has an edge from the barrier, not from the passes before it."""
+    """Return the nodes and edges of the graph: first those in the report, then those that only the plan has. As in the
+    report, the pass after a barrier (a deduplication) has an edge from the barrier, not from the passes before it."""
     nodes = [node.model_dump(include=set(NODE)) for node in figures.graph.nodes] if figures else []
     edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
     known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
@@ -105,8 +106,9 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A node with what its row of the plan says of it. The numbers of its tasks are None if they are not known yet. No
-    plan has the curriculum, which every run writes anew."""
+    """Return a node with its state, its tasks and its present cost, which come from its row of the plan. The numbers of
+    tasks are None if they are not known yet. The curriculum is in no plan, because every run writes it anew, so it has
+    no state."""
     if row is None:
         state = None if node["kind"] == "curriculum" else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}
@@ -118,7 +120,7 @@ def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, 
 @page_router.get("/stores/{store}/runs/{run}/assets")
 async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
                       queries: QueriesOf) -> HTMLResponse:
-    """The assets of a run: their graph as a picture, and all facts of it in tables."""
+    """Show the assets of a run: their graph as a picture, and all facts about them in tables."""
     document = await show_assets(request, store, run, at, role, queries)
     states = Counter(node["state"] for node in document["nodes"] if node["state"])
     return page(request, "assets.html.j2", store=store, run=run, d=document, results=RESULTS,
@@ -127,7 +129,7 @@ async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 def _picture(document: Mapping[str, Any]) -> Markup | None:
-    """The graph as SVG; None when it has no edges, or too many nodes."""
+    """Draw the graph as SVG. Returns None when it has no edges, or too many nodes."""
     nodes = []
     for node in document["nodes"]:
         dropped = (node["documents"] or {}).get("dropped")

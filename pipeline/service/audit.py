@@ -1,5 +1,5 @@
-"""The audit log: who has requested which write. Each entry is a file in the store's folder `audit/`; entries are not
-part of the store's commit log.
+"""Keeps the audit log, which records who has requested which write. Each entry is a file in the store's folder
+`audit/`; entries are not part of the store's commit log.
 
 An entry is created under a name that begins with the time, and never overwritten. So servers cannot overwrite each
 other's entries, and the files sorted by name are in the order of time. A write whose entry cannot be written is
@@ -35,8 +35,8 @@ def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> st
 
 
 async def request_entry(request: Request) -> dict[str, Any]:
-    """The audit entry of a request: who sent it, and what it requests. It has a hash of the body instead of the body,
-    which may hold any data."""
+    """Return the audit entry of a request: who sent it, and what it requests. The entry has only a hash of the
+    request's body, because the body may hold any data."""
     body = await request.body()
     return {"role": str(request.state.role), "from": request.client.host if request.client else None,
             "method": request.method, "path": visible(request.url.path), "bytes": len(body),
@@ -44,8 +44,8 @@ async def request_entry(request: Request) -> dict[str, Any]:
 
 
 def entries(store: Store, after: str, limit: int) -> list[dict[str, Any]]:
-    """Up to `limit` entries of the audit log that come after the entry with the id `after`, in the order of time. An
-    entry that cannot be read is marked as damaged."""
+    """Return up to `limit` entries of the audit log that come after the entry with the id `after`, in the order of
+    time. An entry that cannot be read is marked as damaged."""
     result: list[dict[str, Any]] = []
     for path in store.list(FOLDER, f"{FOLDER}/{after}" if after else ""):
         if len(result) == limit:

@@ -1,5 +1,5 @@
-"""The state of a page that lists documents, as the page's address holds it: kind of documents, filter, order and
-position."""
+"""Reads and writes the state of a page that lists documents: the kind of documents, the filter, the order and the
+position. The state is the query of the page's URL."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.service.html import query_text
 
 #: columns for which a filter may have several values, and columns for which it has one
 MANY, ONE = ("source", "reason", "stage", "language"), ("domain", "text", "id")
-#: the field with which a form sends the conditions that were chosen before, as URL-encoded pairs: an input cannot hold
-#: every character of a value, and an empty value must differ from that of an input left empty
+#: the field with which a form sends the conditions that were chosen before, as URL-encoded pairs. They are encoded
+#: because an input cannot hold every character, and because a condition may be an empty value
 CHOSEN = "chosen"
 
 
 @dataclass(frozen=True)
 class View:
-    """What a page that lists documents shows. `values` are the (column, value) pairs of its filter, in the order in
+    """The state of a page that lists documents. `values` are the (column, value) pairs of its filter, in the order in
     which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
     which the page begins."""
 
@@ -35,8 +35,8 @@ class View:
 
     @classmethod
     def read(cls, query: QueryParams) -> View:
-        """The view that the query of an address describes, whether it comes from a link or from the page's form. Empty
-        fields of the form are ignored."""
+        """Return the view that the query of a URL describes. The query may come from a link or from the page's form.
+        Empty fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
         view = cls()
         for name, value in before:
@@ -66,7 +66,7 @@ class View:
         return replace(self, descending=value == "descending") if name == "order" else self
 
     def of(self, column: str) -> list[str]:
-        """The values of a column in the view's filter."""
+        """Return the values of a column in the view's filter."""
         return [value for name, value in self.values if name == column]
 
     def one(self, column: str) -> str:
@@ -74,8 +74,8 @@ class View:
 
     # -- links -------------------------------------------------------------------------------------------------------
     def query(self, **change: Any) -> str:
-        """The query of the address of this view, with the members in `change` replaced. It leads to the first page of
-        the documents, unless `change` has `after`."""
+        """Return the query of this view's URL, after the fields in `change` are replaced. It leads to the first page of
+        documents, unless `change` has `after`."""
         view = replace(self, **{"after": "", **change})
         pairs = [("kind", view.kind), *view.values, *(("signal", range) for range in view.signals)]
         if view.sort != STORED or view.descending:
@@ -83,11 +83,12 @@ class View:
         return query_text([*pairs, ("after", view.after)] if view.after else pairs)
 
     def only(self, column: str, value: str) -> str:
-        """The query of the address of this view, with `value` as the only value of a column."""
+        """Return the query of this view's URL, with `value` as the only value of a column."""
         return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
 
     def chips(self) -> list[tuple[str, str, str]]:
-        """(name, value, query of the address without it) of every condition in the view's filter."""
+        """Return, for every condition in the view's filter, (name, value, query). The query leads to the same view
+        without this condition."""
         chips = [(name, value, self.query(values=tuple(pair for pair in self.values if pair != (name, value))))
                  for name, value in self.values]
         return chips + [("signal", _in_words(text), self.query(signals=tuple(s for s in self.signals if s != text)))
@@ -95,7 +96,7 @@ class View:
 
 
 def _in_words(range: str) -> str:
-    """A range of a signal as people write it: `0.5 ≤ quality`."""
+    """Return the range of a signal as people write it, such as `0.5 ≤ quality`."""
     name, *bounds = range.rsplit(":", 2)
     if len(bounds) != 2:
         return range
@@ -104,6 +105,6 @@ def _in_words(range: str) -> str:
 
 
 def filter_parameters(view: View) -> Mapping[str, Any]:
-    """The view's filter as parameters of the API."""
+    """Return the filter of a view (the state of a page that lists documents) as parameters of the API."""
     return {**{name: view.of(name) for name in MANY}, **{name: view.one(name) for name in ONE},
             "signal": list(view.signals)}

@@ -1,4 +1,4 @@
-"""Checks and plans submitted recipes, each in a process of its own.
+"""Checks and plans submitted recipes, each in a separate process.
 
 A recipe from somebody else may take long to check (a glob over millions of files, a large model), may need much memory,
 and may name code to load. The process has limits for time, memory and code, and is killed when the client disconnects.
@@ -34,14 +34,14 @@ from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
-#: how many checks, and how many plans, may wait; further ones are refused
+#: so many checks, and so many plans, may wait; further ones are refused
 WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30
-#: seconds in which the first files of the sources are looked for
+#: seconds for finding out whether each source has files
 FILES_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
-#: the result of checking a recipe that cannot be run, but for its problems
+#: the result for a recipe that cannot be run, except its `problems`
 NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
                      re.DOTALL)
@@ -49,17 +49,17 @@ _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTA
 
 
 class CheckRoom:
-    """Checks and plans recipes, each in a process of its own and only a few at a time."""
+    """Checks and plans recipes, each in a separate process and only a few at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
-        self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: submissions need not wait for them
+        self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: one place stays free for checks
         self._inside = {False: 0, True: 0}
         self._environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs `check` on this request in a new process and returns its result. Raises Problem when it takes too long,
+        """Run `check` on this request in a new process and return its result. Raises Problem when it takes too long,
         when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
         process, when the client disconnects."""
         async def gone() -> None:
@@ -108,10 +108,11 @@ class CheckRoom:
         return result
 
 
-# -- in the process of its own ---------------------------------------------------------------------------------------
+# -- in the separate process -----------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a recipe whose inputs must lie in the request's `roots` and, if the request names a `store`, plan it there.
-    With its `find_files`, a source without a file is a warning.
+    """Load a recipe and, if the request names a `store`, plan it there. The inputs of the recipe must lie in the
+    request's `roots`. If the request names no store but sets `find_files`, a source without a file is reported as a
+    warning.
 
     Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
     column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
@@ -156,8 +157,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def without_files(recipe: Recipe) -> list[RecipeProblem]:
-    """What a plan would say of sources that have no files or cannot be listed, as far as it is known after FILES_S
-    seconds. The thread that lists them ends with this process."""
+    """Return the problems that a plan would report about sources that have no files or cannot be listed. Only problems
+    that are found within FILES_S seconds are returned. The thread that lists the files ends with this process."""
     from pipeline.plan.inputs import check_patterns
     from stages.catalog import reader_class
 
@@ -186,8 +187,8 @@ def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]
 
 
 def _warning(text: str) -> dict[str, Any]:
-    """Parses a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with
-    a key, or with neither."""
+    """Turn a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with a
+    key, or with neither."""
     if (placed := _PLACED.fullmatch(text)) is not None:
         return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
                       placed["message"])
@@ -196,8 +197,8 @@ def _warning(text: str) -> dict[str, Any]:
 
 
 def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
-    """A problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part becomes the
-    remedy."""
+    """Return a problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part
+    becomes the remedy."""
     what, _, remedy = message.partition("; ")
     return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
             "remedy": remedy}

@@ -13,7 +13,7 @@ UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "as it was"}}
 
 
 def unchanged(if_none_match: str | None, tag: str) -> Response | None:
-    """The answer 304 if the client has sent the ETag `tag` as If-None-Match, else None."""
+    """Return an answer with status 304 if the client has sent the ETag `tag` as If-None-Match, otherwise None."""
     if if_none_match is None or tag not in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
         return None
     return Response(status_code=304, headers={"ETag": tag})

@@ -1,13 +1,14 @@
-"""Makes a table of counts for one threshold (a data cube), from which the counts at any value of the threshold are sums
-of cells.
+"""Makes a table of counts for one threshold (a data cube). From this table, the counts at any value of the threshold
+are computed as sums of cells.
 
 The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
 needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
-edge to the highest and everything else stays. A binary search finds this bin: in each round, the steps judge every
-document under an edge of its own. So the rule of a step need not be known; it is only assumed that a document changes
-sides at most once. This is checked on a sample of documents. A threshold for which it is false has no cube.
+edge to the highest and everything else stays. A binary search over the edges finds these bins for all documents at
+once: in each round, the step judges every document with the threshold at the middle of the edges that are left for this
+document. So the code need not know the rule of the step. It only assumes that a document changes sides at most once,
+and checks this on a sample of documents. If the check fails, the threshold has no cube.
 
-At an edge the counts are exact. Between two edges the true counts lie between those at the edges.
+At an edge the counts are exact. Between two edges the true counts lie between the counts at these edges.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of documents as a function of one threshold. `start` (group, side, weight) has the counts at the lowest
-    edge, and `deltas` (group, bin, side, weight) has what each bin adds. A group is a source and a language. The sides
-    (COUNTED) are kept and unknown. The weights are documents, bytes and, if the run made shards, tokens."""
+    """Counts of documents as a function of one threshold. `start`, with the axes (group, side, weight), has the counts
+    at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
+    is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights are documents,
+    bytes and, if the run made shards, tokens."""
 
     step: int
     key: str
@@ -53,8 +55,9 @@ class Cube:
         return WEIGHTS[:self.start.shape[2]]
 
     def at(self, value: float) -> dict[str, Any]:
-        """The kept and unknown documents, bytes and tokens when the threshold is `value`, each as {estimate, low,
-        high}. Each is a sum over the bins below `value`. Raises PlaygroundError for a value outside the edges."""
+        """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
+        {estimate, low, high}. `low` and `high` are the counts at the two edges (limits of a bin) around the value.
+        Raises PlaygroundError for a value outside the edges."""
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)
@@ -66,8 +69,9 @@ class Cube:
                               for j, what in enumerate(self.weights)} for i, side in enumerate(COUNTED)}
 
     def to_json(self) -> dict[str, Any]:
-        """The cube as JSON for a page. `cells` lists for each group its counts at the lowest edge and, for each bin in
-        which a count changes, [number of the bin, changes of the counts that `columns` names]."""
+        """Return the cube as JSON for a page. `cells` lists for each group (source and language) its counts at the
+        lowest edge and, for each bin in which a count changes, [number of the bin, changes of the counts that `columns`
+        names]."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))
@@ -79,7 +83,7 @@ class Cube:
 
 
 def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
-    """Returns the cube (table of counts by value) of the threshold `key` of a step, while the other changes stay in
+    """Return the cube (table of counts by value) of the threshold `key` of a step, while the other changes stay in
     force. Raises PlaygroundError when this threshold can have no cube."""
     builder, value = _builder(playground, changes, step, key)
     with _by_columns(key):
@@ -87,10 +91,10 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
-    """Return, for each document, how far the threshold `key` of a step must move from its value in the run before the
-    document is dropped instead of kept, or kept instead of dropped. The unit is a bin of the threshold's cube (a table
-    of all its moves, cut into bins of numbers): 0.5 is the nearest edge of a bin, infinity means never. Raises
-    PlaygroundError when a threshold can have no cube."""
+    """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
+    document is dropped instead of kept, or kept instead of dropped. The distance is a number of bins, into which the
+    range of the threshold is divided. It is 0.5 if the document changes in a bin next to the value, and infinity if it
+    never changes. Raises PlaygroundError when a threshold can have no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -109,7 +113,7 @@ def _by_columns(key: str) -> Iterator[None]:
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_Builder, float | None]:
-    """The builder of a threshold's cube, and the present value of the threshold."""
+    """Return the builder of a threshold's cube, and the present value of the threshold."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -133,8 +137,8 @@ class _Builder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The edges of the bins, and what `_switches` returns for them: each document's sides at both ends, and where
-        it changes."""
+        """Return the edges of the bins and, for these edges, what `_switches` returns: each document's side (kept,
+        dropped or unknown) at both ends, and where it changes."""
         edges = self._edges(value)
         for some in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(some) < 2:
@@ -150,8 +154,8 @@ class _Builder:
         return self.playground.outcomes(self.moved, rows, own).sides[1]
 
     def _edges(self, value: float | None) -> np.ndarray:
-        """The edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below and one
-        above them, and the threshold's present value."""
+        """Return the edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below
+        and one above them, and the threshold's present value."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -166,8 +170,8 @@ class _Builder:
         return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns, for each document, its side at the lowest edge, its side at the highest edge, and the number of the
-        first edge at which it is on the latter side."""
+        """Return, for each document, its side (kept, dropped or unknown) at the lowest edge, its side at the highest
+        edge, and the number of the first edge at which it is on the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
@@ -182,8 +186,9 @@ class _Builder:
         return first, last, high
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
-        """Whether documents change sides at most once. Checks some documents at every edge: their sides must be those
-        that `first`, `last` and `switch` predict. About half of these documents are ones that change sides."""
+        """Return whether documents change sides (kept, dropped, unknown) at most once. Some documents are judged at
+        every edge; their sides must be those that `first`, `last` and `switch` predict. About half of these documents
+        are ones that change sides."""
         switching = np.flatnonzero(first != last)
         some = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

@@ -1,4 +1,4 @@
-"""Router: datasets of a store, pages of their documents, counts, histograms, and one document."""
+"""Router: shows the datasets of a store, pages of their documents, counts, histograms, and single documents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def filter_of(source: Values = [], reason: Values = [], stage: Values = [], lang
               signal: Annotated[list[str], Query(
                   max_length=20, description="NAME:LEAST:MOST, either bound may be left out: `quality:0.5:`")] = [],  # noqa: B006
               ) -> Filter:
-    """The filter in the parameters of a request."""
+    """Return the filter that the parameters of a request describe."""
     return Filter(tuple(source), tuple(reason), tuple(stage), tuple(language), domain,
                   tuple(_range(value) for value in signal), text, id)
 
@@ -66,7 +66,7 @@ FilterOf = Annotated[Filter, Depends(filter_of)]
 
 
 def queries_of(request: Request) -> Queries:
-    """What runs the queries of this server."""
+    """Return the object that runs the queries of this server."""
     queries: Queries = request.app.state.queries
     return queries
 
@@ -75,13 +75,14 @@ QueriesOf = Annotated[Queries, Depends(queries_of)]
 
 
 async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
-    """`call()` in a thread. It is told to stop when the client goes, or when the server gives the request up."""
+    """Run `call` in a thread and return its result. `stop` tells it to end when the client disconnects or the request
+    times out. Raises Problem when the query fails."""
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     work, left = asyncio.ensure_future(run_in_threadpool(call)), asyncio.ensure_future(gone())
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())     # nobody may be there to take it
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())     # else asyncio may log its error
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -98,7 +99,8 @@ async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
 
 
 async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: dict[str, Any]) -> None:
-    """Raise Problem unless an operator asks; note in the audit log that they did."""
+    """If the request is for unmasked personal data, raise Problem unless an operator sent it, and note the request in
+    the audit log."""
     if unmasked:
         require_operator(request)
         entry = {**await audit.request_entry(request), "unmasked": what}
@@ -106,8 +108,8 @@ async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: d
 
 
 def may_search(request: Request, filter: Filter) -> None:
-    """Raise Problem when a viewer searches in texts: even the number of the documents found, or whether there is a next
-    page, tells which personal data there is, letter by letter."""
+    """Raise Problem when a viewer searches in texts. From the number of documents found, or from whether there is a
+    next page, a viewer could find out masked personal data letter by letter."""
     if filter.text and request.state.role is not Role.operator:
         raise Problem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
                       "leave the filter out, or ask for an operator's token")
@@ -116,13 +118,14 @@ def may_search(request: Request, filter: Filter) -> None:
 # -- datasets --------------------------------------------------------------------------------------------------------
 @router.get("", summary="List the datasets of a store")
 def list_datasets(at: StoreOf) -> dict[str, Any]:
-    """The published datasets, with the number of their documents."""
+    """List the published datasets, with the number of their documents."""
     return {"datasets": [_sizes(at, name) for name in dataset_names(at)]}
 
 
 @router.get("/{dataset}", summary="Show a dataset")
 async def show_dataset(request: Request, at: StoreOf, dataset: str, queries: QueriesOf) -> dict[str, Any]:
-    """A dataset, and the columns that its documents have; a signal is `signals.NAME`."""
+    """Show the size of a dataset, and the columns that its documents have. The column of a signal (a number computed
+    for each document) is `signals.NAME`."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -159,10 +162,12 @@ async def list_documents(
         show: Annotated[list[str], Query(max_length=20, description="columns to show")] = [],  # noqa: B006
         chars: Annotated[int, Query(ge=0, le=2000, description="characters of the text to show")] = 400,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """One page of documents. `next` gives the page after it; null: there is none. A filter by text is for operators.
+    """Return one page of documents. `next` is the position of the following page, or null if there is none. Only
+    operators may filter by `text`.
 
-    With `text`, a page may have fewer documents than asked for although there are more: those are left out whose only
-    match is personal data, unless it is shown."""
+    With `text`, a page may have fewer documents than `limit` although there are more. Documents are left out if the
+    text occurs only in their personal data, unless this data is shown.
+    """
     may_search(request, filter)
     columns = tuple(show) or (SHOW if kind != "quarantined" else SHOW_QUARANTINED)
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "kind": kind})
@@ -190,8 +195,8 @@ async def count_documents(
         request: Request, at: StoreOf, dataset: str, kind: Kind, filter: FilterOf, queries: QueriesOf,
         by: Annotated[list[str], Query(min_length=1, max_length=2,
                                        description="source, reason, stage, language, domain")]) -> dict[str, Any]:
-    """Documents and bytes of text by one or two columns: the most frequent 1,000 groups. A filter by text is for
-    operators."""
+    """Count documents and bytes of text by one or two columns. Returns the 1,000 groups with the most documents. Only
+    operators may filter by `text`."""
     may_search(request, filter)
     stop = queries.stop()
 
@@ -210,7 +215,7 @@ async def histogram(
         bins: Annotated[int, Query(ge=1, le=400)] = 40,
         least: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         most: Annotated[float | None, Query(allow_inf_nan=False)] = None) -> dict[str, Any]:
-    """How the values of a signal are spread. A filter by text is for operators."""
+    """Count the values of a signal in bins. Only operators may filter by `text`."""
     may_search(request, filter)
     stop = queries.stop()
     return await answer(request, stop, functools.partial(
@@ -222,7 +227,8 @@ async def show_document(
         request: Request, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
         chars: Annotated[int, Query(ge=0, le=1_000_000, description="characters of the text to show")] = 100_000,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """A document: its row, verdict, kept twin with what differs, entries in quarantine, and places in the shards."""
+    """Show a document: its row, its verdict (why it was dropped), its entries in quarantine, and its places in the
+    shards. For a duplicate, also show the document that was kept in its place, and how the two texts differ."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100]})
     stop = queries.stop()
     return await answer(request, stop,

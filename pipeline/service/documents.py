@@ -1,6 +1,6 @@
-"""Shows documents to people, in lists and one at a time. One document is shown with its verdict, the document that was
-kept in its place if it is a duplicate, its entries in quarantine and its places in the shards. Personal data is masked
-unless the caller says otherwise."""
+"""Shows documents to people, in lists and one at a time. A single document is shown with its verdict (why it was
+dropped), its entries in quarantine and its places in the shards. For a duplicate, the document that was kept in its
+place is shown, too. Personal data is masked unless the caller says otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stages.scrub.rows import MARGIN, mask
 
 #: characters of two texts that are compared; characters shown around a search's match
 COMPARED, CONTEXT = 20_000, 160
-#: levels of metadata; a serialiser gives up at a few hundred
+#: most levels of metadata that are shown as JSON; a serialiser gives up at a few hundred
 DEEPEST = 40
 DOCUMENT = ("url", "source", "language", "date", "reason", "stage", "signals", "meta", "locator", "text")
 ENTRY = ("source", "file", "record", "stage", "reason", "detail", "bytes")
@@ -35,8 +35,8 @@ class NoDocument(QueryError):
 
 
 def shown(row: dict[str, Any], masked: bool, chars: int, searched: str = "") -> dict[str, Any] | None:
-    """A row as it may leave the server. None when what was `searched` occurs only in what is masked: otherwise a search
-    would tell which personal data there is."""
+    """Return a row as the server may send it, with personal data masked if `masked`. Returns None if the text
+    `searched` occurs only in data that is masked; otherwise a search would tell which personal data there is."""
     row = dict(row)
     length, match = row.get("chars"), row.pop("match", None)
     if masked:
@@ -71,8 +71,8 @@ def _mask(row: dict[str, Any], chars: int) -> None:
 
 
 def _parsed(meta: str) -> Any:
-    """Stored metadata as JSON values that any parser reads: no NaN or infinity. Text that is no JSON, or nests deeper
-    than DEEPEST, stays text."""
+    """Parse stored metadata into JSON values that any parser reads; NaN and infinity become strings. Text that is no
+    JSON, or nests deeper than DEEPEST, is returned unchanged."""
     try:
         value = json.loads(meta, parse_constant=str, parse_float=lambda s: v if math.isfinite(v := float(s)) else s)
     except (ValueError, RecursionError):
@@ -86,8 +86,8 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Everything about the document whose id is or begins with `id`. Raises QueryError when there is none, or there are
-    several."""
+    """Return everything about the document whose id is or begins with `id`. Raises QueryError when there is no such
+    document, or more than one."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")
     kind, row = _find(queries, store, dataset, id, chars, stop)
@@ -107,7 +107,8 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
 
 
 def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
-    """{id, source, locator} of a kept or dropped document, as they are stored. Raises QueryError."""
+    """Return {id, source, locator} of a kept or dropped document, as they are stored. The locator is the document's
+    place in the source. Raises QueryError."""
     kind, row = _find(queries, store, dataset, id, 0, stop)
     if kind == "quarantined":
         raise NoDocument("a quarantined record has no text", "id", "its entry names its file and record")
@@ -138,7 +139,8 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
 
 
 def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Why a document was dropped; of a duplicate also the id of the kept document and the similarity."""
+    """Return why a document was dropped, and for a duplicate also the id of the kept document and the similarity.
+    Returns None for a kept document."""
     if "reason" not in row:
         return None
     meta = _parsed(row["meta"] or "{}")
@@ -150,23 +152,25 @@ def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
           stop: Stop) -> dict[str, Any]:
-    """The document that was kept for a duplicate, and how its text differs. It may itself have been dropped later."""
+    """Return the document that was kept in place of a duplicate, and how its text differs. The kept document may have
+    been dropped by a later step."""
     try:
         kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
     except NoDocument:
         return {"id": id, "kind": None, "difference": None}
     if kind == "quarantined":
         return {"id": id, "kind": kind, "difference": None}
-    # scrubbed first: cut into words, personal data is not recognised any more
+    # scrubbed before the comparison, which cuts texts into words: there, personal data would not be recognised
     texts = [(scrub_text(r["text"]) if masked else r["text"])[:COMPARED] for r in (row, twin)]
     twin = {k: v for k, v in twin.items() if k != "text"}
     return {"id": id, "kind": kind, "document": shown(twin, masked, 0), "difference": difference(*texts)}
 
 
 def difference(removed: str, kept: str) -> dict[str, Any]:
-    """How two texts differ, paragraph by paragraph. `rows` has the number of equal paragraphs that were left out, or
-    {removed, kept, pieces}; `pieces` has [what, from, to, from, to] in characters of both, where what is equal, delete,
-    insert or replace."""
+    """Return how two texts differ, paragraph by paragraph. Each row is either {left_out}, a number of equal paragraphs,
+    or {removed, kept, pieces}, a paragraph of each text. A piece is [what, from, to, from, to]: `what` is equal,
+    delete, insert or replace, and the numbers are ranges of characters, first in the removed paragraph and then in the
+    kept one."""
     pairs = rows(removed, kept)
     lost, new = only(pairs)
     return {"only_removed": lost, "only_kept": new, "characters": COMPARED, "rows": [
@@ -176,7 +180,7 @@ def difference(removed: str, kept: str) -> dict[str, Any]:
 
 
 def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool, stop: Stop) -> list[dict[str, Any]]:
-    """The entries of a document in a folder of quarantine."""
+    """Return the entries of a document in the quarantine of a dataset."""
     try:
         page = queries.page(Documents(store, "quarantined", dataset), Filter(id=id), Order(), 20, stop, show=ENTRY)
     except NoDataset:

@@ -1,6 +1,6 @@
-"""Draws documents of a finished run for people to label: at random, nearest to a threshold, or those that another run
-decided differently. A draw gives everybody the same documents in the same order, so that two people label the same
-ones."""
+"""Draws (selects) documents of a finished run for people to label: at random, nearest to a threshold, or those that
+another run decided differently. Everybody gets the same documents of a draw in the same order, so that two people label
+the same ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.service.playground import Playground
 from pipeline.service.signal_table import SEED
 from pipeline.store.records import FileInfo
 
-#: documents of a draw; documents of a run above which two runs are compared by their samples alone
+#: most documents of a draw; if a run has more than COMPARED documents, only its sample is compared with another run
 MOST_DRAWN, COMPARED = 2000, 500_000
 #: draws of a dataset that stay in memory
 KEPT_DRAWS = 16
@@ -42,8 +42,9 @@ class Drawn:
 
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
-    """The documents of a draw, in order. A draw 'edge' selects those nearest to `threshold` (STEP.KEY); a draw 'runs'
-    compares the run with the run `other`. Raises PlaygroundError when the draw is not possible."""
+    """Return the documents of a draw, in order. A draw 'edge' selects those nearest to `threshold` (STEP.KEY). A draw
+    'runs' selects those that only one of the run and the run `other` kept. Raises PlaygroundError when the draw is not
+    possible."""
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:
@@ -79,7 +80,7 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
-    """The rows (in `game`) and the ids of documents that one of two runs kept and the other dropped, at most
+    """Return the rows (in `game`) and the ids of documents that one of two runs kept and the other dropped, at most
     MOST_DRAWN."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
@@ -88,8 +89,8 @@ def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str
 
 
 def _compared(game: Playground) -> Iterator[tuple[str, int, bool]]:
-    """Yield (id, row, whether the run kept it) of the documents of a run that are compared with another run's: all, or
-    the sample if there are more than COMPARED."""
+    """Yield (id, row, whether the run kept it) of the documents of a run that are compared with another run. These are
+    all documents or, if there are more than COMPARED, those of the sample."""
     table = game.table
     rows = np.arange(len(table)) if len(table) <= COMPARED else table.sample
     return zip(table.ids(rows), rows.tolist(), (table.end[rows] == len(game.links)).tolist())
@@ -108,5 +109,5 @@ def _place(game: Playground, row: int, id: str) -> Drawn:
 
 
 def read_drawn(game: Playground, document: Drawn) -> dict[str, Any]:
-    """The row of a drawn document, from the file that the run wrote."""
+    """Read the row of a drawn document from the file that the run wrote."""
     return take(game.store, document.info, [document.row], COLUMNS)[document.row]

@@ -94,7 +94,7 @@ class Stop:
     @contextlib.contextmanager
     def interrupting(self, connection: Any) -> Iterator[None]:
         """A context manager that interrupts DuckDB's query on `connection` when its time is up or it is cancelled.
-        Raises TooDear or Cancelled if that is so before the query begins."""
+        Raises TooDear or Cancelled if this happens before the query begins."""
         self.check()
         done = threading.Event()
 

@@ -1,5 +1,5 @@
-"""Streams of server-sent events about a run. Every event has an id, from which the stream can be continued on any
-server of the store."""
+"""Streams server-sent events about a run to clients. Every event has an id, from which a client can continue the stream
+on any server of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.service.problems import Problem, problem_of
 from pipeline.service.watch import Look
 from pipeline.store.fs import Store
 
-QUIET_S = 15.0           # seconds without an event after which a comment shows both sides that the other is there
+QUIET_S = 15.0           # after so many seconds without an event, a comment shows that the connection works
 
 
 class Events(StreamingResponse):
@@ -48,7 +48,7 @@ def room_for_stream(app: FastAPI) -> None:
 
 
 def event(kind: str, data: bytes, id: str = "") -> bytes:
-    """One event. `data` is JSON, which has no line breaks."""
+    """Return one event of a stream. `data` is JSON without line breaks."""
     return b"".join((b"event: ", kind.encode(), b"\n", b"id: " + id.encode() + b"\n" if id else b"",
                      b"data: ", data, b"\n\n"))
 
@@ -72,7 +72,7 @@ async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str 
                 yield b":\n\n"
                 spoken = SYSTEM.now()
             await asyncio.sleep(settings.look_s)
-    except Exception as e:                    # the answer has begun: the problem is its last event
+    except Exception as e:                    # the answer has begun, so the problem is sent as its last event
         yield _problem_event(e)
 
 

@@ -27,7 +27,7 @@ Judge = Callable[[Moved, np.ndarray | None, OwnThreshold | None], Replayed]
 
 
 def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
-    """A few documents for each pair of sides (kept, dropped, unknown) before and after the change, with masked
+    """Return a few documents for each pair of sides (kept, dropped, unknown) before and after the change, with masked
     excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new threshold (0) and
     the old one (1) the document changes sides; it is None unless exactly one number was changed."""
     places = replayed.changed()
@@ -53,8 +53,8 @@ def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> li
 
 
 def _edges(judge: Judge, moved: Moved, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """Where, between the new threshold (0) and the old one (1), each document is on its old side again. None unless
-    exactly one number was changed, or if the step cannot judge documents by columns."""
+    """Return, for each document, where between the new threshold (0) and the old one (1) it is on its old side again.
+    Returns None unless exactly one number was changed, or if the step cannot judge documents by columns."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

@@ -1,6 +1,6 @@
-"""Fetches what is needed of a source in object storage, for `pipeline.service.read_source`. It runs as a process of its
-own, which can be ended in time. It has the credentials of the server and parses nothing of what it fetches. The process
-that parses it has neither credentials nor a network."""
+"""Fetches from object storage the part of a source file that is needed to show one document. It runs as a separate
+process, which can be killed when it takes too long. This process has the credentials of the server, but parses nothing
+that it fetches. `pipeline.service.read_source` parses the data, in a process with neither credentials nor a network."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MEMORY, RECORD = 1 << 30, 64 << 20
 
 
 def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch the object of a document to the new file `target`, in which the bytes that are not needed are left out as a
+    """Fetch the object that a document comes from to the new file `target`. Bytes that are not needed are left out as a
     hole. Returns {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or
-    {"size"}. The caller has checked that the patterns of the source lie below `roots`."""
+    {"size": bytes}. The caller has checked that the patterns of the source lie below `roots`."""
     url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
     if refusal(url, os.sep, request["roots"]) is not None:
         return {"refused": True}
@@ -41,7 +41,8 @@ def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _needed(request: Mapping[str, Any], size: int) -> tuple[int, int]:
-    """The bytes of an object, which has `size` of them, that are read for a document."""
+    """Return the range of bytes (start, stop) of an object that must be read for a document. `size` is the size of the
+    object."""
     offset = request["locator"]["offset"]
     match kind_of_place(request):
         case "file":
@@ -65,7 +66,7 @@ def _fetched(request: Mapping[str, Any]) -> dict[str, Any]:
     except FileNotFoundError:
         return {"failed": "the file is not there any more"}
     except (OSError, StoreError, ValueError) as e:
-        # an error of the storage may name its address, and who asks: neither is for an answer
+        # an error of the storage may name its address and our account, which clients must not see
         return {"failed": f"object storage does not give it out ({type(e).__name__})"}
 
 

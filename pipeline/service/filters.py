@@ -18,7 +18,7 @@ from pipeline.service.duck import QueryError
 LONGEST, MOST = 1000, 100
 #: the host of a URL in small letters; '' when the URL has none
 HOST = r"""lower(regexp_extract(url, '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(\[[^\]]*\]|[^/?#:]*)', 1))"""
-#: the order of documents by parts, and by rows in a part
+#: the order of documents by parts (files of the dataset), and by rows in a part
 STORED = "stored"
 #: columns, beside signals, by which documents can be sorted
 SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
@@ -26,8 +26,8 @@ SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
 
 @dataclass(frozen=True)
 class Range:
-    """A filter for documents that have a value of a signal (a number computed for each document), from `least` to
-    `most` inclusive. None means no bound."""
+    """A filter for documents whose value of a signal (a number computed for each document) lies between `least` and
+    `most`, inclusive. None means no bound."""
 
     signal: str
     least: float | None = None
@@ -64,8 +64,8 @@ def quoted(name: str) -> str:
 
 
 def column(name: str, columns: Collection[str]) -> str:
-    """The SQL of a column; 'signals.NAME' names a signal. It is NULL if the files, whose columns are `columns`, do not
-    have it."""
+    """Return the SQL of a column; 'signals.NAME' names a signal. It is NULL if the files, whose columns are `columns`,
+    do not have the column."""
     if name not in columns:
         return "NULL"
     first, dot, signal = name.partition(".")
@@ -73,8 +73,8 @@ def column(name: str, columns: Collection[str]) -> str:
 
 
 def checked(value: str, key: str) -> str:
-    """Returns a value if it can be bound to a query. Raises QueryError, which names the parameter `key`, if it is too
-    long or has a lone surrogate."""
+    """Return a value if it can be bound to a query. Raises QueryError, which names the parameter `key`, if the value is
+    too long or has a lone surrogate."""
     if len(value) > LONGEST:
         raise QueryError(f"the value has {len(value):,} characters, and the limit is {LONGEST:,}", key, "shorten it")
     try:
@@ -95,7 +95,7 @@ def check_columns(wanted: dict[str, str], columns: Collection[str], kind: str) -
 
 
 def wanted_columns(filter: Filter) -> dict[str, str]:
-    """The columns that a filter reads, as {column: parameter of the query that names it}."""
+    """Return the columns that a filter reads, as {column: parameter of the query that names it}."""
     wanted = {name: name for name in ("source", "reason", "stage", "language", "text", "id") if getattr(filter, name)}
     if filter.domain:
         wanted["url"] = "domain"
@@ -103,7 +103,7 @@ def wanted_columns(filter: Filter) -> dict[str, str]:
 
 
 def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any]]:
-    """The SQL conditions of a filter over files with these columns, and the values to bind in the conditions."""
+    """Return the SQL conditions of a filter over files with these columns, and the values to bind in the conditions."""
     conditions: list[str] = []
     values: list[Any] = []
 
@@ -137,26 +137,26 @@ def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any
 
 # -- places between two pages ----------------------------------------------------------------------------------------
 def fingerprint(*of: Any) -> str:
-    """A hash of a query. It is part of a cursor, because a position in the results of one query means nothing in those
-    of another."""
+    """Return a hash of a query. It is part of a cursor (a position in the results), so that a cursor from another query
+    is recognised and refused."""
     doc = json.dumps([asdict(o) if isinstance(o, (Filter, Order)) else o for o in of], sort_keys=True)
     return hashlib.blake2b(doc.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def cursor(query: str, *place: str | int | float | None) -> str:
-    """A position in the results of a query, after a document, as text for a URL."""
+    """Encode a position in the results of a query, after a document, as text for a URL."""
     packed = [v if not isinstance(v, float) else {"f": v.hex()} for v in place]
     return base64.urlsafe_b64encode(json.dumps([query, *packed], separators=(",", ":")).encode()).decode().rstrip("=")
 
 
 def place_value(text: str) -> Any:
-    """The first value of a position that `cursor` has encoded. The text is not encrypted, so every client that gets it
-    can read this value."""
+    """Return the first value of a position that `cursor` has encoded. The text is not encrypted, so every client that
+    gets it can read this value."""
     return json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))[1]
 
 
 def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]]) -> list[Any]:
-    """Decodes a position that `cursor` has encoded, into its values. Raises QueryError if the text is not a position in
+    """Decode a position that `cursor` has encoded, into its values. Raises QueryError if the text is not a position in
     the results of this query."""
     place: list[Any] = []
     try:
@@ -179,8 +179,8 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
 
 
 def keyset(order: Order, value: Any, id: str) -> tuple[str, list[Any]]:
-    """The SQL condition for documents that come after the one with this value and id, and the values to bind in it. In
-    the SQL, `v` is the column by which the query sorts."""
+    """Return the SQL condition for documents that come after the document with this value and id, and the values to
+    bind in it. In the SQL, `v` is the column by which the query sorts."""
     if order.by == "id":
         return f"v {'<' if order.descending else '>'} ?", [id]
     if value is None:

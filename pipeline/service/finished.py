@@ -1,5 +1,5 @@
-"""Reads from a finished run what is needed to judge its documents under other thresholds: the steps of a dataset as
-stages, and the files that its passes (groups of consecutive steps) wrote."""
+"""Reads from a finished run what is needed to judge its documents under other thresholds: the steps of a dataset, as
+objects that can judge, and the files that its passes (groups of consecutive steps) wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PlaygroundError(TokenmillError):
 
 
 def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads plan.json and recipe.yaml of a run. Raises PlaygroundError when one is missing or damaged."""
+    """Read plan.json and recipe.yaml of a run. Raises PlaygroundError when one is missing or damaged."""
     try:
         plan = json.loads(store.read(f"runs/{run}/plan.json"))
         recipe, _ = parse_yaml(store.read(f"runs/{run}/recipe.yaml").decode(), f"runs/{run}/recipe.yaml")
@@ -48,9 +48,9 @@ def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
-    """The steps of a dataset in order, each with the number of the pass that runs it. This number comes from the plan,
-    which lists for each pass (group of consecutive steps) the names of its steps, `apply NAME` for a barrier (a step
-    over all documents), and stages that prepare a barrier."""
+    """Return the steps of a dataset in order, each with the number of the pass that runs it. This number comes from the
+    plan, which lists for each pass (group of consecutive steps) the names of its steps, `apply NAME` for a barrier (a
+    step over all documents), and stages that prepare a barrier."""
     named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
     labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
     links = []
@@ -84,8 +84,8 @@ def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
 
 
 def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
-    """The files of documents that the passes of a run wrote: the dropped documents of every pass, and the kept
-    documents of the pass that publishes the dataset."""
+    """Return the files of documents that the passes (groups of consecutive steps) of a run wrote: the dropped documents
+    of every pass, and the kept documents of the pass that publishes the dataset."""
     log, tasks = Log.read(store), RunTasks(store, run)
     files: list[DocumentFile] = []
     for part, node in enumerate(passes):
@@ -103,7 +103,7 @@ def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> lis
 def check_thresholds(store: Store, run: str, links: Sequence[Link], passes: Sequence[Mapping[str, Any]],
                      files: Sequence[DocumentFile]) -> None:
     """Raise PlaygroundError when files of documents were written under other thresholds than those in the run's
-    recipe.yaml. Somebody may have edited it after the run."""
+    recipe.yaml. Somebody may have edited that file after the run."""
     first = next((file for file in files if not file.dropped), None)
     if first is None:
         return

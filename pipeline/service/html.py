@@ -1,5 +1,5 @@
-"""Makes HTML pages from the templates in this folder. Documents' texts, names and errors may be hostile, so everything
-that a template prints is escaped, and control and bidirectional characters are shown as escape sequences."""
+"""Makes HTML pages from the templates in the folder `templates`. Documents' texts, names and errors may be hostile, so
+everything that a template prints is escaped, and control and bidirectional characters are shown as escape sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OWN_PATH = re.compile(r"/(?:[!-.0-\[\]-~][!-\[\]-~]*)?")
 
 def page(request: Request, template: str, status: int = 200, headers: Mapping[str, str] | None = None,
          **context: Any) -> HTMLResponse:
-    """The page that `template` makes of `context`."""
+    """Return the HTML page that `template` makes from the values in `context`."""
     state = request.state
     settings = request.app.state.settings
     html = environment().get_template(template).render(
@@ -44,7 +44,7 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
 
 @cache
 def environment() -> Environment:
-    """The environment of the templates, with the filters and functions that they may call."""
+    """Return the environment of the templates, with the filters and functions that they may call."""
     # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
     templates = Environment(
         loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined, autoescape=True,
@@ -64,8 +64,8 @@ def _printed(value: Any) -> Any:
 
 
 def _figure(write: Any) -> Any:
-    """A template filter that formats a number with the function `write`. The value may come from a damaged file; if it
-    is not a finite number, it is shown unformatted."""
+    """Return a template filter that formats a number with the function `write`. The value may come from a damaged file;
+    if it is not a finite number, it is shown unformatted."""
     def shown(value: Any) -> Any:
         if value is None:
             return UNKNOWN
@@ -87,46 +87,46 @@ def instant(value: Any) -> str:
 
 # -- places ----------------------------------------------------------------------------------------------------------
 def path(*parts: str, **query: str) -> str:
-    """The URL of a page, from the segments of its path and the parameters of its query. All are quoted, so that a
-    segment cannot add another one or begin the query."""
+    """Return the URL of a page, from the segments of its path and the parameters of its query. All are quoted, so that
+    a segment cannot add another one or begin the query."""
     way = "/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
     return f"{way}?{query_text(query.items())}" if query else way
 
 
 def query_text(pairs: Iterable[tuple[str, str]]) -> str:
-    """Pairs as the query of a URL, in ASCII."""
+    """Encode pairs as the query of a URL, in ASCII."""
     return urlencode(list(pairs), errors="replace")
 
 
 def place_of(request: Request) -> str:
-    """Path and query of a request."""
+    """Return the path and the query of a request's URL."""
     query = request.scope["query_string"].decode("latin-1")
     return quote(request.scope["path"], errors="replace") + (f"?{query}" if query else "")
 
 
 def own_path(text: str) -> str:
-    """Returns `text` if it is a path on this server, else '/'. The sign-in page leads to this path; a link to that page
-    must not be able to lead on to another host."""
+    """Return `text` if it is a path on this server, otherwise '/'. After signing in, a user is sent to this path. A
+    link to the sign-in page must not be able to send the user to another host."""
     return text if _OWN_PATH.fullmatch(text) else "/"
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 @cache
 def static_file(name: str) -> bytes:
-    """The bytes of a file of STATIC."""
+    """Return the bytes of a file of STATIC."""
     return (files("pipeline.service") / "static" / name).read_bytes()
 
 
 @cache
 def static_path(name: str) -> str:
-    """The URL of a file of STATIC. It contains a hash of the file, so that browsers may cache it."""
+    """Return the URL of a file of STATIC. It contains a hash of the file, so that browsers may cache the file."""
     return path("static", name, v=hashlib.blake2b(static_file(name), digest_size=6).hexdigest())
 
 
 # -- what differs ----------------------------------------------------------------------------------------------------
 def sides(row: Mapping[str, Any]) -> list[list[tuple[str, bool]]]:
-    """The two sides of a row of a word diff (as `pipeline.service.documents.difference` returns it). Each side is a
-    list of (text, whether the other side lacks this text)."""
+    """Return the two sides of a row of a word diff (as `pipeline.service.documents.difference` returns it). Each side
+    is a list of (text, whether the other side lacks this text)."""
     result = []
     for text, at in ((row["removed"], 1), (row["kept"], 3)):
         runs, place = [], 0

@@ -34,7 +34,7 @@ Short = Annotated[str, Query(max_length=200)]
 @router.get("/labels", dependencies=[Depends(tune.turn)])
 def labels_page(request: Request, store: str, dataset: str, at: StoreOf, labels: LabelsOf, role: Viewer,
                 by: Short = "") -> Response:
-    """The overview page: counts of labels, people and their agreement, documents on which they disagree, links to files
+    """Show the overview: counts of labels, people and their agreement, documents on which they disagree, links to files
     for training, and a form that begins labelling."""
     runs = list(runs_with(at, dataset))
     problem, thresholds = None, []
@@ -54,8 +54,8 @@ async def label_page(request: Request, store: str, dataset: str, at: StoreOf, la
                      role: Operator, by: Annotated[str, Query(max_length=40)] = "", draw: Draw = "random",
                      run: Short = "", threshold: Short = "", other: Short = "", document: Short = "",
                      last: Short = "") -> Response:
-    """The page on which a person labels a document: the one that `document` names, or else the next one of a draw (a
-    selection of a run's documents). `last` is the document that this person labelled just before."""
+    """Show the page on which a person labels a document. This is the document that `document` names, or else the next
+    one of a draw (a selection of a run's documents). `last` is the document that this person labelled just before."""
     if not by.strip():
         return RedirectResponse(path("stores", store, "datasets", dataset, "labels"), 303)
     asked = {"by": by, "draw": draw, "run": run, "threshold": threshold, "other": other}

@@ -63,15 +63,15 @@ class Given(BaseModel):
 
 
 class Books:
-    """The labels of each dataset of the stores of this server."""
+    """Keeps one `Labels` object (the labels of a dataset) for each dataset in the stores of this server."""
 
     def __init__(self) -> None:
         self._books: dict[tuple[str, str], Labels] = {}
         self._lock = threading.Lock()
 
     def get(self, store: Store, dataset: str) -> Labels:
-        """The labels given to documents of a dataset. Raises Problem when the store has published no dataset of this
-        name."""
+        """Return the labels given to documents of a dataset. Raises Problem when the store has published no dataset of
+        this name."""
         try:
             published(store, "kept", dataset)
         except NoDataset as e:
@@ -81,7 +81,7 @@ class Books:
 
 
 def labels_of(request: Request, at: StoreOf, dataset: str) -> Labels:
-    """The labels of the dataset in a request."""
+    """Return the labels of the dataset that a request names."""
     books: Books = request.app.state.labels
     return books.get(at, dataset)
 
@@ -103,9 +103,10 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
                   threshold: Annotated[str, Query(max_length=120, description="of an edge: STEP.KEY")] = "",
                   other: Annotated[str, Query(max_length=200, description="the run to compare with")] = "",
                   ) -> dict[str, Any]:
-    """Get the first document of a draw that the person `by` has not labelled. `draw` says which documents: `random`;
-    `edge`, those nearest to a threshold of the run; or `runs`, those that one of two runs kept and the other dropped.
-    The order is the same for all people. `document` is null when `by` has labelled all documents of the draw."""
+    """Get the first document of a draw (a selection of documents) that the person `by` has not labelled. `draw` says
+    which documents are selected: `random`; `edge`, those nearest to a threshold of the run; or `runs`, those that one
+    of two runs kept and the other dropped. The order is the same for all people. `document` is null when `by` has
+    labelled all documents of the draw."""
     run = run or latest_with(at, dataset)
     game = _game(request, at, run, dataset)
     compared = _game(request, at, other, dataset) if draw == "runs" and other else None
@@ -128,7 +129,7 @@ def _game(request: Request, at: Store, run: str, dataset: str) -> Any:
 
 
 def to_read(row: dict[str, Any]) -> dict[str, Any]:
-    """A document's row as a person reads it: personal data is masked, and the text is cut to READ characters.
+    """Return a document's row as a person reads it: personal data is masked, and the text is cut to READ characters.
     `text_hash` is the hash of this text."""
     row = {**row, "text": row.get("text") or ""}
     result = shown({**row, "chars": len(row["text"])}, True, READ) or {}
@@ -136,7 +137,7 @@ def to_read(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_hash(text: str) -> str:
-    """A hash of the part of a text that a person reads: its beginning, with personal data masked."""
+    """Return a hash of the part of a text that a person reads: its beginning, with personal data masked."""
     cut = scrub_text(text[:READ])
     return hashlib.blake2b(cut.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -191,7 +192,7 @@ async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, 
 def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, dict[str, Label]], masked: bool,
                   counts: dict[str, int], stop: Stop) -> Iterator[dict[str, Any]]:
     """Yield the rows of the export. `of` maps documents to {person: label}. Documents that are left out are counted in
-    `counts`, by the reason."""
+    `counts`, by reason."""
     wanted = []
     for document, by_person in of.items():
         if (label := decided(by_person)) in counts:
@@ -201,7 +202,7 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
     for first in range(0, len(wanted), AT_A_TIME):
         some = dict(wanted[first:first + AT_A_TIME])
         for row in published_rows(queries, store, dataset, list(some), WRITTEN + MARGIN, stop):
-            if row["id"] not in some:                             # published twice, which only a damaged store does
+            if row["id"] not in some:                             # listed twice, as only in a damaged store
                 continue
             label = some.pop(row["id"])
             read = {by_person.text for by_person in of[row["id"]].values() if by_person.label == label}
@@ -231,8 +232,8 @@ def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str],
 
 
 def one_document(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
-    """A published document that a person wants to label again, with the run's verdict (kept or dropped, and why).
-    Raises QueryError when no kept or dropped document has this id."""
+    """Return a published document that a person wants to label again, with the run's verdict (kept or dropped, and
+    why). Raises QueryError when no kept or dropped document has this id."""
     row = next(published_rows(queries, store, dataset, [id], READ + 1000, stop), None)
     if row is None:
         raise QueryError("no kept or dropped document has this id", "document", "take the next one")

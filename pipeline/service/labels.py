@@ -1,11 +1,11 @@
-"""The labels that people give to documents of a dataset: good, bad or unsure.
+"""Stores the labels that people give to documents of a dataset: good, bad or unsure.
 
     labels/DATASET/00000001.json    one label: of which document, by whom, and which text was read
 
-Each label is a file of its own, created under the first free number and never changed. A person who labels a document
-again adds a file, and of this person's labels for the document the last one counts. So all servers of a store give the
-same answers, and no label is lost when two people label at the same time. A file holds only a hash of the text that was
-read. If a document is removed from a store, its labels hold no copy of its text.
+Each label is a separate file, created under the first free number and never changed. If a person labels a document
+again, another file is added, and only this person's last label of the document counts. So all servers of a store give
+the same answers, and no label is lost when two people label at the same time. A file holds only a hash of the text that
+was read, so labels keep no copy of a document that is removed from the store.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Labels:
         self._lock = threading.Lock()
 
     def all(self) -> list[Label]:
-        """All labels of the dataset, in the order in which they were given, including those that other servers have
-        just added."""
+        """Return all labels of the dataset, in the order in which they were given, including those that other servers
+        have just added."""
         with self._lock:
             self._read_on()
             return list(self._labels)
 
     def put(self, label: Label) -> Label:
-        """Add a label, and return it with its time. If the person's last label of the document has this name and text,
-        nothing is written, and that label is returned."""
+        """Add a label, and return it with its time. If this person's last label of the document has the same name
+        (good, bad, unsure) and the same text, nothing is written, and the last label is returned."""
         with self._lock:
             while True:
                 self._read_on()
@@ -86,7 +86,7 @@ class Labels:
         if not self._next:
             numbers = [int(m[1]) for path in self._store.list(self._folder)
                        if (m := _FILE.fullmatch(path.rpartition("/")[2]))]
-            last = max(numbers, default=0)                    # a listing may lack some that are there
+            last = max(numbers, default=0)                    # a listing may lack recent files
             self._labels = [label for label in self._store.map(self._load, range(1, last + 1)) if label is not None]
             self._next = last + 1
         while (label := self._load(self._next)) is not None:
@@ -113,7 +113,7 @@ class Labels:
 
 # -- what labels say -------------------------------------------------------------------------------------------------
 def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
-    """The labels that count, as {document: {person: label}}: the last one of each person for each document."""
+    """Return the labels that count, as {document: {person: label}}: the last one of each person for each document."""
     result: dict[str, dict[str, Label]] = {}
     for label in labels:
         result.setdefault(label.document, {})[label.by] = label
@@ -121,18 +121,19 @@ def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
 
 
 def decided(by_person: Mapping[str, Label]) -> str:
-    """The joint label of a document, from the label of each person: `good` or `bad` if nobody says the opposite,
+    """Return the joint label of a document, from the label of each person: `good` or `bad` if nobody says the opposite,
     `disagreed` if people say both, `unsure` if everybody is unsure."""
     names = {label.label for label in by_person.values()} - {"unsure"}
     return "unsure" if not names else "disagreed" if len(names) > 1 else names.pop()
 
 
 def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
-    """How many documents have which label, what each person has labelled, how far each pair of people agrees, and the
-    first `most` documents on which people disagree.
+    """Return how many documents have which label, what each person has labelled, how far each pair of people agrees,
+    and the first `most` documents on which people disagree.
 
-    `kappa` is Cohen's kappa (1960) of two people: 1 for full agreement, 0 for as much as chance gives. It is None if
-    chance alone would make them agree on everything. Only documents that both have called good or bad count.
+    `kappa` is Cohen's kappa (1960) of two people: 1 for full agreement, 0 for as much agreement as chance would bring.
+    It is None if chance alone would make them agree on everything. Only documents that both have called good or bad
+    count.
     """
     of = latest(labels)
     outcomes = Counter(decided(by) for by in of.values())

@@ -15,15 +15,16 @@ NEWEST = 100
 
 
 def made_datasets(at: Store, run: str) -> list[str]:
-    """The names of the datasets in the recipe of a run; [] if the recipe is damaged."""
+    """Return the names of the datasets in the recipe of a run, or [] if the recipe is damaged."""
     named = run_recipe_of(at, run).get("datasets")
     return [name for name in named if isinstance(name, str)] if isinstance(named, Mapping) else []
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Those of the NEWEST latest finished runs that made a dataset, the latest first."""
+    """Yield the finished runs that made a dataset, the latest first. Only the NEWEST latest finished runs are
+    searched."""
     last = latest_run(at)
-    # mostly the one that a caller wants: listing the runs takes long in a store that has many
+    # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
         yield last
     names = [name for name in run_names(at) if name != last]
@@ -41,8 +42,8 @@ def _is_finished(at: Store, run: str) -> bool:
 
 
 def latest_with(at: Store, dataset: str) -> str:
-    """The name of the latest finished run that made a dataset. Raises Problem when none of the NEWEST latest finished
-    runs made it."""
+    """Return the name of the latest finished run that made a dataset. Raises Problem when none of the NEWEST latest
+    finished runs made it."""
     for name in runs_with(at, dataset):
         return name
     raise Problem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}", "dataset",

@@ -18,7 +18,7 @@ class Buckets:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def empty(self, address: str) -> bool:
-        """Whether the bucket of an address is empty."""
+        """Return whether the bucket of an address is empty."""
         return self._now(address) < 1.0
 
     def take(self, address: str) -> bool:

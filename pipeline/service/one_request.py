@@ -1,4 +1,4 @@
-"""Answers one request in a process of its own, which the server starts for work that may hang, crash or be attacked."""
+"""Answers one request in a separate process, which the server starts for work that may hang, crash or be attacked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 def answer_request(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     """Read a request from standard input, write what `handle` returns for it to standard output, both as JSON, and end
-    this process. What other code prints in between goes to standard error, so it is no part of the answer. Threads that
-    it has started are not waited for."""
+    this process. If other code prints something meanwhile, it goes to standard error and does not become part of the
+    answer. The process does not wait for threads that are still running."""
     request = json.loads(sys.stdin.buffer.read())
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)

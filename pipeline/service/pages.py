@@ -1,4 +1,5 @@
-"""Router: the pages. Each shows what the API says, by calling its functions, and works without a script."""
+"""Router: the HTML pages about stores, runs and documents. Each page gets its data from the functions of the JSON API,
+and works without JavaScript."""
 
 from __future__ import annotations
 
@@ -26,33 +27,33 @@ from pipeline.store.fs import Store
 open_router = APIRouter(include_in_schema=False)
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: runs of each store on the first page, and on a page of its own
+#: runs that the first page shows of each store, and that the page of one store shows
 FEW, RUNS = 10, 100
 #: documents of a page, and characters of each
 DOCUMENTS, EXCERPT = 50, 300
-#: characters of a document that are shown, one after the other as somebody asks for more
+#: characters of a document that are shown: at first, and after each request for more
 LENGTHS = (20_000, 200_000, 1_000_000)
-#: groups shown of a count, and most documents that are counted without being asked to: a count reads all parts
+#: groups that a count shows. With more than COUNTED documents, a count must be requested, as it reads all parts
 GROUPS, COUNTED = 12, 1_000_000
 #: for each kind, the columns by which its documents are counted
 COUNTS: dict[Kind, tuple[str, ...]] = {
     "kept": ("source", "language"), "dropped": ("reason", "language"), "quarantined": ("reason", "source")}
-#: ids that may stand in an address; that of a quarantined document may be anything
+#: ids that may be part of a URL; the id of a quarantined document may be any text
 _ID = re.compile(r"[\w-][\w.:-]{0,199}", re.ASCII)
-#: a year: the address of a static file changes with the file
+#: a year, because the URL of a static file changes with the file
 KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 # -- open to all -----------------------------------------------------------------------------------------------------
 @open_router.get("/login")
 def login(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> HTMLResponse:
-    """The form that takes a token; `next` is the page to go to afterwards."""
+    """Show the form for the token; `next` is the page to go to after signing in."""
     return page(request, "login.html.j2", next=own_path(next), problem=None)
 
 
 @open_router.get("/static/{name}")
 def static(name: str) -> Response:
-    """A file that pages load."""
+    """Return a file that pages load, such as a stylesheet."""
     if name not in STATIC:
         raise Problem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
     return Response(static_file(name), media_type=STATIC[name], headers=KEEP)
@@ -61,7 +62,7 @@ def static(name: str) -> Response:
 # -- stores and runs -------------------------------------------------------------------------------------------------
 @router.get("/")
 async def home(request: Request) -> HTMLResponse:
-    """All stores, each with its datasets and its first runs."""
+    """Show all stores, each with its datasets and its first runs."""
     stores: dict[str, Store] = request.app.state.stores
     sections = [await _section(request, name, at, "", FEW) for name, at in sorted(stores.items())]
     return page(request, "home.html.j2", sections=sections)
@@ -69,12 +70,12 @@ async def home(request: Request) -> HTMLResponse:
 
 @router.get("/stores/{store}")
 async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
-    """A store with its datasets and a page of its runs."""
+    """Show a store with its datasets and a page of its runs."""
     return page(request, "store.html.j2", section=await _section(request, store, at, after, RUNS), after=after)
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:
-    """What is shown of a store. Where a part of it cannot be read, its problem is shown instead, and the rest is."""
+    """Return what the pages show of a store. In place of a part that cannot be read, they show the problem."""
     try:
         check_there(at)
     except Problem as e:
@@ -86,7 +87,7 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
 
 
 async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The result of `work`, or None when it failed; then the problem is added to `problems`."""
+    """Wait for `work` and return its result. If it fails, add the problem to `problems` and return None."""
     try:
         return await work
     except (Problem, TokenmillError, OSError) as e:
@@ -96,7 +97,7 @@ async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, A
 
 @router.get("/stores/{store}/runs/{run}")
 async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Viewer) -> HTMLResponse:
-    """How a run stands. The script loads the page again with every event of the run's stream."""
+    """Show the state of a run. A script loads the page again at every event of the run's stream of events."""
     look = await request.app.state.watch.look(store, at, run)
     d = look.document
     nodes = {name: node for name, node in (d.get("nodes") or {}).items() if isinstance(node, Mapping)}
@@ -109,7 +110,7 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _if_there(read: Callable[[], str]) -> str | None:
-    """What `read` returns, or None when it raises a Problem: a run has no recipe before it begins."""
+    """Return what `read` returns, or None when it raises Problem. For example, a run has no recipe before it begins."""
     try:
         return read()
     except Problem:
@@ -119,7 +120,7 @@ def _if_there(read: Callable[[], str]) -> str | None:
 @router.get("/stores/{store}/runs/{run}/log")
 def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
              place: Annotated[str, Query(alias="from", max_length=100)] = "") -> HTMLResponse:
-    """A stretch of the driver's log."""
+    """Show a piece of the log of a run's driver (the process that leads the run)."""
     stretch = runs.show_log(run, at, place)
     return page(request, "log.html.j2", store=store, run=run, log=stretch, place=place)
 
@@ -128,7 +129,7 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 @router.get("/stores/{store}/datasets/{dataset}")
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
-    """A page of kept, dropped or quarantined documents, with the filter that it shows, and counts."""
+    """Show a page of kept, dropped or quarantined documents, with the filter in use and counts."""
     view = View.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
@@ -157,7 +158,7 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
 
 
 def _kind_of(view: View) -> Kind:
-    """The kind that a view names. Raises Problem when there is none of that name."""
+    """Return the kind of documents that a view names. Raises Problem when there is no kind of that name."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
         if kind == view.kind:
@@ -166,14 +167,16 @@ def _kind_of(view: View) -> Kind:
 
 
 def linkable(id: Any) -> bool:
-    """Whether a document's page has an address: its id may be anything when it was quarantined."""
+    """Return whether an id can be part of a URL, so that its document has a page. The id of a quarantined document may
+    be any text."""
     return isinstance(id, str) and _ID.fullmatch(id) is not None
 
 
 @router.get("/stores/{store}/datasets/{dataset}/documents/{id}")
 async def document_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
                         chars: Annotated[int, Query(ge=0, le=LENGTHS[-1])] = LENGTHS[0]) -> HTMLResponse:
-    """One document: its text, verdict, signals, metadata, and the kept twin of a duplicate with what differs."""
+    """Show one document: its text, verdict, signals and metadata. For a duplicate, also show the document that was kept
+    in its place, and how they differ."""
     facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
     row = facts["document"] or {}
     total = row.get("chars")

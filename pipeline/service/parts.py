@@ -63,8 +63,8 @@ class Changed(StoreError):
 
 
 def published(store: Store, kind: str, dataset: str) -> list[Part]:
-    """Returns the parts of a dataset that are published now, in the order of the manifest. `kind` is a key of FOLDERS.
-    Raises NoDataset when the store has no such dataset."""
+    """Return the parts (data files) of a dataset that are published now, in the order of the manifest. `kind` is a key
+    of FOLDERS. Raises NoDataset when the store has no such dataset."""
     if kind not in FOLDERS:
         raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
                          f"it is one of: {', '.join(FOLDERS)}")
@@ -95,8 +95,8 @@ class NoDataset(QueryError):
 
 
 class Checked:
-    """Gives the paths on this machine of the files of parts, after comparing their bytes with the hashes in the
-    manifest."""
+    """Provides the files of parts (data files of datasets) on this machine, after comparing their bytes with the hashes
+    in the manifest."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -118,8 +118,8 @@ class Checked:
     @contextlib.contextmanager
     def files(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[list[str]]:
         """A context manager that yields the path of a verified file for each part, in the order of the parts. Raises
-        DamagedFile when a file does not have the bytes of its hash, and Changed, when the context ends, if a part was
-        replaced in between.
+        DamagedFile when the bytes of a file do not match its hash. When the context ends, it raises Changed if a part
+        was replaced in between.
 
         The paths are links in a temporary folder, because DuckDB would treat wildcard characters in a store's path as a
         pattern.
@@ -136,7 +136,7 @@ class Checked:
                 os.symlink(source, link)
             yield links
             for part, source, identity in zip(parts, sources, before):
-                if _identity(part, source)[:-1] != identity[:-1]:     # another name of a file changes its ctime
+                if _identity(part, source)[:-1] != identity[:-1]:     # a new hard link changes the ctime, too
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
     def _compared(self, parts: Sequence[Part], paths: Sequence[str], stop: Stop) -> list[Identity]:
@@ -189,7 +189,7 @@ class Checked:
         return paths
 
     def columns(self, store: Store, parts: Sequence[Part], stop: Stop) -> list[tuple[str, ...]]:
-        """The names of the columns of each part. A signal (a number computed for each document) is named
+        """Return the names of the columns of each part. A signal (a number computed for each document) is named
         'signals.NAME'. Only one part of each plan node is opened, because the tasks of a node run the same steps and
         write the same columns."""
         of_node: dict[str, tuple[str, ...]] = {}

@@ -16,14 +16,15 @@ from pipeline.store.fs import Store
 
 
 async def planned(request: Request, submission: Submission, at: Store) -> dict[str, Any]:
-    """The plan of a submission (a recipe to run). `run` is None if the recipe has errors."""
+    """Plan a submission (a recipe to run), and return the result of `check_submission`. Its `run` is None if the recipe
+    has errors."""
     result = await check_submission(request, submission, at)
     return {**result, "run": None} if any(p["severity"] == "error" for p in result["problems"]) else result
 
 
 def plan_page(request: Request, store: str, submission: Submission, result: Mapping[str, Any], *, action: str,
               fields: Mapping[str, str], back: tuple[str, str]) -> HTMLResponse:
-    """The page that shows a plan. Its button sends `fields` to the address `action`; `back` is the text and the address
+    """Return the page that shows a plan. Its button sends `fields` to the URL `action`; `back` is the text and the URL
     of the link that leads back."""
     return page(request, "plan.html.j2", 200 if result["run"] else 422, store=store, name=submission.name,
                 plan=result["plan"], run=result["run"], problems=result["problems"],

@@ -104,9 +104,9 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """The steps as JSON, each with the keys that may change: name, value, description, whether the value is a
-        number, and which values are valid (`type`: number, integer, boolean, or json for anything else; `optional`:
-        whether null is valid; bounds)."""
+        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value and
+        description; `number`, whether the value is a number; `type`, one of number, integer, boolean, or json for
+        anything else; `optional`, whether null is valid; and its bounds."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -119,7 +119,7 @@ class Playground:
         return steps
 
     def moved(self, changes: Changes) -> Moved:
-        """The steps before and after these changes. Raises PlaygroundError for a change that is not possible."""
+        """Return the steps before and after these changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
         for number in sorted({*changes.thresholds, *changes.off}):
@@ -168,8 +168,9 @@ class Playground:
                                           f"'{self.links[place].name}'; leave out both", "off")
 
     def outcomes(self, moved: Moved, rows: np.ndarray | None = None, own: OwnThreshold | None = None) -> Replayed:
-        """Judges all documents of the table, or those in `rows` in this order, under changed steps. With `own`, each
-        document is judged under a threshold of its own; raises NotColumnwise when the step cannot do this."""
+        """Judge all documents of the table, or those in `rows` in this order, under changed steps. With `own`, each
+        document is judged under a separate threshold; then NotColumnwise is raised if the step cannot judge documents
+        by columns."""
         with self._lock:
             table = self.table
             table.need(moved.signals())
@@ -185,7 +186,8 @@ class Playground:
             return Replayed(table, every, list(labels), before, after)
 
     def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
-        """The answer to a client who asks for these changes, from the sample or, if `exact`, from all documents."""
+        """Return the answer to a client who asks for these changes, from the sample or, if `exact`, from all
+        documents."""
         if exact and self.documents > self._most:
             raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
                                   f"counted exactly; take the sample, or run the recipe", "exact")
@@ -200,7 +202,7 @@ class Playground:
 
 
 def _number(value: Any) -> int | float | None:
-    """A value as the number that a setting would make of it, None when it is none."""
+    """Return the number that a setting would make of a value, or None when the value is no number."""
     if isinstance(value, str):
         try:
             return float(value) if any(map(str.isdigit, value)) else None       # "nan" is a language, too
@@ -210,7 +212,8 @@ def _number(value: Any) -> int | float | None:
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """A key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists it."""
+    """Return a key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists
+    it."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

@@ -1,5 +1,6 @@
-"""Errors of the service, sent as `application/problem+json` (RFC 9457) or as an HTML page. They say what is wrong, name
-the key, and say what to do. They never contain a traceback, a secret or an unsafe character."""
+"""Turns errors of the service into answers, as `application/problem+json` (RFC 9457) or as an HTML page. An answer says
+what is wrong, names the parameter or field, and says what to do. It never contains a traceback, a secret or an unsafe
+character."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Problem(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
-        """The problem as JSON."""
+        """Return the problem as JSON."""
         title = self.title or HTTPStatus(self.status).phrase
         document = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail or title,
                     "key": self.key, "remedy": self.remedy}
@@ -58,7 +59,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: w
 
 
 class SafeJSON(JSONResponse):
-    """A JSON response in which control characters, bidirectional characters and lone surrogates are escaped: names of
+    """A JSON response in which control characters, bidirectional characters and lone surrogates are escaped. Names of
     runs and files may hold them, and UTF-8 cannot encode a lone surrogate. Infinity and NaN, which JSON does not have,
     become null."""
 
@@ -70,7 +71,7 @@ class SafeJSON(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """A JSON value with None in place of numbers that are not finite."""
+    """Return a JSON value with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -79,7 +80,7 @@ def finite(value: Any) -> Any:
 
 
 def problem_of(error: Exception) -> Problem:
-    """Turns an exception into the problem that the client gets. An unexpected exception is logged, and the client does
+    """Turn an exception into the problem that the client gets. An unexpected exception is logged, and the client does
     not see its message."""
     if isinstance(error, Problem):
         return error
@@ -106,7 +107,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> Problem:
-    """A problem from an error of Tokenmill, whose message has the form `what is wrong; what to do`."""
+    """Return the problem for an error of Tokenmill, whose message has the form `what is wrong; what to do`."""
     detail, _, remedy = visible(redact(str(error))).partition("; ")
     return Problem(status, title, detail, remedy=remedy, headers=headers)
 
@@ -116,8 +117,8 @@ def _line(error: Exception) -> str:
 
 
 def respond(request: Request, error: Exception) -> Response:
-    """The answer to a request that failed. A browser that opens a page gets an HTML page with the problem, or the form
-    to sign in. Programs, and all requests to the API, get JSON."""
+    """Return the answer to a request that failed. A browser that opens a page gets an HTML page with the problem, or
+    the form to sign in. Programs, and all requests to the API, get JSON."""
     problem, path = problem_of(error), request.url.path
     form = path == SIGN_IN and request.method == "POST"
     if "text/html" not in request.headers.get("accept", "") or (path.startswith("/api/") and not form):

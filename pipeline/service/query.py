@@ -6,8 +6,8 @@ skip, so documents that are published between two pages do not shift others onto
 
 There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
 that it needs. Its cursor is a part and a row; if this part is not published any more, the client must start again at
-the first page. Sorted by id or by a column, a page reads this column of all parts. Its cursor is a value and an id: a
-document that stays published while a client reads all pages is seen exactly once.
+the first page. If documents are sorted by id or by another column, a page reads this column of all parts. Its cursor is
+a value and an id: a document that stays published while a client reads all pages is seen exactly once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FIELD, META = 2000, 20_000
 AROUND = 600
 #: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
 AT_A_TIME = 64
-#: queries that may run or wait, for each query that may run; a waiting query holds a thread of the server
+#: WAITING × `Limits.at_once` queries may run or wait in all; a waiting query holds a thread of the server
 WAITING = 4
 #: how often a query is tried when parts are replaced while it runs
 TRIES = 3
@@ -77,7 +77,7 @@ class Replaced(Busy):
 
 
 class Documents(NamedTuple):
-    """Names the documents of one kind (kept, dropped or quarantined) of a dataset."""
+    """Identifies the documents of one kind (kept, dropped or quarantined) of a dataset."""
 
     store: Store
     kind: str
@@ -106,7 +106,7 @@ class Page:
 
 class Queries:
     """Runs queries on datasets, within limits of time, memory and concurrency. One object serves all requests of a
-    server. Its member `checked` gives the paths of data files whose hashes were verified."""
+    server. Its member `checked` provides the paths of data files whose hashes were verified."""
 
     def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or Limits(), clock
@@ -114,17 +114,18 @@ class Queries:
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
-        """A Stop for a query that begins now, which ends it when its time is up."""
+        """Return a Stop (a time limit) for a query that begins now."""
         return Stop(self.limits.seconds, self._clock)
 
     def turn(self, stop: Stop) -> AbstractContextManager[None]:
-        """Context in which few work at a time. Raises Busy."""
+        """A context manager that limits how many requests work at a time. Raises Busy when too many others wait
+        already, or when the wait takes too long."""
         return self._turns.turn(min(self.limits.wait_s, stop.left))
 
     # -- pages ---------------------------------------------------------------------------------------------------
     def page(self, of: Documents, filter: Filter, order: Order, limit: int, stop: Stop, after: str = "",
              show: Sequence[str] = ("id",), chars: int = 0) -> Page:
-        """Returns one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
+        """Return one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
         text and, as `chars`, the length of the whole text. If the filter searches in texts, each row has `match`, the
         text around the first occurrence."""
         if not 1 <= limit <= PAGE_ROWS:
@@ -203,7 +204,7 @@ class Queries:
 
     def _fetch(self, reader: Reader, hits: list[Hit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
-        """The documents at the places in `hits`, in this order, with the columns `show`."""
+        """Return the documents at the places in `hits`, in this order, with the columns `show`."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
@@ -221,7 +222,7 @@ class Queries:
 
     def by_ids(self, of: Documents, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
-        """The documents with these ids, in stored order."""
+        """Return the documents with these ids, in stored order."""
         def work(reader: Reader) -> list[dict[str, Any]]:
             if not reader.parts or not ids:
                 return []
@@ -235,8 +236,9 @@ class Queries:
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def counts(self, of: Documents, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
-        """Counts the documents, and the bytes of their texts, for each value (or pair of values) of the columns `by`.
-        Returns the GROUPS most frequent groups, the number of all groups (`of`), and the number of all documents."""
+        """Count the documents, and the bytes of their texts, for each value (or pair of values) of the columns `by`.
+        Returns the GROUPS groups with the most documents, the number of all groups (`of`), and the number of all
+        documents."""
         if not 1 <= len(by) <= 2 or len(set(by)) != len(by) or any(name not in COUNTED_BY for name in by):
             raise QueryError("documents cannot be counted by this", "by", f"name one or two of {', '.join(COUNTED_BY)}")
 
@@ -263,10 +265,10 @@ class Queries:
 
     def histogram(self, of: Documents, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
-        """Counts the values of a signal (a number computed for each document) in `bins` bins of equal width from
-        `least` to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing`
-        counts documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and `above`
-        those with a value outside the bins."""
+        """Count the values of a signal (a number computed for each document) in `bins` bins of equal width from `least`
+        to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing` counts
+        documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and `above` those
+        with a value outside the bins."""
         if not 1 <= bins <= BINS:
             raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
         for key, value in (("least", least), ("most", most)):
@@ -312,14 +314,14 @@ class Queries:
 
     # -- around a query ------------------------------------------------------------------------------------------
     def columns(self, of: Documents, stop: Stop) -> list[str]:
-        """The names of the columns that the parts of a dataset have. A signal (a number computed for each document) is
-        named 'signals.NAME'."""
+        """Return the names of the columns that the parts of a dataset have. A signal (a number computed for each
+        document) is named 'signals.NAME'."""
         return self._over(of, stop, lambda reader: list(dict.fromkeys(n for some in reader.columns for n in some)))
 
     def _over(self, of: Documents, stop: Stop, work: Callable[[Reader], T]) -> T:
-        """Calls `work` with a reader of the published parts that have rows, and returns its result. If the parts are
-        replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens TRIES
-        times."""
+        """Call `work` with a reader of the published parts (data files) that have rows, and return its result. If the
+        parts are replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens
+        TRIES times."""
         with self.turn(stop):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
@@ -343,8 +345,9 @@ def _where(conditions: list[str]) -> str:
 
 
 def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
-    """The SQL expressions of the columns to show, and the values to bind in them. If `text` (the text searched for) is
-    not empty, one of them is an excerpt around its first occurrence. `chars` limits the text of the document."""
+    """Return the SQL expressions of the columns to show, and the values to bind in them. If `text` (the text searched
+    for) is not empty, one of them is an excerpt around its first occurrence. `chars` limits the text of the
+    document."""
     items: list[str] = []
     values: list[Any] = []
     for name in dict.fromkeys(("id", *show)):

@@ -23,14 +23,13 @@ from pipeline.store.fs import Store
 
 router = APIRouter(prefix="/stores/{store}", include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: entries that have ended and are shown
+#: of the entries that have ended, the latest so many are shown
 ENDED = 30
 
 
 @router.get("/queue")
 async def queue_page(request: Request, store: str, at: StoreOf, role: Viewer, ready: str = "") -> Response:
-    """The page that lists runs which wait, start, run, or have ended lately. Operators also see the form that submits a
-    recipe."""
+    """Show the runs that wait, start, run, or have ended lately. Operators also see the form that submits a recipe."""
     return await _queue(request, store, at, role, {"ready": ready})
 
 
@@ -91,7 +90,7 @@ def _to_queue(store: str) -> Response:
 
 
 def given_of(form: dict[str, str]) -> submit.Given:
-    """The recipe in the fields of the form. Raises Problem for an invalid field."""
+    """Return the recipe in the fields of the form. Raises Problem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
         fields[name] = [line.strip() for line in form.get(name, "").splitlines() if line.strip()]
@@ -109,8 +108,8 @@ def given_of(form: dict[str, str]) -> submit.Given:
 
 async def _queue(request: Request, store: str, at: Store, role: Role, form: dict[str, str],
                  problem: Problem | None = None, problems: Sequence[dict[str, Any]] = ()) -> Response:
-    """The page of the queue. Its form is filled with `form`, the fields that the client sent, and shows the problems in
-    them."""
+    """Return the page of the queue. Its form is filled with `form`, the fields that the client sent, and the page shows
+    the problems in these fields."""
     entries = (await submit.list_queue(request, store, at, ended=True))["entries"]
     ended = ("done", "failed", "cancelled")
     status = problem.status if problem else 422 if problems else 200

@@ -1,5 +1,5 @@
-"""Reads the source of one document again: the bytes that its reader got. It runs as a process of its own, confined like
-a worker, because it parses what strangers have written."""
+"""Reads again, from a source file, the bytes from which a reader made one document. It runs as a separate process,
+confined like a worker, because it parses what strangers have written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stages.text.encoding import decode
 
 #: memory of the process, and the longest piece of a source that is decoded
 MEMORY, LONGEST = 2 << 30, 4 << 20
-#: endings of files whose bytes are not those that the reader gets
+#: suffixes of compressed files, whose bytes are not those that the reader gets
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
 
 
 def kind_of_place(request: Mapping[str, Any]) -> str:
-    """Returns what a document is in its source: a whole `file`, a `line` of a file, or a `record` that only the reader
+    """Return what a document is in its source: a whole `file`, a `line` of a file, or a `record` that only the reader
     can cut out."""
     locator = request["locator"]
     file = locator["file"].lower()
@@ -35,9 +35,10 @@ def kind_of_place(request: Mapping[str, Any]) -> str:
 
 
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
-    """{what, bytes, text, charset, binary} of a document at `locator` in the file `path`. `what` is `file` (the file
-    itself), `line` (a line of it), `record` (what its reader cut out of it) or `read` (the text that its reader made:
-    there are no bytes of its own). {} when the file has no such record any more."""
+    """Return {what, bytes, text, charset, binary} of the document at `locator` in the file `path`. `what` is `file`
+    (the whole file), `line` (a line of the file), `record` (the bytes that the reader cut out of the file) or `read`
+    (the text that the reader made, if no bytes of the file belong to this document alone). Returns {} when the file
+    does not have the record any more."""
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
     path, sub, way = request["path"], locator.get("sub") or "", kind_of_place(request)

@@ -43,17 +43,18 @@ class Reader:
             self._allow(files)
             try:
                 yield files
-            except duckdb.BinderException as e:                   # a column is missing that a part of its node has
+            except duckdb.BinderException as e:                   # a part lacks a column of its node
                 raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
-            # if a file is gone, DuckDB looks whether it is a folder, for which it has no permission
+            # if a file is gone, DuckDB tries to open it as a folder, for which it has no permission
             except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
                     duckdb.SerializationException) as e:
                 named = [part.path for part, file in zip(parts, files) if file in str(e)] or [parts[0].path]
                 raise DamagedFile(named[0], "cannot be read") from e
 
     def _allow(self, files: Sequence[str]) -> None:
-        """Make the database, unless there is one that may read these files. DuckDB compares the paths to which links
-        lead. Those of files on a local disk are known before the files are linked, those of fetched ones are not."""
+        """Make the database, unless there is one that may read these files. DuckDB's permissions hold for the targets
+        of links. On a local disk, the targets of all parts are known in advance, so one database may read them all.
+        Parts in object storage are fetched to new files, so each time a new database is made."""
         if self._store.local is None:
             self._open.close()
         elif self._database is not None:
@@ -65,7 +66,7 @@ class Reader:
     @contextlib.contextmanager
     def source(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[str, list[Any]]]:
         """A context manager like `files` that yields the SQL expression that reads the parts (by default all), and the
-        values to bind in it. If their columns differ, they are matched by name."""
+        values to bind in it. If the columns of the parts differ, they are matched by name."""
         numbers = range(len(self.parts)) if numbers is None else numbers
         same = len({frozenset(self.columns[i]) for i in numbers}) <= 1
         with self.files(numbers) as files:

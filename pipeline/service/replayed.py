@@ -1,5 +1,5 @@
-"""The outcomes (kept, dropped or unknown, and why) of documents that were judged again, and the counts of them in an
-answer."""
+"""Holds the outcomes (kept, dropped or unknown, and why) of documents that were judged again under other thresholds,
+and counts them for an answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SIDES = ("kept", "dropped", "unknown")
 
 @dataclass(frozen=True)
 class OwnThreshold:
-    """A separate threshold for each row of the table: `values` replaces the key `key` of the step at `place`. The
-    numbers that the step compares with it are appended to `compared`."""
+    """A separate threshold for each row of the table: `values` has, for each row, the value of the setting `key` of the
+    step at index `place`. The numbers that the step compares with this threshold are appended to `compared`."""
 
     place: int
     key: str
@@ -55,8 +55,9 @@ class UnderChanges:
 
 @dataclass
 class Replayed:
-    """The outcomes of documents before and after a change. For each of `rows` of the table, `before` and `after` hold
-    the index in `outcomes` of the document's outcome in the run and under the changes."""
+    """The outcomes of documents before and after a change. `rows` are the documents' rows in the table. For each row,
+    `before` is the index (in `outcomes`) of the outcome in the run, and `after` is the index of the outcome under the
+    changes."""
 
     table: DocumentTable
     rows: np.ndarray
@@ -66,12 +67,13 @@ class Replayed:
 
     @cached_property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The side of each document (an index in SIDES) in the run, and under the changes."""
+        """The side of each document, as an index in SIDES (kept, dropped, unknown), in the run and under the
+        changes."""
         numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
         return numbers[self.before], numbers[self.after]
 
     def changed(self) -> np.ndarray:
-        """The indices in `rows` of the documents whose side changes, also if it becomes unknown."""
+        """Return the indices (into `rows`) of the documents whose side (kept, dropped or unknown) changes."""
         was, now = self.sides
         return np.flatnonzero(was != now)
 
@@ -85,9 +87,9 @@ class Replayed:
 
 
 def summary(replayed: Replayed, total: int) -> dict[str, Any]:
-    """The counts of an answer as JSON. Each count is {documents, bytes}. For a run that made shards it also has
-    `tokens`, and `tokens_of`, the number of documents in shards to which these tokens belong. The values are numbers
-    or, if the documents are a sample of `total`, {estimate, low, high}."""
+    """Return the counts of an answer as JSON. Each count is {documents, bytes}. If the run made shards, a count also
+    has `tokens`, and `tokens_of`, the number of documents in shards to which these tokens belong. The values are
+    numbers or, if the documents are a sample of `total`, {estimate, low, high}."""
     table, rows = replayed.table, replayed.rows
     was, now = replayed.sides
     counts = _Counts(table.bytes[rows], None if table.tokens is None else table.tokens[rows], total)
@@ -121,8 +123,8 @@ class _Counts:
             self._sums["tokens"], self._of["tokens_of"] = np.nan_to_num(tokens), ~np.isnan(tokens)
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
-        """The counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places` (None: of
-        each document)."""
+        """Return the counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places`
+        (None: of each document)."""
         result: list[dict[str, Any]] = [{} for _ in range(different)]
         for name, mask in self._of.items():
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
@@ -142,7 +144,8 @@ def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:
 
 
 def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now: np.ndarray) -> list[dict[str, Any]]:
-    """For each group, the counts of each side in the run and under the changes."""
+    """Return, for each group of documents, the counts of each side (kept, dropped, unknown) in the run and under the
+    changes."""
     before, after = (counts.by(group * len(SIDES) + side, groups * len(SIDES)) for side in (was, now))
     result = []
     for first in range(0, groups * len(SIDES), len(SIDES)):
@@ -151,7 +154,7 @@ def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now:
 
 
 def _groups(replayed: Replayed, counts: _Counts) -> list[dict[str, Any]]:
-    """The counts of each source and language."""
+    """Return the counts of each source and language."""
     group, names = replayed.table.groups_shown
     both = _both(counts, group[replayed.rows], len(names), *replayed.sides)
     return [{"source": source, "language": language, **figures} for (source, language), figures in zip(names, both)]

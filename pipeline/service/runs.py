@@ -1,5 +1,5 @@
-"""Router: stores and their runs. It gives a run's state (as JSON or as a stream of events), the log of its driver (the
-process that leads the run), its reports and its recipe."""
+"""Router: stores and their runs. It returns a run's state (as JSON or as a stream of events), the log of its driver
+(the process that leads the run), its reports and its recipe."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_stores(request: Request) -> dict[str, Any]:
 
 @router.get("/{store}", summary="Show a store")
 def show_store(store: str, at: StoreOf) -> dict[str, Any]:
-    """One store; `latest` is the run that finished last."""
+    """Show a store; `latest` is the run that finished last."""
     return {**_store_document(store, at), "latest": latest_run(at), "runs": len(run_names(at))}
 
 
@@ -66,7 +66,7 @@ def _store_document(name: str, store: Store) -> dict[str, Any]:
 
 @router.get("/{store}/audit", summary="List writes", dependencies=[Depends(operator)])
 def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str, Any]:
-    """The audit log of a store, oldest first. Operators only."""
+    """List the entries of a store's audit log (who requested which write), oldest first. Operators only."""
     if "/" in after:
         raise Problem(422, "Not valid", "not the id of an entry", "after", "give the id of the last entry of a page")
     entries = audit.entries(at, after, limit)
@@ -106,9 +106,9 @@ async def show_run(request: Request, store: str, run: str, at: KnownStore,
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
 async def run_events(request: Request, store: str, run: str, at: KnownStore, last: LastEvent = None) -> Response:
-    """Stream events `progress`, each with the whole state of a run, and at its end an event `end`. A client that was
-    cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the run
-    has ended and the client has its final state."""
+    """Stream events `progress`, each with the whole state of a run, and an event `end` when the run ends. A client that
+    was cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the
+    run has ended and the client has its final state."""
     look: Look = await request.app.state.watch.look(store, at, run)
     if look.ended and last == look.id:
         return Response(status_code=204)
@@ -147,14 +147,14 @@ async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last
 # -- reports ---------------------------------------------------------------------------------------------------------
 @router.get("/{store}/runs/{run}/report.html", summary="Open the report", response_class=HTMLResponse)
 def report_page(run: RunOf, at: StoreOf) -> Response:
-    """The report of a run as an HTML page. Browsers show it in a sandbox, so that no script in the file runs."""
+    """Return the report of a run as an HTML page. Browsers show it in a sandbox, so that no script in the file runs."""
     return Response(run_file(at, run, "report.html", REPORT), media_type="text/html",
                     headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @router.get("/{store}/runs/{run}/report.json", summary="Read the report")
 def report_data(run: RunOf, at: StoreOf) -> Response:
-    """The figures of the report."""
+    """Return the figures of a run's report as JSON."""
     data = run_file(at, run, "report.json", REPORT)
     try:
         document = json.loads(data)
@@ -166,13 +166,13 @@ def report_data(run: RunOf, at: StoreOf) -> Response:
 
 @router.get("/{store}/runs/{run}/recipe.yaml", summary="Read the recipe", response_class=PlainTextResponse)
 def recipe(run: RunOf, at: StoreOf) -> Response:
-    """The recipe that the run keeps, as text."""
+    """Return the recipe of a run as text. Secrets and personal data in it are masked."""
     text = run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace")
     return Response(outward_text(text, []), media_type="text/plain")
 
 
 def run_file(store: Store, run: str, name: str, most: int) -> bytes:
-    """A file in the folder of a run. Raises Problem when the file is missing, or larger than `most` bytes."""
+    """Read a file in the folder of a run. Raises Problem when the file is missing, or larger than `most` bytes."""
     try:
         return read_file(store, f"runs/{run}/{name}", most)
     except FileNotFoundError:

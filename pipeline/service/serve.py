@@ -1,4 +1,4 @@
-"""Runs the service on a port."""
+"""Runs the web service on a port."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SESSION_S = 12 * 3600
 
 
 class Role(StrEnum):
-    """What somebody may do. An operator may also write."""
+    """The role of a user. A viewer may read; an operator may also write."""
 
     viewer = "viewer"
     operator = "operator"
@@ -36,13 +36,14 @@ class Sessions:
         self._tokens = {Role.operator: settings.operator_token, Role.viewer: settings.viewer_token}
         self._open = not settings.tokens
         self._secure, self._clock = settings.secure, clock
-        # a service without tokens has no secret that outlives it: its forms must be loaded again after a restart
+        # without tokens, this key signs the forms. It is new after a restart, and then pages must be loaded again
         self._own_key = secrets.token_bytes(32)
         #: browsers send a __Host- cookie only by TLS and only to the host that set it
         self.cookie = "__Host-tokenmill" if settings.secure else "tokenmill"
 
     def role_of_token(self, token: str) -> Role | None:
-        """The role that a token gives; None for a wrong token. The check takes equally long for every wrong token."""
+        """Return the role that belongs to a token, or None for a wrong token. The check takes equally long for every
+        wrong token."""
         given, result = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest(), None
         for role, ours in self._tokens.items():
             same = hmac.compare_digest(given, hashlib.sha256((ours or "").encode()).digest())
@@ -51,8 +52,9 @@ class Sessions:
         return result
 
     def role_of(self, request: Request) -> Role | None:
-        """The role of a request's sender, from its bearer token or else its cookie; None if it has no valid one. With a
-        wrong bearer token, a valid cookie does not count. If the service has no tokens, everybody is an operator."""
+        """Return the role of a request's sender, from its bearer token or else its cookie, or None if it has no valid
+        one. With a wrong bearer token, a valid cookie does not count. If the service has no tokens, everybody is an
+        operator."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -61,17 +63,17 @@ class Sessions:
         return self._role_of_cookie(self._cookie_of(request))
 
     def cookie_for(self, role: Role) -> str:
-        """The Set-Cookie header that begins a session."""
+        """Return the Set-Cookie header that begins a session."""
         value = f"{role}.{int(self._clock.wall()) + SESSION_S}"
         return self._set_cookie(f"{value}.{self._sign(role, value)}", SESSION_S)
 
     def ending_cookie(self) -> str:
-        """The Set-Cookie header that ends a session."""
+        """Return the Set-Cookie header that ends a session."""
         return self._set_cookie("", 0)
 
     def form_token(self, request: Request) -> str:
-        """The value of the hidden field `csrf` in the forms of this session. Another site cannot know it, so a request
-        with this value comes from a page of the service."""
+        """Return the value of the hidden field `csrf` in the forms of this session. Another site cannot know it, so a
+        request with this value comes from a page of the service."""
         subject = self._cookie_of(request)
         key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
         return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pipeline.base.auth import loopback
 from pipeline.base.errors import TokenmillError
 
-#: environment variables with the tokens, for those who give no file
+#: environment variables with the tokens, for users who give no file
 OPERATOR_TOKEN, VIEWER_TOKEN = "TOKENMILL_OPERATOR_TOKEN", "TOKENMILL_VIEWER_TOKEN"
 SHORTEST = 20            # characters of a token: it must not be guessed
 MAKE_ONE = "make one with python -c 'import secrets; print(secrets.token_hex(32))'"
@@ -63,7 +63,7 @@ class Settings:
     #: streams of events open at once, and seconds after which one ends (its client continues with a new one)
     streams: int = 500
     stream_s: float = 3600.0
-    #: seconds between two looks at a run that is watched
+    #: a run that is watched is read again after so many seconds
     look_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Settings:
 
 
 def read_token(variable: str, path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Reads a token from the file `path` or, if `path` is None, from the environment variable `variable`. Returns None
+    """Read a token from the file `path` or, if `path` is None, from the environment variable `variable`. Returns None
     when neither is given. Raises BadSettings when the token is not one word of ASCII characters or is too short to be
     safe; the message does not quote it."""
     where = path or variable

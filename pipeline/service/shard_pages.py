@@ -19,7 +19,8 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 @router.get("/stores/{store}/shards")
 async def shards_page(request: Request, store: str, at: StoreOf, queries: QueriesOf, run: shards.Run = "",
                       id: Annotated[str, Query(max_length=200)] = "") -> HTMLResponse:
-    """The shard sets and their order; with `id`, where documents stand."""
+    """Show the shard sets of a store, and the order in which a run's curriculum reads them. With `id`, also show where
+    documents are in the shards."""
     listed = await shards.list_shards(request, at, queries, run)
     places: dict[str, Any] | None = None
     if id.strip():
@@ -31,7 +32,7 @@ async def shards_page(request: Request, store: str, at: StoreOf, queries: Querie
 async def step_page(request: Request, store: str, at: StoreOf, queries: QueriesOf,
                     step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "",
                     after: shards.After = 0) -> HTMLResponse:
-    """The documents of a step of the order, some rows of its batch at a time."""
+    """Show the documents that a training step reads, some rows of its batch at a time."""
     shown = await shards.show_step(request, at, queries, step, run, after, shards.ROWS, details=True)
     return page(request, "step.html.j2", store=store, shown=shown, run=run, after=after)
 
@@ -39,6 +40,6 @@ async def step_page(request: Request, store: str, at: StoreOf, queries: QueriesO
 @router.get("/stores/{store}/shards/{stream}/{split}/windows/{number}")
 async def window_page(request: Request, store: str, at: StoreOf, queries: QueriesOf, stream: str, split: shards.Split,
                       number: shards.Number, length: shards.Length) -> HTMLResponse:
-    """The documents of a window."""
+    """Show the documents in a window (the tokens of one training sample)."""
     shown = await shards.show_window(request, at, queries, stream, split, number, length, details=True)
     return page(request, "window.html.j2", store=store, shown=shown)

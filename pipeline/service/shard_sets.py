@@ -1,5 +1,5 @@
-"""The shard sets of a store, and the order in which a run's curriculum reads them: what the routes of `shards` and the
-page of a document say of them."""
+"""Looks up the shard sets of a store (the token shards of one stream and split), the order in which a run's curriculum
+reads them, and the documents in them. The routes of `pipeline.service.shards` and the page of a document use it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
 from tokenizer.shards.origin import add_origins
 
 SPLITS = ("train", "val")
-#: bytes of a manifest and of a curriculum that are read
+#: most bytes of a manifest or curriculum that is read
 LARGEST = 256 << 20
-#: places of documents in an answer, steps that read a document, and documents of a window
+#: most places of documents in an answer, steps that read a document, and documents of a window
 MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
 #: characters of a document's text beside its window
 EXCERPT = 400
@@ -44,14 +44,14 @@ _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 
 class NoShards(QueryError):
-    """The store has no such shards, or no such order of them."""
+    """The store has no such shards, or no such curriculum, window or step."""
 
     status = 404
     title = "No such shards"
 
 
 class SetName(NamedTuple):
-    """A shard set of a store: a split of a stream."""
+    """Names a shard set of a store: the shards of one stream (such as those of a source or language) and one split."""
 
     stream: str
     split: str
@@ -62,7 +62,8 @@ class SetName(NamedTuple):
 
 
 class StoredShards(ShardIndex):
-    """A shard set of a store. Its document tables are compared with the manifest before they are read."""
+    """A shard set of a store. Its document tables are compared with their hashes in the manifest before they are
+    read."""
 
     def __init__(self, store: Store, folder: str, manifest: Manifest, scratch: str, stop: Stop) -> None:
         super().__init__(manifest)
@@ -80,13 +81,14 @@ class StoredShards(ShardIndex):
 
 # -- what there is ---------------------------------------------------------------------------------------------------
 def set_names(store: Store) -> list[SetName]:
-    """The shard sets that are published now."""
+    """Return the names of the shard sets that are published now."""
     return [SetName(m[1], m[2]) for path in store.list("shards") if (m := _SET.fullmatch(path))
             and _STREAM.fullmatch(m[1])]
 
 
 def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
-    """The manifest of a shard set: that which was published last, or the one with this hash."""
+    """Return the manifest of a shard set: the one with the hash `sha256` or, without a hash, the one that was published
+    last. Raises NoShards when the store does not have it."""
     if not _STREAM.fullmatch(name.stream):
         raise NoShards(f"'{visible(name.stream)[:80]}' is not the name of a stream", "stream", "see the list of shards")
     pinned = f"{name.folder}/shards-{sha256[:16]}.json"
@@ -107,7 +109,7 @@ def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
 
 
 def facts(store: Store, name: SetName) -> dict[str, Any]:
-    """What the manifest of a shard set says, without its list of shards."""
+    """Return what the manifest of a shard set says, without its list of shards."""
     m = manifest_of(store, name)
     return {"stream": m.stream, "split": m.split, "documents": m.documents, "tokens": m.tokens,
             "text_bytes": m.text_bytes, "shards": len(m.shards), "dtype": m.dtype, "sha256": m.sha256,
@@ -116,8 +118,8 @@ def facts(store: Store, name: SetName) -> dict[str, Any]:
 
 
 def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
-    """(run, curriculum) of a run, by default of the latest; None when the latest has made none. Raises NoShards when
-    the named run has none."""
+    """Return (run, curriculum) of a run, by default of the latest. Returns None when the latest run has made no
+    curriculum. Raises NoShards when `run` is given and has made none."""
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:
@@ -134,9 +136,10 @@ def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
 # -- where a document is ---------------------------------------------------------------------------------------------
 def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = False, stream: str = "", split: str = "",
          run: str = "") -> dict[str, Any]:
-    """Where the documents stand whose id begins with `id` (with `exact`, is `id`): their ranges of tokens in each
-    stream and, for each length of sequence in the run's curriculum, the first and the last window with one of their
-    tokens, and the steps that read these. `more` says that there are more places than are given."""
+    """Find the documents in the shards whose id begins with `id` (with `exact`: whose id is `id`). Each place has the
+    range of the document's tokens in a stream. For each sequence length in the run's curriculum, it also has the first
+    and the last window (training sample) with one of these tokens, and the steps that read these windows. `more` says
+    that there are more places than are returned."""
     planned = curriculum_of(store, run)
     lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
     spans: list[dict[str, Any]] = []
@@ -157,7 +160,8 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Window w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
+    """Return, for each length, the first and the last window that has one of the tokens from `start` to `stop`. Window
+    w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
     result: dict[str, list[int]] = {}
     for length in lengths:
         last_window = max(0, tokens - 1) // length - 1
@@ -168,7 +172,8 @@ def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str
 
 
 def _read_by(curriculum: Curriculum, stream: str, sha256: str, windows: dict[str, list[int]]) -> dict[str, Any]:
-    """{steps, more_steps}: the steps that read windows of a stream. {} when the curriculum reads other shards."""
+    """Return {steps, more_steps}: the training steps that read these windows (training samples) of a stream, and
+    whether there are more steps. Returns {} when the curriculum reads other shards."""
     if not any(s.name == stream and s.sha256 == sha256 for s in curriculum.streams):
         return {}
     steps: list[dict[str, Any]] = []
@@ -184,9 +189,10 @@ def _read_by(curriculum: Curriculum, stream: str, sha256: str, windows: dict[str
 # -- what a window holds ---------------------------------------------------------------------------------------------
 def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: list[dict[str, Any]], detailed: bool,
                   masked: bool, stop: Stop) -> str | None:
-    """Add to each row (of `rows_of`) the documents in its window, those with the most tokens first, with what the
-    datasets say of them; `detailed`: with signals, metadata and an excerpt. `more` is how many are left out. Returns a
-    message when documents are not in the datasets any more."""
+    """Add to each row (a window that a step reads, from `rows_of`) the documents in its window, those with the most
+    tokens first, and what the datasets say of them. With `detailed`, this includes signals, metadata and an excerpt.
+    `more` is the number of documents that are left out. Returns a message when documents are not in the datasets any
+    more."""
     folders = {s.name: s for s in curriculum.streams}
     with queries.checked.folder() as scratch:
         sets: dict[str, StoredShards] = {}
@@ -202,7 +208,7 @@ def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: 
 
 def window(queries: Queries, store: Store, name: SetName, number: int, length: int, detailed: bool, masked: bool,
            stop: Stop) -> dict[str, Any]:
-    """The documents in one window of a shard set."""
+    """Return the documents in one window (training sample) of a shard set."""
     manifest = manifest_of(store, name)
     windows = max(0, manifest.tokens - 1) // length
     if not 0 <= number < windows:
@@ -223,7 +229,8 @@ def _documents(shards: ShardIndex, window: int, length: int) -> dict[str, Any]:
 
 def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detailed: bool, masked: bool,
               stop: Stop) -> str | None:
-    """Add to the documents of rows what the published datasets say of them, fit to leave the server."""
+    """Add to the documents of rows what the published datasets say of them, with personal data masked if `masked`.
+    Returns a message when documents are not in the datasets any more."""
     documents = [d for row in rows for d in row["documents"]]
     parts: dict[str, Part] = {}
 
@@ -260,7 +267,7 @@ def _mask(document: dict[str, Any]) -> None:
 
 
 def dataset_names(store: Store) -> list[str]:
-    """The published datasets of a store."""
+    """Return the names of the published datasets of a store."""
     if store.local is not None:
         return sorted(path.parent.name for path in store.local.glob(f"datasets/*/{DATASET_MANIFEST}"))
     return sorted({path.split("/")[1] for path in store.list("datasets") if path.endswith(f"/{DATASET_MANIFEST}")})

@@ -1,4 +1,5 @@
-"""Router: the token shards of a store, where documents stand in them, and which documents a step or a window reads."""
+"""Router: shows the token shards of a store, where documents are in them, and which documents a training step or a
+window (training sample) reads."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Number = Annotated[int, Path(ge=0, le=1 << 40)]
 StepNumber = Annotated[int, Path(ge=1, le=1 << 40, description="as the training prints it, from 1")]
 Length = Annotated[int, Query(ge=1, le=1 << 24, description="tokens of a window")]
 Split = Literal["train", "val"]
-#: rows of a step that an answer has, unless fewer are asked for
+#: rows of a step that an answer has, unless the client asks for another number
 ROWS = 10
 Limit = Annotated[int, Query(ge=1, le=50, description="rows (windows) of the step")]
 After = Annotated[int, Query(ge=0, le=1 << 30, description="`next` of the answer before")]
@@ -39,8 +40,9 @@ Details = Annotated[bool, Query(description="signals, metadata and an excerpt of
 
 @router.get("", summary="List the shards of a store")
 async def list_shards(request: Request, at: StoreOf, queries: QueriesOf, run: Run = "") -> dict[str, Any]:
-    """The shard sets with their tokens and tokenizer, and the order in which a run's curriculum reads them: its phases
-    with the tokens of each stream."""
+    """List the shard sets (the token shards of one stream and split) with their tokens and tokenizer. Also show the
+    order in which a run's curriculum (plan of training phases) reads them: its phases with the tokens of each
+    stream."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -70,8 +72,8 @@ async def find_document(
         id: Annotated[str, Query(min_length=1, max_length=200, description="id of a document, or its beginning")],
         stream: Annotated[str, Query(max_length=64)] = "", split: Split | None = None,
         run: Run = "") -> dict[str, Any]:
-    """Where documents stand: their ranges of tokens in the streams, their windows and the steps that read these. The
-    same as `tokenmill shards find`."""
+    """Find documents in the shards: their ranges of tokens in the streams, their windows (training samples) and the
+    steps that read these windows."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -85,8 +87,9 @@ async def find_document(
 async def show_step(request: Request, at: StoreOf, queries: QueriesOf, step: StepNumber, run: Run = "",
                     after: After = 0, limit: Limit = ROWS, details: Details = False,
                     unmasked: Unmasked = False) -> dict[str, Any]:
-    """The windows that a step of the order reads, and the documents in them; `next` gives more rows of its batch. No
-    training has to have reached it."""
+    """Show the windows (training samples) that a training step reads, and the documents in them. They are computed from
+    the curriculum, so no training need have reached the step. `next` is the value of `after` for more rows of the
+    batch."""
     await allow_unmasked(request, at, unmasked, {"step": step, "run": run[:100]})
     stop = queries.stop()
 
@@ -112,7 +115,7 @@ async def show_step(request: Request, at: StoreOf, queries: QueriesOf, step: Ste
 
 @router.get("/{stream}/{split}", summary="Show a shard set")
 async def show_set(request: Request, at: StoreOf, queries: QueriesOf, stream: str, split: Split) -> dict[str, Any]:
-    """Its documents, tokens, tokenizer, and the dataset it was made of."""
+    """Show a shard set: its numbers of documents and tokens, its tokenizer, and the dataset that it was made from."""
     stop = queries.stop()
     return await answer(request, stop, lambda: facts(at, SetName(stream, split)))
 
@@ -120,7 +123,8 @@ async def show_set(request: Request, at: StoreOf, queries: QueriesOf, stream: st
 @router.get("/{stream}/{split}/windows/{number}", summary="Show the documents of a window")
 async def show_window(request: Request, at: StoreOf, queries: QueriesOf, stream: str, split: Split, number: Number,
                       length: Length, details: Details = False, unmasked: Unmasked = False) -> dict[str, Any]:
-    """The documents in a window of `length` tokens, the number of which counts from 0 in the stream."""
+    """Show the documents in a window (training sample) of `length` tokens. `number` is the window's number in the
+    stream, from 0."""
     await allow_unmasked(request, at, unmasked, {"stream": stream[:100], "window": number})
     stop = queries.stop()
 

@@ -49,12 +49,12 @@ class DocumentFile:
 
 
 class DocumentTable:
-    """Columns over the documents of some files. `sample` has the rows of a random sample, into which a hash of its id
-    puts a document with probability `share`. With `only_sample`, the table has no other documents.
+    """Columns over the documents of some files. `sample` has the rows of a random sample. A hash of a document's id
+    decides whether it is in the sample, with probability `share`. With `only_sample`, the table has no other documents.
 
     `end` has for each document the place, in the list of steps, of the step that dropped it; `place(stage, part)`
-    returns this place for a step's name and the number of its pass. For a kept document, `end` is `kept_end`. `row` is
-    the number of a document's row in its file.
+    returns this place for a step's name and the number of its pass (group of steps). For a kept document, `end` is
+    `kept_end`. `row` is the number of a document's row in its file.
     """
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
@@ -121,7 +121,7 @@ class DocumentTable:
                 yield parquet
 
     def need(self, names: set[str]) -> None:
-        """Load those of the given signals that are not in memory. Each file is opened once for all of them."""
+        """Load those of the given signals that are not in memory. Each file is opened once for all these signals."""
         missing = sorted(name for name in names if name not in self._signals.loaded)
         if not missing:
             return
@@ -145,8 +145,8 @@ class DocumentTable:
                               np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
 
     def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
-        """Groups the documents of `rows` (None: of the whole table) by where and why they ended. Returns, for each
-        group, (place of the step that dropped them, reason, indices into `rows`). Kept documents are a group, too."""
+        """Group the documents of `rows` (None: of the whole table) by the step that dropped them and the reason.
+        Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a group, too."""
         if rows is None:
             return self._all_alike
         kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]
@@ -161,9 +161,9 @@ class DocumentTable:
 
     @cached_property
     def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
-        """The group number of each document, and the (source, language) of each group, the biggest first. All groups
-        beyond MOST_GROUPS are merged into one, ("…", "…"). A string that does not look like a language is replaced, as
-        in a report, because the input may hold any string in this column."""
+        """Return the group number of each document, and the (source, language) of each group, the biggest first. All
+        groups beyond MOST_GROUPS are merged into one, ("…", "…"). A string that does not look like a language is
+        replaced, as in a report, because the input may hold any string in this column."""
         labels = _Names()
         label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
         count = max(len(labels.names), 1)
@@ -177,7 +177,7 @@ class DocumentTable:
         return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """The ids of documents."""
+        """Read the ids of documents, given by their rows in the table."""
         ids = [""] * len(rows)
         for number in np.unique(self.file[rows]):
             places = np.flatnonzero(self.file[rows] == number)
@@ -188,7 +188,7 @@ class DocumentTable:
 
 
 class _Names:
-    """Gives a number to each distinct string of several columns."""
+    """Assigns a number to each distinct string of several columns."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -208,8 +208,8 @@ class _Names:
 
 
 class _Signals(dict[str, np.ndarray]):
-    """A dict of signals by name, which reads a signal from the files when it is first looked up. A signal that no file
-    has is present, with a value for no document."""
+    """A dict of signals by name, which reads a signal from the files when it is first looked up. If no file has a
+    signal, its column has no value for any document."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class _Signals(dict[str, np.ndarray]):
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """The column of a signal as float64, with NaN where the signal was not computed."""
+    """Return the column of a signal as float64, with NaN where the signal was not computed."""
     result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
     return result
 

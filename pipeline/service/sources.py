@@ -1,5 +1,5 @@
-"""Router: the source of a document (the page of a WARC record, the bytes of a file) beside the text made of it. For
-operators. The source is shown as text and never rendered."""
+"""Router: shows operators the source of a document (the page in a WARC record, the bytes of a file) beside the text
+made from it. The source is shown as text and never rendered."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ router = APIRouter(tags=["datasets"], dependencies=[Depends(operator)])
 RECIPE, FETCHED, READ_S = 1 << 20, 256 << 20, 15.0
 #: keys of a source in a recipe that are no settings of its reader
 OURS = ("read", "path", "root", "follow_symlinks")
-#: how addresses of object storage begin from which sources are read
+#: beginnings of the URLs of object storage from which sources are read
 BUCKETS = ("s3://", "s3a://", "gs://", "gcs://")
-#: characters that the page shows of both
+#: characters that the page shows of a source and of a document's text
 SHOWN = 200_000
 
 
@@ -60,9 +60,10 @@ async def show_source(
         run: Annotated[str, Query(max_length=200, description="whose recipe names the files (default: latest)")] = "",
         chars: Annotated[int, Query(ge=0, le=1_000_000, description="characters to show")] = 100_000,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """The bytes from which a document's text was made, as text, if they lie below a folder or bucket that the server
-    allows (`--allow-root`) or in the store. They are read as they are now. `what`: `file`, `line` of a file, `record`
-    of a WARC file or archive, or `read`, the text as its reader gave it to the first step."""
+    """Return the bytes from which a document's text was made, decoded as text. They must lie in the store, or below a
+    folder or bucket that the server allows (`--allow-root`). The file is read as it is now, and may have changed since
+    the run. `what` says what is returned: `file`, a `line` of a file, a `record` of a WARC file or archive, or `read`,
+    the text that the reader passed to the first step."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
 
@@ -86,7 +87,7 @@ async def show_source(
 @router.get("/stores/{store}/datasets/{dataset}/documents/{id}/source", include_in_schema=False)
 async def source_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
                       run: Annotated[str, Query(max_length=200)] = "") -> HTMLResponse:
-    """A document's source beside its text."""
+    """Show a document's source beside its text."""
     shown = await show_source(request, at, dataset, id, queries, run, SHOWN, False)
     facts = await show_document(request, at, dataset, shown["id"], queries, SHOWN, False)
     return page(request, "source.html.j2", store=store, dataset=dataset, shown=shown, facts=facts,
@@ -94,8 +95,8 @@ async def source_page(request: Request, store: str, at: StoreOf, dataset: str, i
 
 
 def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The file of a document and how to read it, from the recipe of a run: {path, reader, config, source, locator}. In
-    place of `path`, a source in object storage has its `patterns` and `root` as the recipe gives them."""
+    """Return the file of a document and how to read it, from the recipe of a run: {path, reader, config, source,
+    locator}. For a source in object storage, `patterns` and `root` from the recipe take the place of `path`."""
     name = run or latest_run(store)
     if name is None:
         raise NoSource("no run has finished in this store", "run", "name the run that has made the document")
@@ -128,8 +129,9 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise Problem unless a file lies below one of the `allowed` places, with all links resolved. Of a source in
-    object storage, all addresses must lie there that its recipe names; that of the object itself is not known yet."""
+    """Raise Problem unless a file lies below one of the `allowed` places, with all links resolved. For a source in
+    object storage, all addresses in the recipe must lie there; the URL of the object itself is not known yet and is
+    checked when it is fetched. Raises NoSource when a local file does not exist."""
     remote = "path" not in source
     places = [*source["patterns"], *filter(None, [source["root"]])] if remote else [source["path"]]
     if any(refusal(str(place), os.sep, allowed) is not None for place in places):
@@ -144,8 +146,8 @@ def _not_allowed() -> Problem:
 
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
-    """The source with the `path` of a local copy, in `folder`, of what is needed of its object. Raises Problem unless
-    the object lies below one of the URLs in `roots`."""
+    """Fetch the needed part of a source's object to a file in `folder`. Returns the source with the `path` of this
+    file. Raises Problem unless the object lies below one of the URLs in `roots`."""
     path = os.path.join(folder, "source")
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
     result = _run_module("fetch_source", {**source, "target": path}, environment, stop,
@@ -156,7 +158,8 @@ def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
 
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
-    """What `read_source` says, in a process of its own."""
+    """Read a source with `pipeline.service.read_source`, in a separate process, and return its answer. Raises NoSource
+    when the file has no such record any more."""
     result = _run_module("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
                   confinement.scrubbed(os.environ), stop,
                   "its record was not reached, as the file cannot be entered in its middle,")
@@ -167,8 +170,8 @@ def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
 
 def _run_module(module: str, request: dict[str, Any], environment: Mapping[str, str], stop: Stop,
                 unfinished: str) -> dict[str, Any]:
-    """What a module of the service answers to a request, in a process of its own. Raises NoSource when it fails, or
-    takes too long: `unfinished` says then what was not done."""
+    """Run a module of the service in a separate process, and return its answer to a request. Raises NoSource when it
+    fails or takes too long; if it takes too long, the message says with `unfinished` what was not done."""
     seconds = min(READ_S, stop.left)
     with subprocess.Popen([sys.executable, "-P", "-m", f"pipeline.service.{module}"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

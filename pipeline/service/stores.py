@@ -14,8 +14,8 @@ from pipeline.store.fs import Store
 
 
 async def known_store(request: Request, store: str) -> Store:
-    """The store with this name, whose folder may have vanished. Raises Problem when the service has no such store. A
-    route that reads the store by `Watch`, which looks for the folder itself, needs no thread for this."""
+    """Return the store with this name, whose folder may have vanished. Raises Problem when the service has no such
+    store. Routes that read the store through `Watch` use this function, because `Watch` checks the folder itself."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
         raise Problem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
@@ -24,14 +24,14 @@ async def known_store(request: Request, store: str) -> Store:
 
 
 def named_store(at: Annotated[Store, Depends(known_store)]) -> Store:
-    """The store with this name. Raises Problem when the service has no such store, or when the folder of the store has
-    vanished."""
+    """Return the store with this name. Raises Problem when the service has no such store, or when the folder of the
+    store has vanished."""
     check_there(at)
     return at
 
 
 def available(store: Store) -> bool:
-    """Whether the folder of a store exists. A store on object storage counts as available without a request."""
+    """Return whether the folder of a store exists. A store on object storage counts as available without a request."""
     return store.local is None or store.local.is_dir()
 
 
@@ -52,7 +52,7 @@ def check_run(at: Store, run: str) -> None:
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
-    """Returns the name of a run after checking that the store has it. Raises Problem when it has not."""
+    """Return the name of a run. Raises Problem unless the store has a run of this name."""
     check_run(at, run)
     return run
 
@@ -68,7 +68,7 @@ def inside(store: Store, path: str) -> None:
 
 
 def read_file(store: Store, path: str, most: int) -> bytes:
-    """Reads a file of the store. Raises FileNotFoundError when there is none, and Problem when the file is larger than
+    """Read a file of the store. Raises FileNotFoundError when there is none, and Problem when the file is larger than
     `most` bytes or a link leads out of the store."""
     inside(store, path)
     size = store.size(path)

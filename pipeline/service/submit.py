@@ -52,7 +52,7 @@ class Given(BaseModel):
 @router.post("/recipes/validate", summary="Check a recipe", dependencies=[Depends(operator), Depends(named_store)])
 async def validate(request: Request, given: Given) -> dict[str, Any]:
     """Check a recipe. Returns all errors and warnings, each with file, line, key and remedy. `valid` says whether the
-    recipe can run, and `run` is the name that its run would get. That a source has no file is a warning, because its
+    recipe can run, and `run` is the name that its run would get. A source without files is only a warning, because its
     files may still come."""
     result = await check_submission(request, submission_of(request, given), None, find_files=True)
     return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
@@ -113,7 +113,7 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
     """Stop a run, whether it was started through the queue or by a command."""
     queue = queue_of(request, store)
     entries = [e for e in await run_in_threadpool(queue.entries) if e.run == run and not e.ended]
-    if not entries:                                               # one that waits has no folder yet
+    if not entries:                                               # a run that waits has no folder yet
         await run_in_threadpool(check_run, at, run)
     for entry in entries:
         await run_in_threadpool(queue.cancel, entry.number, str(role))
@@ -167,7 +167,7 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
 
 
 def submission_of(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
-    """The submission that the queue stores for what a client has sent."""
+    """Return the submission that the queue stores for what a client has sent. Raises Problem when it is not valid."""
     if (given.recipe is None) == (given.ready is None):
         raise Problem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
                       "send either `recipe` or `ready`")
@@ -184,20 +184,20 @@ def submission_of(request: Request, given: Given, key: str | None = None, by: st
 
 
 def request_id(sent: str | None) -> str:
-    """The id that a client has sent to mark repeated requests, or else a new id."""
+    """Return the id that a client has sent to mark repeated requests, or else a new id."""
     return sent if sent and len(sent) <= 200 else secrets.token_hex(16)
 
 
 def base_of(request: Request) -> str:
-    """The folder at which relative paths of submitted recipes start."""
+    """Return the folder at which relative paths of submitted recipes start."""
     return driver_options(request.app.state.settings).folder or os.sep
 
 
 def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[Entry],
                     key: str | None = None) -> Submission:
-    """The submission that resumes a run; `entries` are those of the queue. Its recipe is the one last submitted under
-    the run's name or, if there is none in the queue, recipe.yaml in the run's folder. Raises Problem when the run keeps
-    no recipe."""
+    """Return the submission that resumes a run; `entries` are the entries of the queue. If the queue has submissions of
+    this run, the recipe is the latest of them. Otherwise it is recipe.yaml in the run's folder. Raises Problem when the
+    run keeps no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -271,7 +271,7 @@ def _entry(queue: Queue, number: int) -> Entry:
 
 
 def _document(request: Request, entry: Entry, waiting: dict[int, int]) -> dict[str, Any]:
-    """An entry as JSON. No process, host or address is in it."""
+    """Return an entry of the queue as JSON. It contains no process, host or address."""
     addresses = cluster_addresses({"address": request.app.state.settings.address})
     return {"number": entry.number, "run": entry.run, "recipe": entry.name, "state": entry.state,
             "place": waiting.get(entry.number), "stopping": entry.stopping, "by": entry.by, "resumes": entry.resumes,

@@ -15,7 +15,8 @@ from pipeline.store.runs import RunTasks
 
 class TokenCounts:
     """The number of tokens of each document in the shards of a run, including the end-of-text token. A document may be
-    in several streams (separate sets of shards); its number is the same in each, because a run has one tokenizer."""
+    in several streams (separate sets of shards). It has the same number of tokens in each, because a run has one
+    tokenizer."""
 
     def __init__(self, ids: np.ndarray, tokens: np.ndarray) -> None:
         """`ids` (documents, 2) uint64 holds the two halves of each id, and `tokens` (documents,) the numbers of
@@ -24,7 +25,7 @@ class TokenCounts:
         self._high, self._low, self._tokens = ids[order, 0], ids[order, 1], tokens[order]
 
     def of(self, ids: list[str]) -> np.ndarray:
-        """The numbers of tokens of the documents with these ids; NaN for a document that is in no shard."""
+        """Return the numbers of tokens of the documents with these ids; NaN for a document that is in no shard."""
         result = np.full(len(ids), np.nan)
         if len(self._high):
             halves = _halves(ids)
@@ -36,8 +37,8 @@ class TokenCounts:
 
 def token_counts(store: Store, run: str, plan: Mapping[str, Any],
                  get: Callable[[str], PartRecord | None]) -> TokenCounts | None:
-    """Reads the token counts of a run from the results of its tasks; `get` returns the record of a task. None if the
-    run has made no shards."""
+    """Read the token counts of a run from the results of its tasks; `get` returns the record of a task. Returns None if
+    the run has made no shards."""
     tasks, ids, counts = RunTasks(store, run), [], []
     for node in plan["nodes"]:
         for key in tasks.keys(node["name"]) if node["kind"] == "shards" else ():
@@ -55,5 +56,5 @@ def token_counts(store: Store, run: str, plan: Mapping[str, Any],
 
 
 def _halves(ids: list[str]) -> np.ndarray:
-    """The two halves of each id as uint64, of shape (documents, 2). An id has 32 hex digits."""
+    """Return the two halves of each id as uint64, of shape (documents, 2). An id has 32 hex digits."""
     return np.frombuffer(bytes.fromhex("".join(ids)), ">u8").astype(np.uint64).reshape(-1, 2)

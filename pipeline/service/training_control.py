@@ -27,15 +27,16 @@ from pipeline.store.fs import Store
 router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"], dependencies=[Depends(viewer)])
 forms = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
 
-#: bytes at the end of a log that are shown, and on a page, which is made again every few seconds
+#: bytes at the end of a log that the API returns, and that a page shows, which is loaded again every few seconds
 LOG_BYTES, PAGE_BYTES = 64 << 10, 16 << 10
 #: settings that name files, or send figures to a service elsewhere
 OUTWARD = ("init", "metrics", "model.from")
 
 
 class Given(BaseModel):
-    """A training: the run whose shards it reads, and options as of `tokenmill train run`. `name` is that of its folder
-    below a folder of `--trainings`; without one it lies in the run."""
+    """A training that a client asks to start: the run whose shards it reads, and options as for `tokenmill train run`.
+    `name` is the name of the training's folder below a folder of `--trainings`. Without `name`, the folder is in the
+    folder of the run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,8 +50,9 @@ class Given(BaseModel):
 
 @router.post("", summary="Start a training", status_code=202)
 async def start_training(request: Request, store: str, at: StoreOf, role: Operator, given: Given) -> dict[str, Any]:
-    """Start a training as a process of the server's machine, which goes on when the server ends. One that has
-    checkpoints goes on from the latest. Of two requests at the same time, one starts it."""
+    """Start a training as a process on the server's machine. It continues when the server ends. A training that has
+    checkpoints continues from the latest. If two requests come at the same time, only one of them starts the
+    training."""
     for assignment in given.overrides:
         key, sign, _ = assignment.partition("=")
         if not sign or "\0" in assignment:
@@ -66,7 +68,7 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
 
 @router.post("/{training}/resume", summary="Resume a training", status_code=202)
 async def resume_training(request: Request, store: str, at: StoreOf, training: str, role: Operator) -> dict[str, Any]:
-    """Start a training that was stopped again, from its latest checkpoint and with the options of its last start."""
+    """Start a stopped training again, from its latest checkpoint and with the options of its last start."""
     known, latest = await run_in_threadpool(known_training, request, store, at, training)
     if not known.run:
         raise Problem(409, "Its run is not known", "it was started by a command, in a folder of its own", "training",
@@ -84,13 +86,14 @@ async def stop_training(request: Request, store: str, at: StoreOf, training: str
 
 @router.get("/{training}/log", summary="Read what a training has printed", dependencies=[Depends(operator)])
 def training_log(request: Request, store: str, at: StoreOf, training: str) -> dict[str, Any]:
-    """The end of what a training has printed that a server has started."""
+    """Return the end of what a training has printed. Only trainings that a server has started have such a log."""
     known, _ = known_training(request, store, at, training)
     return {"training": training, "text": printed(known, LOG_BYTES)}
 
 
 def printed(training: Training, size: int) -> str:
-    """The last `size` bytes of what a training has printed, masked. Raises Problem when no server has started it."""
+    """Return the last `size` bytes of what a training has printed, masked. Raises Problem when no server has started
+    it."""
     try:
         with open(training.folder / LOG, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - size))
@@ -110,7 +113,7 @@ async def _start(request: Request, at: Store, training: Training, options: Optio
 
 
 def _training(request: Request, store: str, at: Store, given: Given) -> Training:
-    """The training that somebody asks to start. Raises Problem when it cannot be."""
+    """Return the training that a client asks to start. Raises Problem when it cannot be started."""
     check_run(at, given.run)
     if not at.exists(f"runs/{given.run}/curriculum.json"):
         raise Problem(409, "Nothing to train on", f"the run {given.run!r} has made no curriculum", "run",
@@ -139,7 +142,7 @@ def known_training(request: Request, store: str, at: Store, name: str) -> tuple[
 # -- forms -----------------------------------------------------------------------------------------------------------
 @forms.post("/stores/{store}/trainings")
 async def start_form(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """The form that starts a training."""
+    """Handle the form that starts a training."""
     form = await form_of(request)
     given = Given.model_validate({"run": form.get("run", "")[:200] or "-", "name": form.get("name", "").strip()[:200]
                                   or None})
@@ -150,7 +153,7 @@ async def start_form(request: Request, store: str, at: StoreOf, role: Operator) 
 @forms.post("/stores/{store}/trainings/{training}/{what}")
 async def change_form(request: Request, store: str, at: StoreOf, training: str, what: Literal["stop", "resume"],
                       role: Operator) -> Response:
-    """The buttons that stop and resume a training."""
+    """Handle the buttons that stop and resume a training."""
     change = stop_training if what == "stop" else resume_training
     await change(request, store, at, training, role)
     return RedirectResponse(path("stores", store, "trainings", training), 303)

@@ -1,8 +1,9 @@
-"""Reads the folders that `tokenmill train` writes: which trainings there are, how they stand, their losses and spikes.
-Needs no torch.
+"""Reads the folders that `tokenmill train` writes: which trainings exist, their states, losses and spikes. Needs no
+torch.
 
-A metrics.jsonl may have gigabytes. It is read once and then only where it has grown; what is kept of it is bounded. A
-request that comes while the first reading takes longer than a query may is told to come again, and reading goes on.
+A metrics.jsonl may have gigabytes. It is read once, and then only the lines that were added; the memory for it is
+bounded. If the first reading takes longer than a query may, the request is refused, and the next request continues the
+reading.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from trainer.base.files import PID, training_process
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 #: the file in the folder of a training that takes what it prints when a server has started it
 LOG = "train.log"
-#: the files in the folder of a training that are read or written here or by what explains a step
+#: the files in the folder of a training that the service reads or writes
 FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
-#: bytes at the end of a metrics.jsonl in which its last step is looked for
+#: the last step of a metrics.jsonl is searched in so many bytes at its end
 TAIL = 256 << 10
-#: files whose losses stay in memory, and trainings of a list
+#: most files whose losses stay in memory, and most trainings of a list
 REMEMBERED, MOST = 64, 1000
 #: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before it in its phase,
 #: of which there must be LEAST; the latest SPIKES are kept
 SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
-#: lines between two looks at the clock, and bytes of the longest line
+#: the time limit is checked after so many lines; most bytes of a line
 LINES, LONGEST = 2000, 1 << 20
-#: seconds without a new line after which a training that is on no process of this machine is not taken for running
+#: a training without a process on this machine counts as running until it has written no line for so many seconds
 QUIET_S = 600.0
 _LOSS = re.compile(rb'"loss": (null|NaN|-?[\d.]+(?:e[-+]?\d+)?)')
 _PHASE = re.compile(rb'"phase": "((?:[^"\\]|\\.)*)"')
@@ -54,7 +55,7 @@ class NoTraining(QueryError):
 
 
 class Unreadable(QueryError):
-    """The files of a training do not tell what was asked for."""
+    """The files of a training are damaged, or do not contain what was asked for."""
 
     status = 409
     title = "It cannot be told"
@@ -75,9 +76,9 @@ class Training(NamedTuple):
 
 
 def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
-    """The trainings in the runs of a store (RUN/train) and in `folders` (each folder below with a metrics.jsonl). No
-    links are followed, nor those in the folder of a training. A name belongs to the first that has it: runs come
-    first."""
+    """Find the trainings in the runs of a store (RUN/train) and in `folders` (each subfolder with a metrics.jsonl).
+    Links are not followed, and a training whose folder holds a link in place of a file is left out. If several
+    trainings have one name, only the first counts: runs come first."""
     by_name: dict[str, Training] = {}
     places = [(store.local / "runs", "train")] if store.local is not None else []
     for top, below in (*places, *((Path(folder), "") for folder in folders)):
@@ -89,8 +90,8 @@ def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
 
 
 def no_links(folder: Path) -> bool:
-    """Whether a folder and the files in it that the service reads or writes are no links, pipes or devices. Otherwise
-    whoever may write to the folder could make this server read other files."""
+    """Return whether a folder and the files in it that the service reads or writes are no links, pipes or devices.
+    Otherwise whoever may write to the folder could make this server read other files."""
     if folder.is_symlink():
         return False
     for name in FILES:
@@ -113,7 +114,7 @@ def _folders(top: Path) -> list[str]:
 
 
 def training_named(store: Store, folders: tuple[str, ...], name: str) -> Training:
-    """The training of this name. Raises NoTraining."""
+    """Return the training of this name. Raises NoTraining when there is none."""
     training = next((t for t in find_trainings(store, folders) if t.name == name), None)
     if training is None:
         raise NoTraining("the store has no training of this name", "training", "see the list of trainings")
@@ -121,9 +122,9 @@ def training_named(store: Store, folders: tuple[str, ...], name: str) -> Trainin
 
 
 def standing(training: Training) -> dict[str, Any]:
-    """How a training stands, from the end of its files: {training, run, state, step, steps, tokens, loss, phase, begun,
-    changed}. `state` is running, done or stopped. A training of another machine counts as running while its metrics
-    grow."""
+    """Return the state of a training, from the end of its files: {training, run, state, here, step, steps, tokens,
+    loss, phase, begun, changed}. `state` is running, done or stopped, and `here` says whether a process on this machine
+    runs it. A training on another machine counts as running while its metrics grow."""
     path = training.folder / METRICS
     last, begun = _last_step(path), _first(path)
     changed = _changed(path)
@@ -155,7 +156,7 @@ def _first(path: Path) -> dict[str, Any]:
 
 
 def _last_step(path: Path) -> dict[str, Any]:
-    """The last line about a step at the end of a metrics.jsonl; {} when there is none."""
+    """Return the last line about a step at the end of a metrics.jsonl, or {} when there is none."""
     try:
         with open(path, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
@@ -174,7 +175,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def summary_of(training: Training) -> dict[str, Any] | None:
-    """The summary of a training that has ended; None when there is none, or it is damaged."""
+    """Return the summary of a training that has ended, or None when there is none or it is damaged."""
     try:
         with open(training.folder / SUMMARY, "rb") as f:
             return _parsed(f.read(1 << 20)) or None
@@ -184,12 +185,12 @@ def summary_of(training: Training) -> dict[str, Any] | None:
 
 # -- losses ----------------------------------------------------------------------------------------------------------
 class LossWindow:
-    """The last WINDOW losses, with their mean and standard deviation. Both come from sums that are carried along,
-    because a training of a million steps asks for them a million times."""
+    """The last WINDOW losses, with their mean and standard deviation. Both are computed from running sums, because a
+    training of a million steps needs them a million times."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque()
-        self._origin = self._sum = self._squares = 0.0        # of the losses less `_origin`, which keeps digits
+        self._origin = self._sum = self._squares = 0.0        # of (loss - `_origin`), for precision
         self._added = 0
 
     def add(self, loss: float) -> None:
@@ -207,7 +208,7 @@ class LossWindow:
         self._added += 1
 
     def mean_and_sigma(self) -> tuple[float | None, float | None]:
-        """The mean and the standard deviation of the losses; (None, None) if there are fewer than LEAST."""
+        """Return the mean and the standard deviation of the losses, or (None, None) if there are fewer than LEAST."""
         n = len(self._losses)
         if n < LEAST:
             return None, None
@@ -215,7 +216,7 @@ class LossWindow:
 
 
 class MetricsFile:
-    """What is kept of a metrics.jsonl: losses, phases, spikes, rewinds."""
+    """Reads a metrics.jsonl, and keeps in memory its losses, phases, spikes and rewinds (returns to a checkpoint)."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock, self._readings = path, threading.Lock(), 0
@@ -231,7 +232,8 @@ class MetricsFile:
         self._phase, self._before = b"", LossWindow()
 
     def read(self, stop: Stop) -> MetricsFile:
-        """Read what was added. Raises StillReading when the time is up; the next call goes on from there."""
+        """Read the lines that were added since the last call. Raises StillReading when the time is up; the next call
+        continues from there."""
         with self._lock:
             info = self._path.stat()
             if info.st_ino != self._inode or info.st_size < self._offset:
@@ -276,7 +278,7 @@ class MetricsFile:
             self._judge(step, text)
 
     def _judge(self, step: int, text: bytes) -> None:
-        """Note a step that was skipped, or whose loss is far above those before it."""
+        """Record a step as a spike if it was skipped, or if its loss is far above the losses before it."""
         match = _LOSS.search(text)
         loss = float(match[1]) if match and match[1] not in (b"null", b"NaN") else None
         phase = _PHASE.search(text)
@@ -294,15 +296,17 @@ class MetricsFile:
 
     @property
     def plot(self) -> str:
-        """An id that changes when what the plot shows does: a line of a long file is often not among those kept. Each
-        step is written once between two turns, so that the numbers of the steps stand for their lines, until the file
-        is written anew."""
+        """An id that changes when the plot changes. In a long file only some lines are plotted, so most new lines do
+        not change the plot. The id is a hash of the numbers of the plotted steps, which identify their lines: a step is
+        written once, unless the training starts again, resumes or rewinds, or the file is replaced. These events are
+        counted, and the counts are hashed, too."""
         shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of the latest start, with the tokens at which each begins."""
+        """The phases that the latest start of the training named, each with the number of tokens at which it begins and
+        ends."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():
@@ -314,14 +318,15 @@ class MetricsFile:
 
 
 class Metrics:
-    """The metrics files that the server has read, the latest ones."""
+    """Keeps the metrics files that the server has read most recently."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, MetricsFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, training: Training, stop: Stop) -> MetricsFile:
-        """The metrics of a training, as they are now."""
+        """Return the metrics of a training, after reading the lines that were added. Raises NoTraining when its
+        metrics.jsonl does not exist."""
         path = training.folder / METRICS
         with self._lock:
             file = self._files.setdefault(path, MetricsFile(path))

@@ -17,16 +17,16 @@ from pipeline.service.session import Role
 from pipeline.service.stores import StoreOf
 from pipeline.store.fs import Store
 
-#: states in which a page is kept current
+#: states in which a page reloads itself
 GOING = ("starting", "running")
-#: runs of which a training can be started on the page
+#: from so many runs at most, a training can be started on the page
 RUNS = 200
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
 
 @router.get("/stores/{store}/trainings")
 async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLResponse:
-    """The trainings of a store."""
+    """Show the trainings of a store."""
     listed = await run_in_threadpool(trainings.list_trainings, request, store, at)
     return page(request, "trainings.html.j2", store=store, listed=listed, runs=await run_in_threadpool(_runs, at),
                 named=bool(trainings.folders_of(request, store)),
@@ -34,14 +34,14 @@ async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLRespo
 
 
 def _runs(store: Store) -> list[str]:
-    """The latest runs of a store that have shards and an order of them."""
+    """Return those of the last RUNS runs of a store that have a curriculum (an order in which shards are read)."""
     return [name for name in run_names(store)[-RUNS:] if store.exists(f"runs/{name}/curriculum.json")]
 
 
 @router.get("/stores/{store}/trainings/{training}")
 async def training_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
                         role: Viewer) -> HTMLResponse:
-    """How a training stands, its curves and spikes."""
+    """Show the state of a training, its curves and its spikes."""
     shown = await trainings.show_training(request, store, at, training, queries)
     log = ""
     if shown["log"] and role is Role.operator:

@@ -4,10 +4,10 @@
                    000001.process.json    the process that the server then started, or why it could not
                    000001.stop.json       that somebody has asked it to stop
 
-The files are created by put-if-absent. Of two servers that start a training at the same time, one creates the file of
-the next start; the other is refused. A training is a process in a session of its own, so it goes on when the server
-ends. It ends like one that was started by a command: on SIGTERM it writes a checkpoint. A server that dies between the
-two files leaves a start that counts as lost once the server is seen to be dead.
+The files are created by put-if-absent. If two servers start a training at the same time, one creates the file of the
+next start, and the other is refused. A training runs as a process in a separate session, so it continues when the
+server ends. On SIGTERM it writes a checkpoint and ends, like a training that was started by a command. If a server dies
+after it has written the first file and before the second, the start counts as lost once the server is known to be dead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import alive, identity
 from trainer.base.files import training_process
 
-#: bytes of a record; seconds after which a start of another machine that no process has followed counts as lost
+#: most bytes of a record; after so many seconds without a process, a start by another machine counts as lost
 RECORD, START_S = 64 << 10, 120.0
 _RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
 
@@ -68,8 +68,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Start:
-    """The latest start of a training: its number (0: none), its record, that of its process (None: not yet), and
-    whether somebody has asked it to stop."""
+    """The latest start of a training: its number (0: a server has never started it), its record, the record of its
+    process (None: no process yet), and whether somebody has asked it to stop."""
 
     number: int
     record: dict[str, Any]
@@ -83,12 +83,12 @@ class Start:
 
 
 def latest_start(store: Store, name: str) -> Start:
-    """The latest start of a training by a server."""
+    """Return the latest start of a training by a server."""
     return _start(store, name, _numbers(store, f"trainings/{name}").get(name, 0))
 
 
 def _numbers(store: Store, folder: str) -> dict[str, int]:
-    """The trainings that servers have started, each with the number of its latest start."""
+    """Return the trainings that servers have started, each with the number of its latest start."""
     starts = [(m[1], int(m[2])) for path in store.list(folder) if (m := _RECORD.fullmatch(path))]
     return dict(sorted(starts))
 
@@ -113,8 +113,9 @@ def _read(store: Store, path: str) -> dict[str, Any] | None:
 
 
 def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[Training, Start]:
-    """A training, whether a server has started it or a command, with its latest start. A record that names a folder
-    elsewhere is not followed. Raises Problem when there is no training of this name."""
+    """Return a training, whether a server or a command has started it, and its latest start. The folder that the record
+    of the start names is used only if it is inside the store or one of `folders`. Raises Problem when there is no
+    training of this name."""
     latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
     try:
         return _recorded(store, folders, name, latest) or training_named(store, folders, name), latest
@@ -123,7 +124,8 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
 
 
 def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
-    """The training that the record of a start names; None when there is no record, or it names a folder elsewhere."""
+    """Return the training that the record of a start names. Returns None when there is no record, or when it names a
+    folder outside the store and `folders`."""
     folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
     places = [Path(top) / name for top in folders]
     if store.local is not None:
@@ -133,21 +135,21 @@ def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) 
 
 
 def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
-    """The trainings that are there or were started, each with its latest start."""
+    """Return the trainings that have a folder or that a server has started, each with its latest start."""
     on_disk = {training.name: training for training in find_trainings(store, folders)}
     numbers = {name: n for name, n in _numbers(store, "trainings").items() if bad_name(name) is None}
     result = []
     for name in sorted(on_disk.keys() | numbers.keys())[:MOST]:
         latest = _start(store, name, numbers.get(name, 0))
         training = _recorded(store, folders, name, latest) or on_disk.get(name)
-        if training is not None:                      # else its folder was removed
+        if training is not None:                      # else its record cannot be used
             result.append((training, latest))
     return result
 
 
 def standing_now(training: Training, start: Start) -> dict[str, Any]:
-    """How a training stands, from its files and the start that a server has made of it. Its state is starting, running,
-    done, stopped, or failed when it has ended by itself without a step."""
+    """Return the state of a training, from its files and from its latest start by a server. The state is starting,
+    running, done, stopped or failed. Failed means that the training has ended without a step, and nobody stopped it."""
     document, state = standing(training), state_of(start, training.folder)
     if state in ("starting", "running"):
         document["state"] = state
@@ -158,7 +160,8 @@ def standing_now(training: Training, start: Start) -> dict[str, Any]:
 
 
 def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
-    """`running`, `starting`, or `ended` of a training by its latest start; "" when no server has started it."""
+    """Return the state of a training according to its latest start: `running`, `starting` or `ended`. Returns "" when
+    no server has started it and no process on this machine runs it."""
     if training_process(folder) is not None:
         return "running"
     if not start.number:
@@ -187,8 +190,8 @@ def _wall(at: Any) -> float:
 # -- starting and stopping -------------------------------------------------------------------------------------------
 def start(store: Store, training: Training, options: Options, by: str,
           clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
-    """Start a training from its latest checkpoint, or from its beginning. Raises Problem when it runs, or another
-    server starts it."""
+    """Start a training from its latest checkpoint, or from its beginning. Raises Problem when it already runs, or when
+    another server starts it."""
     if importlib.util.find_spec("torch") is None:
         raise Problem(409, "Cannot train here", "the server has no torch", remedy="pip install 'tokenmill[trainer]'")
     before = latest_start(store, training.name)
@@ -207,7 +210,7 @@ def start(store: Store, training: Training, options: Options, by: str,
     try:
         training.folder.mkdir(parents=True, exist_ok=True)
         child = _launch(store, training, options)
-    except Exception as e:                            # else the start would be taken for one that still begins
+    except Exception as e:                            # else the training would count as starting
         why = e.strerror if isinstance(e, OSError) else type(e).__name__
         _note(store, training.name, number, {"error": f"it could not be started: {why}"})
         raise
@@ -231,7 +234,7 @@ def _launch(store: Store, training: Training, options: Options) -> subprocess.Po
 
 
 def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> None:
-    """Ask a training to stop: it ends its step and writes a checkpoint, or just ends while it still sets itself up.
+    """Ask a training to stop. It ends its step and writes a checkpoint; if it is still being set up, it just ends.
     Raises Problem when it does not run on this machine."""
     latest = latest_start(store, training.name)
     holder = (latest.process or {}).get("holder") or {}

@@ -1,5 +1,5 @@
-"""Router: the trainings on the shards of a store: how they stand, their losses by phase and source, and the documents
-behind a spike."""
+"""Router: shows the trainings on the shards of a store: their states, their losses by phase and source, and the
+documents behind a spike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"]
 
 #: rows of a step that are explained, unless another number is asked for, and bytes of a recipe
 ROWS, RECIPE = 5, 1 << 20
-#: what comes of metrics in which a value has another type
+#: errors that metrics cause in which a value has another type
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError)
 #: characters of the text that a training has generated
 SAMPLE = 1000
@@ -41,23 +41,23 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
 
 
 def metrics_of(request: Request) -> Metrics:
-    """The metrics files that this server has read."""
+    """Return the metrics files that this server has read."""
     metrics: Metrics = request.app.state.metrics
     return metrics
 
 
 @router.get("", summary="List trainings")
 def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
-    """The trainings in the runs of the store and in the folders given by `--trainings`, with their last step."""
+    """List the trainings in the runs of the store and in the folders given by `--trainings`, with their last step."""
     return {"trainings": [standing_now(*each) for each in all_trainings(at, folders_of(request, store))]}
 
 
 @router.get("/{training}", summary="Show a training")
 async def show_training(request: Request, store: str, at: StoreOf, training: str,
                         queries: QueriesOf) -> dict[str, Any]:
-    """How it stands; its losses over tokens by source, held-out losses, phases, spikes, returns to a checkpoint; the
-    summary when it has ended. At most some hundred points of each curve are given, evenly spread. `plot` changes when
-    `losses.svg` does."""
+    """Show a training: its state, its losses over tokens by source, held-out losses, phases, spikes and returns to a
+    checkpoint, and its summary when it has ended. Each curve has at most some hundred points, evenly spread. `plot`
+    changes when `losses.svg` changes."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -74,7 +74,8 @@ async def show_training(request: Request, store: str, at: StoreOf, training: str
 
 
 def _summary(training: Training) -> dict[str, Any] | None:
-    """The figures of a training that has ended, with its sample of text masked."""
+    """Return the summary of a training that has ended. In the text that the training generated, personal data is
+    masked."""
     summary = summary_of(training)
     if summary is None:
         return None
@@ -87,8 +88,8 @@ async def draw_losses(
         request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
         plot: Annotated[str, Query(max_length=100, description="ignored; gives each plot its own address")] = "",
         if_none_match: IfNoneMatch = None) -> Response:
-    """Loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer draws them. A client
-    that sends the ETag of the last plot as If-None-Match gets 304 until there is another, and nothing is drawn."""
+    """Draw loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer does. A client
+    that sends the ETag of the last plot as If-None-Match gets 304 until the plot changes, and nothing is drawn."""
     stop = queries.stop()
 
     def call() -> Response:
@@ -141,7 +142,8 @@ async def explain_step(
 
 
 def _window(store: Store, run: str) -> int:
-    """The number of steps with which a run's recipe has a loss compared."""
+    """Return the number of earlier steps with which a loss is compared, from the recipe of the run that made the
+    shards."""
     try:
         recipe = yaml.safe_load(read_file(store, f"runs/{run}/recipe.yaml", RECIPE))
         window = recipe["train"]["stability"]["window"]

@@ -149,8 +149,8 @@ def as_problem(status: int = 422) -> Iterator[None]:
 
 
 def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
-    """The playground of a dataset: the object that judges the documents of a finished run under other thresholds.
-    Raises Problem when there can be none, for example because the run has no such dataset."""
+    """Return the playground of a dataset: the object that judges the documents of a finished run under other
+    thresholds. Raises Problem when there can be none, for example because the run has no such dataset."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem(404):
         return games.get(at, run, dataset)
@@ -172,9 +172,9 @@ def show_steps(game: GameOf) -> dict[str, Any]:
 def answer(game: GameOf, changes: ChangesOf,
            exact: Annotated[bool, Query(description="from all documents, not from a sample")] = False,
            ) -> dict[str, Any]:
-    """Tell what the dataset would hold under the changes: documents and bytes kept, dropped and unknown, by source and
-    language; which documents move and why; and examples. If only a sample was judged, each count has an interval, which
-    contains the true count in 95 of 100 samples."""
+    """Return what the dataset would hold under the changes: documents and bytes kept, dropped and unknown, by source
+    and language; which documents move and why; and examples. If only a sample was judged, each count has an interval,
+    which contains the true count in about 95 of 100 samples."""
     with as_problem():
         return game.answer(changes, exact)
 
@@ -198,9 +198,9 @@ def documents(game: GameOf, changes: ChangesOf,
 def cube(request: Request, game: GameOf, changes: ChangesOf,
          step: Annotated[int, Query(ge=0, description="number of the step")],
          key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
-    """Return a table of counts by source, language and bin of one threshold, while the other changes stay in force. The
-    counts for any value of the threshold are sums of cells. At a value between two edges of bins, the true counts lie
-    between those at the edges."""
+    """Return a table of counts by source, language and bin (range of values) of one threshold, while the other changes
+    stay in force. The counts for any value of the threshold are sums of cells. At a value between two edges of bins,
+    the true counts lie between those at the edges."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem():
         return games.cube(game, changes, step, key).to_json()
@@ -208,8 +208,8 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(request: Request, store: str, game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. Comments stay if the
-    recipe was submitted to the queue; a run of a command keeps none."""
+    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. If the recipe was
+    submitted to the queue, its comments stay; a run that was started by a command keeps no comments."""
     text = _submitted_text(request.app.state.queues[store], run)
     with contextlib.suppress(Problem):                 # for example, a step that is an alias cannot be changed in place
         if text is not None:
@@ -235,7 +235,7 @@ def _submitted_text(queue: Queue, run: str) -> str | None:
 
 
 def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:
-    """The run's recipe with the changes put in."""
+    """Return the run's recipe with the changes (other thresholds, steps left out) put into it."""
     text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     return _edited(game, text, "recipe.yaml", changes)
 

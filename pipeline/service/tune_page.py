@@ -46,9 +46,9 @@ MOVES, GROUPS, PAIRS = 16, 30, 30
 def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune.GameOf, role: Viewer,
               changes: Annotated[str, Query(max_length=4000)] = "{}", exact: bool = False,
               move: Annotated[str, Query(max_length=120)] = "") -> Response:
-    """The page of the playground: thresholds as fields of a form, what the dataset would hold, and example documents
-    near the thresholds. With `move` (STEP.KEY), it also shows what other values of this threshold would give. When the
-    form was sent, the answer redirects to an address that holds only the changes."""
+    """Show the playground: thresholds as fields of a form, what the dataset would hold, and example documents near the
+    thresholds. With `move` (STEP.KEY), the page also shows what the dataset would hold at other values of this
+    threshold. When the form was sent, the answer redirects to a URL that holds only the changes."""
     steps, problem, answer, moves = game.steps(), None, None, None
     typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
     asked = tune.RequestedChanges()
@@ -76,7 +76,7 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
 
 @run_router.post("/plan")
 async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """The page with the plan of the run's recipe, after the changes were put into it."""
+    """Show the plan of the run's recipe after the changes were put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     return plan_page(request, store, submission, await planned(request, submission, at), action=way,
@@ -94,7 +94,8 @@ async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset:
 
 @latest_router.get("/stores/{store}/datasets/{dataset}/tune")
 def latest(at: StoreOf, store: str, dataset: str) -> Response:
-    """Redirect to the playground of the latest finished run that made the dataset."""
+    """Redirect to the playground (the page for trying other thresholds) of the latest finished run that made the
+    dataset."""
     run = latest_with(at, dataset)
     return RedirectResponse(path("stores", store, "runs", run, "datasets", dataset, "tune"), 303)
 
@@ -139,7 +140,7 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """The address of the page with these changes."""
+    """Return the URL of the page with these changes."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
@@ -151,8 +152,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """A step as the template shows it: for each key the text of its field, and whether it differs from the run's value.
-    `open` says that the page shows the step's keys unfolded."""
+    """Return a step as the template shows it: for each key the text of its field, and whether it differs from the run's
+    value. `open` says that the page shows the step's keys unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -168,7 +169,8 @@ def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping
 # -- the moves of one threshold --------------------------------------------------------------------------------------
 def _moves(request: Request, game: Playground, changes: Changes, steps: list[dict[str, Any]],
            move: str) -> dict[str, Any]:
-    """The table of one threshold, `move` (STEP.KEY): some of its values, each with the counts that it would give."""
+    """Return the table of one threshold, `move` (STEP.KEY): some of its values, each with the counts that the dataset
+    would have."""
     number, _, name = move.partition(".")
     step = next((step for step in steps if str(step["step"]) == number), None)
     key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
@@ -195,7 +197,7 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
-    """Reads the changes from the request's form. Returns them, and the submission of the run's recipe with these
+    """Read the changes from the request's form. Returns them, and the submission of the run's recipe with these
     changes."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])

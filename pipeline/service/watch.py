@@ -1,7 +1,7 @@
-"""Reads the states of runs for many clients at once: however many clients follow a run, its files are read once a
-second.
+"""Reads the states of runs for many clients at once: however many clients follow a run, its files are read at most once
+a second.
 
-Only the latest reading is kept. A restarted server reads the files anew and gives the same event ids.
+Only the latest reading is kept. A restarted server reads the files anew, and its events have the same ids as before.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Watch:
         self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
 
     async def look(self, name: str, store: Store, run: str) -> Look:
-        """The state of `run` in the store called `name`."""
+        """Return the state of `run` in the store called `name`."""
         return await self._fresh((name, run), lambda: look_at(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
-        """The names of all runs of the store called `name`, and the name of the run that finished last."""
+        """Return the names of all runs of the store called `name`, and the name of the run that finished last."""
         return await self._fresh((name, None), lambda: (run_names(store), latest_run(store)))
 
     async def _fresh(self, key: tuple[str, str | None], read: Callable[[], T]) -> T:
