@@ -1,7 +1,7 @@
 """Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
 store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which stays when the
+Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which remains when the
 driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
 the bytes still to be read, not from the number of tasks.
 """
@@ -185,8 +185,8 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends, and
-        the error of the run gives the reason."""
+        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends with
+        an error that gives the reason, so nothing is printed here."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -221,7 +221,7 @@ class Progress:
 
     def hanging(self, task: Running) -> None:
         """Report a task whose crash cursor (the record of which document it works on) has not moved for a long time.
-        The report is only shown, because the task may just be slow."""
+        The report is only shown and has no other effect, because the task may just be slow."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -408,12 +408,12 @@ def hang_of(task: Running) -> str:
 
 
 def age(seconds: float) -> str:
-    """A time span for people: 75 → '75 s', 1234 → '20:34'."""
+    """Format a time span for people: 75 → '75 s', 1234 → '20:34'."""
     return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
 
 
 def clock(seconds: float) -> str:
-    """A duration for people: 75 → '1:15', 4000 → '1:06:40'."""
+    """Format a duration for people: 75 → '1:15', 4000 → '1:06:40'."""
     total = int(seconds)
     return (f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}" if total >= 3600 else
             f"{total // 60}:{total % 60:02d}")
