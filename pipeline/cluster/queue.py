@@ -183,8 +183,8 @@ def event_name(number: int, event: int) -> str:
 
 
 class Queue:
-    """The queue of a store, as seen by one process. Thread-safe. The object keeps the files that it has read, because
-    no file of the queue changes. Later calls read only new files."""
+    """The queue of runs of a store, as seen by one process. Thread-safe. The object remembers the files that it has
+    read, because no file of the queue changes. Later calls read only new files."""
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
         self.store, self.clock = store, clock
@@ -290,12 +290,13 @@ class Queue:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def submit(self, submission: Submission) -> Entry:
-        """Put a recipe at the end of the queue and return its entry. If the same request was made before, its entry is
-        returned. A submission that resumes a run whose entry has not ended gets this entry. Raises QueueFull,
-        RequestReused and RunTaken.
+        """Put a recipe at the end of the queue and return its entry. If the same request was made before, the entry of
+        that request is returned. If the submission resumes a run whose entry has not ended, that entry is returned.
+        Raises QueueFull, RequestReused and RunTaken.
 
         A request that is sent twice at the same time makes only one entry. Before a process finds a free number, it has
-        read all earlier entries. If another process takes the number first, it reads the entry of that process.
+        read all earlier entries. If another process takes the number first, this process reads the new entry before it
+        tries again.
         """
         if (why := bad_name(submission.run)) is not None:
             raise QueueError(f"run {submission.run!r}: {why}")

@@ -217,8 +217,8 @@ class Flow:
                 "bytes_in": int(bytes_in), "cpu_s": round(cpu * share, 1), "disk_bytes": int(disk * share)}
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
-        """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources. It is used
-        as long as the index of the big files, which gives the exact number, does not exist. None for any other node."""
+        """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources; None for
+        any other node. The exact number is known only when the big files have been indexed."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None

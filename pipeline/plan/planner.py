@@ -83,7 +83,7 @@ class _PassPlan:
     @property
     def rewrites(self) -> bool:
         """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
-        documents at once) that runs no other step writes a row set instead, a list of the rows that are gone."""
+        documents at once) that runs no other step writes a row set instead, a list of the rows that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
@@ -98,10 +98,10 @@ class Planner:
     """Makes the nodes of a recipe's plan (passes, barriers …), each of which is a group of tasks.
 
     `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files. `quarantined`
-    returns the documents that the log has in quarantine for a list of stage keys. `earlier` returns the latest record
-    with a given `replay_key`, made by a task that differs from the new one only in thresholds. `put_list` writes long
-    lists in task arguments to files (`pipeline.store.lists`). `journal` continues an interrupted listing of a bucket.
-    `put_list` and `journal` are None when nothing will run.
+    takes a list of stage keys, and returns the documents that these stages have put into quarantine. `earlier` takes a
+    `replay_key`, and returns the latest record of a task that has this `replay_key`: it differs from the new task only
+    in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`). `journal` continues
+    an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,

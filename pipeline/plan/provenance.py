@@ -7,8 +7,9 @@ therefore writes, before its first task,
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node are a flat dict of everything that enters the keys of its tasks: `step.language.min`,
-`step.html version`, `sources.web.max_bytes` … Values are recipe settings and hashes of files, with secrets masked.
+The *ingredients* of a node (a group of tasks) are a flat dict of everything that enters the keys of its tasks:
+`step.language.min`, `step.html version`, `sources.web.max_bytes` … Values are recipe settings, versions and hashes of
+files, with secrets masked.
 """
 
 from __future__ import annotations
