@@ -117,7 +117,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
     beat_at = beat.get("at", 0)
-    if not isinstance(beat_at, (int, float)):                          # a damaged heartbeat is nobody's
+    if not isinstance(beat_at, (int, float)):                          # a damaged heartbeat counts as none
         return None
     living, since = alive(holder), clock.wall() - beat_at
     if living is not None:
@@ -239,7 +239,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
 
 
 def utc_now(clock: Clock = SYSTEM) -> str:
-    """The current time for people, e.g. '2026-11-21T08:05:16Z'."""
+    """Return the current time in a readable form, e.g. '2026-11-21T08:05:16Z'."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

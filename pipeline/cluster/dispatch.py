@@ -123,9 +123,10 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _is_abandoned(self, entry: Entry) -> bool:
-        """Whether no process works on an entry of the queue that has been started. This is so when its process is dead,
-        when no driver (the process that schedules the run) has followed its claim for START_S seconds, or when the
-        driver is on another machine and its heartbeat has not changed for UNSEEN_S seconds.
+        """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
+        start its run). This is so when its process is dead, when no driver (the process that schedules the run) has
+        begun within START_S seconds after the claim, or when the driver is on another machine and its heartbeat has not
+        changed for UNSEEN_S seconds.
 
         A wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
         driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can
@@ -163,8 +164,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Return for how many seconds the value under the name `what` has not changed, as far as this process has seen.
-        Time is measured by the clock of this process."""
+        """Return for how many seconds all calls with the name `what` have passed the same `value`, by the clock of this
+        process."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())

@@ -99,8 +99,8 @@ class Submission:
 @dataclass(frozen=True)
 class Event:
     """One event in the history of an entry of the queue. `holder` is the process that caused the event
-    (`pipeline.store.lease.Holder`), `attempt` the number of the attempt that begins with the event `running`, and
-    `tasks` the number of tasks that were done before a `start`."""
+    (`pipeline.store.lease.Holder`). `attempt` is set in the event `running`: the number of the attempt (start of the
+    run) that begins with it. `tasks` is set in the event `start`: the number of tasks that the run had done before."""
 
     kind: str
     at: str
@@ -146,13 +146,13 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that the latest driver (process that schedules the run) of the entry began; 0 when
-        no driver has begun."""
+        """Return the number of the latest attempt (start of the run). Each driver (process that schedules the run)
+        begins one attempt; 0 when no driver has begun."""
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def unreachable(self) -> int:
         """Return how many starts in a row, up to the latest event, have found that the cluster does not answer."""
-        count, failed = 0, False                             # `failed`: the start that comes next, backwards
+        count, failed = 0, False                             # `failed`: the next start, going backwards, is counted
         for event in reversed(self.events):
             if event.kind == "unreachable":
                 count, failed = count + 1, True

@@ -158,8 +158,8 @@ class FreshNodes:
             self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
-        """Compute the result of a fresh node (all of whose tasks are done) by running its generator with the stored
-        records of the tasks."""
+        """Compute the result of a fresh node (all of whose tasks are done). This runs the generator of the node
+        (`Node.work`) with the stored records of the tasks."""
         before = len(self.warnings)
         work = node.work(results)
         try:

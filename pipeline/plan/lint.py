@@ -276,8 +276,8 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """Return the final datasets: those that shards read. In a recipe without shards, these are the datasets that drop
-    documents and that no other dataset reads."""
+    """Return the final datasets: those from which shards (files of tokens) are made. In a recipe without shards, these
+    are the datasets that drop documents and that no other dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -341,8 +341,8 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Finds phases of the curriculum that allow more epochs of a stream than are worthwhile. How many epochs a mixture
-    really needs is known only when the tokens have been counted."""
+    """Finds phases of the curriculum that allow more epochs of a stream (the tokens of one `shards:` entry) than are
+    worthwhile. How many epochs a mixture really needs is known only when the tokens have been counted."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:

@@ -231,8 +231,8 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """Return the documents that these stages quarantined according to the log, sorted by id, as a task argument. A
-        long list is stored as a file; the task reads it with `lists.unfold`."""
+        """Return, as an argument for a task, the documents that the log lists as quarantined by these stages, sorted by
+        id. A long list is stored as a file, which the task reads with `lists.unfold`."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -403,9 +403,9 @@ class Planner:
                     if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
-        """Return everything that decides which tasks a barrier has, and what the keys of these tasks are
-        (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which modules define
-        their tasks."""
+        """Return everything that decides which tasks a barrier (such as deduplication) has, and what the keys of these
+        tasks are (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which
+        modules define their tasks."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]

@@ -141,9 +141,9 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Return the versions of the tasks of a barrier. The tasks are those defined in the barrier's module, and in
-    modules of the same package that the source code of this module names, directly or through other modules. Modules of
-    other barriers are left out."""
+    """Return the versions of the tasks of a barrier (a step such as deduplication). The tasks are those defined in the
+    barrier's module, and in modules of the same package that the source code of this module names, directly or through
+    other modules. Modules of other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, visited = [type(barrier).__module__], set()

@@ -121,10 +121,10 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run (actors that run tasks in child processes on the nodes of a cluster), and the decisions
-    about them. `workers` bounds the number of child processes without a GPU (None: all CPUs). `fit_s`: seconds that a
-    task waits for a larger node if it fits no node of the cluster. `idle_s`: seconds until an idle supervisor ends
-    (None: never)."""
+    """Keeps the supervisors of a run (actors that run tasks in child processes on the nodes of a cluster), and decides
+    which of them to start and to end. `workers` bounds the number of child processes without a GPU (None: all CPUs).
+    `fit_s`: seconds that a task waits for a larger node if it fits no node of the cluster. `idle_s`: seconds until an
+    idle supervisor ends (None: never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
@@ -151,8 +151,8 @@ class Fleet:
 
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
-        """Set how many tasks of each kind wait for a place. Tasks that declare the same resources are of one kind.
-        Returns {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
+        """Set how many tasks of each kind wait to run. Tasks that declare the same resources are of one kind. Returns
+        {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -332,7 +332,8 @@ class Fleet:
         return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
-        """Returns a new slot for a supervisor of this shape on this node. The supervisor is not started yet."""
+        """Returns the object that describes a supervisor (an actor that runs tasks) with these resources on this node.
+        The supervisor is not started yet."""
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 

@@ -38,8 +38,8 @@ class Placement:
             choice = best_first(usable, kind)
             for assignment in assignments:
                 key = assignment.spec.key
-                # a second attempt is alone here, so `choice` misses nothing: the scheduler asks for room before it
-                # submits one, and that places all others
+                # `choice` does not notice that `_apart` adds an assignment. This does no harm: before the scheduler
+                # submits a second attempt it calls `room_for`, which places all others, so the attempt is placed alone
                 slot = self._apart(usable, kind, key) if key in self._open else next(choice)
                 self._keys[assignment.id] = key
                 self._open[key] += 1

@@ -87,7 +87,7 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Number of assignments of this worker that wait for a slot."""
+        """Return the number of assignments (attempts at tasks) of this worker that wait for a slot."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -113,7 +113,7 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment as running if it fits beside those that run."""
+        """Count an assignment (an attempt at a task) as running if it fits beside those that run."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -222,9 +222,9 @@ class Available:
         """Returns the resources of a supervisor to start on this node for tasks of this kind; None if not a single task
         fits.
 
-        The supervisor gets the CPUs (at most `most`) and the part of the memory that belongs to them, or more memory if
-        a single task needs more. For GPU tasks it gets all GPUs and one CPU for each child, but leaves one CPU to tasks
-        without a GPU.
+        For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
+        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all GPUs and one CPU
+        for each child, but leaves one CPU to tasks without a GPU.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:

@@ -81,8 +81,8 @@ class NoNodes(TokenmillError):
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """A `Supervisor`, which runs tasks in child processes of one node, as a Ray actor. The assignments (attempts at
-    tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
+    """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
+    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -321,8 +321,8 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine that the run's supervisors may use, in MB. It is measured once, before the first
-        supervisor starts."""
+        """Return the memory of this machine that the run's supervisors may use, in MB. It is measured once, before the
+        first supervisor starts."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -381,9 +381,9 @@ class RayBackend:
                         len(waiting))
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the death of a supervisor. Returns events that give its assignments back to the scheduler.
-        `preempted`: its node was taken away on purpose, so its tasks do not count as lost. A replacement starts when
-        there is room."""
+        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments back to
+        the scheduler. If its node was taken away on purpose (`preempted`), its tasks do not count as lost. A
+        replacement starts when there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]

@@ -48,7 +48,7 @@ class BadFiles:
         for source, files in bad_files.items():
             files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
-                files_of_source[file] = dict(reasons)                  # two datasets may read the same source
+                files_of_source[file] = dict(reasons)          # not added up: two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
         """Count an input file that killed the processes that read it. `stage` encodes the number of the file

@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
+        """Return the name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
         `_total` after counters."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 

@@ -23,7 +23,7 @@ class Backend(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of tasks that can run at the same time right now."""
+        """Return the number of tasks that can run at the same time right now."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare

@@ -112,7 +112,7 @@ class TaskQueue:
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
-        self._db = scratch_database(4 * CACHE_MB)             # keys are hashes: with less, every statement misses
+        self._db = scratch_database(4 * CACHE_MB)             # keys are hashes: a smaller cache would be missed often
         self._tasks = TaskTable()
         for table in ("waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
                       "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec BLOB, "

@@ -154,8 +154,8 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def reuse(self, sums: NodeSums) -> None:
-        """Count the tasks of a plan node whose results are all in the store already. These tasks are not added to the
-        queue. `sums` are sums over their records."""
+        """Count the tasks of a plan node (a step of the run) whose results are all in the store already. These tasks
+        are not added to the queue. `sums` are sums over their records."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -247,8 +247,8 @@ class Scheduler:
         return landed
 
     def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """Returns the statistics of losses on the class of machines that this task runs on. Tasks that declare the same
-        share of GPUs and the same kind of CPU run on one class of machines."""
+        """Returns the statistics of losses on the class of machines that this task runs on. All tasks that declare the
+        same share of GPUs and the same kind of CPU belong to one class of machines."""
         return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
@@ -286,7 +286,7 @@ class Scheduler:
         waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
         for kind, why in self.backend.set_demand(waiting).items():
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind)[0], why)
-        rooms: dict[ResourceRequest, int] = {}         # asked for once, not for each of the thousands that nodes lost
+        rooms: dict[ResourceRequest, int] = {}         # computed once per kind: lost nodes may leave thousands of tasks
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
             kind = spec.kind
@@ -294,7 +294,7 @@ class Scheduler:
                 rooms[kind] = self._room(kind)
             if rooms[kind] and self._may_start(spec):
                 self._dispatch(spec)
-                # tasks of other kinds have less room now, and at 0 it must be asked whether more may be prefetched
+                # tasks of other kinds have less room now; at 0, `_room` must say whether more may be prefetched
                 rooms = {kind: rooms[kind] - 1} if rooms[kind] > 1 else {}
             else:
                 self._retries.append(spec)

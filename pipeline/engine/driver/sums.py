@@ -67,8 +67,8 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the commit records of a plan node's tasks. Memory holds only the sums, because the content hashes are
-    sorted on disk."""
+    """Adds up the commit records of the tasks of a plan node (a step of the run). Memory holds only the sums, because
+    the content hashes are sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"

@@ -36,7 +36,7 @@ class Job:
 
     @property
     def share(self) -> float:
-        """Number of GPUs that the task occupies; below 1, the part of one GPU (`pools.share`)."""
+        """Return the number of GPUs that the task occupies; below 1, the part of one GPU (`pools.share`)."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:

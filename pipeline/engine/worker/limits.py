@@ -58,10 +58,10 @@ class Limits:
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, reports: int) -> bool:
-        """Whether to report a task as hanging. Its crash cursor (the record of which document it works on) has not
-        moved for `still` seconds, and its child process has used no CPU time for `idle` seconds. A task hangs after
-        `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits double with each of
-        the `reports` made so far."""
+        """Whether to report a task as hanging. `still`: the seconds for which its crash cursor (the record of which
+        document it works on) has not moved. `idle`: the seconds for which its child process has used no CPU time. A
+        task hangs after `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits
+        double with each of the `reports` made so far."""
         doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -174,9 +174,9 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}: {} if
-        the share is 0, and None if not enough is free. A part of a device is taken from the fullest device that has
-        enough left, so that whole devices stay free."""
+        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}, which is
+        {} if the share is 0. Returns None if not enough is free. A part of a device is taken from the fullest device
+        that has enough left, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             parts = {self.names[fitting[0][1]]: share} if fitting and share else {}

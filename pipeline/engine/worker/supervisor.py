@@ -152,7 +152,7 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the living children."""
+        """Return the process ids of the living children."""
         return [c.pid for c in self._children]
 
     # -- starting ------------------------------------------------------------------------------------------------
