@@ -108,7 +108,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     """Return the seconds since the driver of `run` (the process that schedules its tasks) wrote its last heartbeat.
     Returns None when the driver is gone, or when the store's latest driver runs another run.
 
-    On the driver's own machine, the driver's process is looked up. If the process exists but the result is large, the
+    If the driver runs on this machine, its process is looked up. If the process exists but the result is large, the
     driver is suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances
     while this function watches it for up to `WATCH_S` seconds.
     """
@@ -117,7 +117,7 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
         return None
     beat_at = beat.get("at", 0)
-    if not isinstance(beat_at, (int, float)):                          # a damaged heartbeat is nobody's
+    if not isinstance(beat_at, (int, float)):                          # a damaged heartbeat counts as none
         return None
     living, since = alive(holder), clock.wall() - beat_at
     if living is not None:
@@ -155,8 +155,8 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
-    """Read a JSON object from the store. Returns None when there is no such file, and {} when the file cannot be read
-    or a field does not have the type that `kinds` gives for it."""
+    """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
+    read, or when a field does not have the type that `kinds` requires."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
 
 
 def utc_now(clock: Clock = SYSTEM) -> str:
-    """The current time for people, e.g. '2026-11-21T08:05:16Z'."""
+    """Return the current time in a readable form, e.g. '2026-11-21T08:05:16Z'."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -15,7 +15,8 @@ from pipeline.base.redact import redact
 def check_cluster(address: str, insecure_local: bool = False) -> str:
     """Return 'host:port' of the Ray cluster at `address` (see `gcs_of`), after checking that the cluster demands a
     token and accepts this user's token. With `insecure_local`, a cluster without authentication is also accepted if it
-    is on loopback. Raises BadAddress when `address` has another form, and ClusterError when a check fails."""
+    is on loopback. Raises BadAddress when `address` is neither 'host:port' nor 'auto', and ClusterError when a check
+    fails."""
     gcs = gcs_of(address)
     from pipeline.cluster import jobs
 
@@ -26,7 +27,7 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 def gcs_of(address: str) -> str:
     """Return 'host:port' of the Ray cluster at `address`, which is 'host:port' already, or 'auto' for the cluster that
     this machine is part of. Call this before Ray is imported, because it sets the token that Ray reads at its import.
-    Raises BadAddress when `address` has another form, and NoAnswer when nothing answers at the address."""
+    Raises BadAddress when `address` is neither of these, and NoAnswer when nothing answers at the address."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")

@@ -231,8 +231,8 @@ def _refusal(name: str, error: Exception) -> Check:
 
 
 def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
-    """Compare the clock of this machine with the time that the store gave the file `probe`, which was written after
-    `began` (seconds since 1970)."""
+    """Compare the clock of this machine with the time of writing that the store recorded for the file `probe`. The file
+    was written after `began` (seconds since 1970)."""
     written = None
     if store.local is not None:
         written = (store.local / probe).stat().st_mtime

@@ -1,8 +1,8 @@
 """Starts the runs of a store's queue, one after the other. Every server of a store does this; the queue decides which
 of the servers starts an entry (`pipeline.cluster.queue`).
 
-A server starts each run as a driver, a process that plans the run and commits its tasks. The driver has a session of
-its own, so it goes on when the server ends. The next server sees from the store that the run goes on. An entry is
+A server starts each run as a driver, a process that plans the run and commits its tasks. The driver has its own
+session, so it goes on when the server ends. The next server sees from the store that the run goes on. An entry is
 started again if its driver has died, or was never started because its server died. If the head of the Ray cluster is
 lost, the driver dies, and the entry waits until the cluster answers again. Tasks that the run has committed are not
 repeated.
@@ -26,12 +26,12 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import PATIENCE_S, Holder, alive, identity
 from pipeline.store.web import DIRECT
 
-#: seconds after which a claim that no driver has followed is taken over, even if its server lives
+#: seconds after which another server takes over a claim if no driver has begun, even if the first server lives
 START_S = 120.0
-#: seconds without a heartbeat after which a driver on another machine is taken for dead
+#: seconds without a heartbeat after which a driver on another machine counts as dead
 UNSEEN_S = 3 * PATIENCE_S
-#: seconds until an entry is started again whose driver could not reach the cluster: at first, and at most. Each further
-#: failure doubles them, because each start adds three files to the queue
+#: seconds until an entry is started again if its driver could not reach the cluster: at first, and at most. Each
+#: further failure doubles them, because each start adds three files to the queue
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 300.0
 #: starts in a row that may end without a message before the run counts as failed
 MOST_DEATHS = 5
@@ -40,7 +40,7 @@ ROOTS = "TOKENMILL_ROOTS"
 
 
 class Child(Protocol):
-    """A driver, the process that schedules a run, as a child of this process."""
+    """The driver of a run (the process that schedules its tasks), which this process has started."""
 
     def poll(self) -> int | None:
         """Return the exit code of the process; None while it runs."""
@@ -48,10 +48,10 @@ class Child(Protocol):
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How a server starts drivers (the processes that schedule runs): the options of `tokenmill run` that belong to the
-    machine and not to the recipe. `roots` are the folders and URLs that recipes may read; None allows all. `folder` is
-    the working folder of drivers, at which relative paths in the code of other libraries start. `secrets` names
-    environment variables that a driver must not see."""
+    """The options with which a server starts drivers (the processes that schedule runs). They are those options of
+    `tokenmill run` that belong to the machine and not to the recipe. `roots` are the folders and URLs that recipes may
+    read; None allows all. `folder` is the working directory of drivers, against which relative paths in other libraries
+    are resolved. `secrets` names environment variables that a driver must not see."""
 
     backend: str = "process"
     workers: int | None = None
@@ -70,7 +70,7 @@ class DriverOptions:
 
 
 def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subprocess.Popen[bytes]:
-    """Start the driver, the process that schedules the run, of an entry of the queue. This process must have claimed
+    """Start the driver (the process that schedules the run) of an entry of the queue. This process must have claimed
     the entry: the last event of the entry is the claim."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
     if options.roots is not None:
@@ -123,12 +123,15 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _is_abandoned(self, entry: Entry) -> bool:
-        """Whether no process works on an entry of the queue that has been started. An entry counts as abandoned when
-        its process is dead, when no driver (the process that schedules the run) has followed its claim for START_S
-        seconds, or when the driver is on another machine and its heartbeat has not changed for UNSEEN_S seconds. A
-        wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
+        """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
+        start its run). This is so when its process is dead, when no driver (the process that schedules the run) has
+        begun within START_S seconds after the claim, or when the driver is on another machine and its heartbeat has not
+        changed for UNSEEN_S seconds.
+
+        A wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
         driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can
-        commit."""
+        commit.
+        """
         event, claim = entry.last, (entry.number, len(entry.events))
         if event.kind == "start":
             if event.holder == self._holder:
@@ -142,15 +145,15 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _pauses(self, entry: Entry) -> bool:
-        """Whether a waiting entry is not to be started yet, because a moment ago its driver could not reach the
-        cluster."""
+        """Whether a waiting entry must not be started yet, because its driver could not reach the cluster a moment ago.
+        Each further failure doubles the pause."""
         failures = entry.unreachable()
         return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
             LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
 
     def _store_is_held(self) -> bool:
-        """Whether a driver (a process that schedules a run) which the queue did not start seems to use the store. The
-        commit log decides whether the store is free; this check only avoids starting a driver in vain."""
+        """Whether the store seems to be in use by a driver (a process that schedules a run) that the queue did not
+        start. The commit log decides whether the store is free; this check only avoids starting a driver in vain."""
         _, beat = latest_heartbeat(self.store)
         holder = beat.get("holder")
         if not isinstance(holder, dict) or beat.get("closed"):
@@ -161,8 +164,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Return for how many seconds the value under the name `what` has not changed, as far as this process has seen.
-        Time is measured by the clock of this process."""
+        """Return for how many seconds all calls with the name `what` have passed the same `value`, by the clock of this
+        process."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())
@@ -196,8 +199,8 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
     """Note in the queue how the run of entry `number` has ended: `kind` is done, failed or cancelled, or one of
     returned and unreachable, which make the entry wait again. `event` is the number of the event by which this driver
-    (the process that scheduled the run) noted that it had begun. Does nothing when another driver has been started
-    since."""
+    (the process that scheduled the run) noted that it had begun. Does nothing when the entry has ended, or when another
+    driver has been started since."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]

@@ -80,9 +80,9 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Add `text` to the log, and pass whole lines on to the terminal, with secrets masked. An unfinished line, or
-        an unfinished private key of several lines, waits for its end, because half a secret would not be recognised.
-        With `last`, nothing waits."""
+        """Add `text` to the log, and pass whole lines on to the terminal, with secrets masked. An unfinished line is
+        held until its end comes, and so is a private key of several lines, because half a secret would not be
+        recognised. With `last`, nothing is held."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

@@ -1,5 +1,5 @@
-"""Says who starts a run, and with which versions of Tokenmill and Python. The file run.json of a run keeps this for
-each attempt. The report shows it, so that a report that is passed on still says where it came from."""
+"""Says who starts a run, and with which versions of Tokenmill and Python. The file run.json of a run records this for
+the latest attempt. The report shows it, so that a report that is passed on still says where it came from."""
 
 from __future__ import annotations
 

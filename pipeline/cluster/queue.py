@@ -99,8 +99,8 @@ class Submission:
 @dataclass(frozen=True)
 class Event:
     """One event in the history of an entry of the queue. `holder` is the process that caused the event
-    (`pipeline.store.lease.Holder`), `attempt` the number of the attempt that begins with the event `running`, and
-    `tasks` the number of tasks that were done before a `start`."""
+    (`pipeline.store.lease.Holder`). `attempt` is set in the event `running`: the number of the attempt (start of the
+    run) that begins with it. `tasks` is set in the event `start`: the number of tasks that the run had done before."""
 
     kind: str
     at: str
@@ -146,13 +146,13 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that the latest driver (process that schedules the run) of the entry began; 0 when
-        no driver has begun."""
+        """Return the number of the latest attempt (start of the run). Each driver (process that schedules the run)
+        begins one attempt; 0 when no driver has begun."""
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def unreachable(self) -> int:
         """Return how many starts in a row, up to the latest event, have found that the cluster does not answer."""
-        count, failed = 0, False                             # `failed`: the start that comes next, backwards
+        count, failed = 0, False                             # `failed`: the next start, going backwards, is counted
         for event in reversed(self.events):
             if event.kind == "unreachable":
                 count, failed = count + 1, True
@@ -183,8 +183,8 @@ def event_name(number: int, event: int) -> str:
 
 
 class Queue:
-    """The queue of a store, as seen by one process. Thread-safe. The object keeps the files that it has read, because
-    no file of the queue changes. Later calls read only new files."""
+    """The queue of runs of a store, as seen by one process. Thread-safe. The object remembers the files that it has
+    read, because no file of the queue changes. Later calls read only new files."""
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
         self.store, self.clock = store, clock
@@ -290,12 +290,13 @@ class Queue:
 
     # -- writing -------------------------------------------------------------------------------------------------
     def submit(self, submission: Submission) -> Entry:
-        """Put a recipe at the end of the queue and return its entry. If the same request was made before, its entry is
-        returned. A submission that resumes a run whose entry has not ended gets this entry. Raises QueueFull,
-        RequestReused and RunTaken.
+        """Put a recipe at the end of the queue and return its entry. If the same request was made before, the entry of
+        that request is returned. If the submission resumes a run whose entry has not ended, that entry is returned.
+        Raises QueueFull, RequestReused and RunTaken.
 
         A request that is sent twice at the same time makes only one entry. Before a process finds a free number, it has
-        read all earlier entries. If another process takes the number first, it reads the entry of that process.
+        read all earlier entries. If another process takes the number first, this process reads the new entry before it
+        tries again.
         """
         if (why := bad_name(submission.run)) is not None:
             raise QueueError(f"run {submission.run!r}: {why}")

@@ -1,5 +1,5 @@
-"""Small JSON files of a store that are created once and never changed. The first line of such a file is the sha256 of
-all bytes after that line."""
+"""Reads and writes small JSON files of a store that are created once and never changed. The first line of such a file
+is the sha256 of all bytes after that line."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class Failure:
 
 
 class TaskStatus(NamedTuple):
-    """The state of a running attempt at a task. The attempt has run for `seconds`. It works on document `row` in
-    `stage` (-1: outside any document), and has been there for `still` seconds. `does` is the state of its process
-    (`worker.limits.doing`)."""
+    """The state of a running attempt at a task. The attempt has run for `seconds`. It works on the document in row
+    `row` (-1: on none), in stage number `stage` (negative: the document is still being read), and has not moved on for
+    `still` seconds. `does` says what its process does, such as "computing" or "sleeping" (`worker.limits.doing`)."""
 
     id: int
     row: int
@@ -124,9 +124,9 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """Event: the node died under these attempts at tasks, and no document is to blame. `host` is the node's id, or ""
-    if it is not known. A node may have several supervisors (actors that run tasks); the losses that they report for one
-    node count as one death."""
+    """Event: the node (machine) died under these attempts at tasks, and no document is to blame. `host` is the node's
+    id, or "" if it is not known. A node may have several supervisors (actors that run tasks). If several of them report
+    losses, this counts as one death of the node."""
 
     ids: tuple[int, ...]
     message: str
@@ -135,8 +135,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Returned:
-    """Event: these attempts at tasks never started, or the end of their node was announced. They do not count as
-    failures."""
+    """Event: these attempts at tasks never started, or the end of their node (machine) was announced in advance. They
+    do not count as failures."""
 
     ids: tuple[int, ...]
     message: str
@@ -144,8 +144,8 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """Event: the crash cursor of an attempt at a task, which marks the document being processed, has not moved for a
-    long time."""
+    """Event: an attempt at a task has made no progress for a long time. Its crash cursor, which marks the document
+    being processed, has not moved."""
 
     status: TaskStatus
 
@@ -175,9 +175,9 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 # -- supervisor to child -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Work:
-    """An order to run the task `spec` on the store at `store`, with the folder `scratch` for temporary files. `rows` or
-    `file` limits the run to some rows or to one input file, in order to investigate a crash; its output is then
-    discarded."""
+    """An order to a child process to run the task `spec` on the store at `store`. `scratch` is a folder for temporary
+    files. When a crash is investigated, `rows` limits the run to some rows, or `file` limits it to one input file; the
+    output of such a run is discarded."""
 
     spec: TaskSpec
     attempt: str
@@ -202,8 +202,8 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """Answer of a child process that cannot run the task: the child has given up rights that the task's stages need, in
-    order to run other stages. The task needs a new process."""
+    """Answer of a child process that cannot run the task. The child has given up some rights when it ran an earlier
+    task, and the stages of this task need them. The task needs a new process."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess
@@ -218,8 +218,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 @cache
 def _checks(kind: type[Any]) -> list[tuple[str, type | tuple[type, ...]]]:
-    """Returns the fields of a dataclass that are checked, each with the types that it may have. They are looked up once
-    for each class, because the driver reads a record for every task."""
+    """Returns the fields of a dataclass whose types are checked, each with the types that it may have. The result is
+    cached for each class, because the driver reads a record for every task."""
     return [(f.name, _TYPES[str(f.type)]) for f in fields(kind) if str(f.type) in _TYPES]
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ResourceRequest(NamedTuple):
-    """The resources a task needs. Tasks with equal requests are of one kind and wait in one queue."""
+    """The resources that a task needs. Tasks with equal requests are of one kind and wait in one queue."""
 
     memory_mb: int
     gpus: float = 0.0                  # below 1 a share of one device, else whole devices
@@ -52,10 +52,13 @@ class ResourceRequest(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A row (a document) that a task must put into quarantine instead of processing it, because the row killed its
-    process at `stage` for `reason`. If `stage` stands for the reading of an input file (`Cursor.reading`), the row is a
-    record of that file that killed the process while it was read. Reading then stops before this record, and continues
-    behind it if the file's format allows it."""
+    """A row (a document) that killed the process of its task at stage number `stage`, for `reason`. Later attempts at
+    the task put the row into quarantine instead of processing it.
+
+    A row may also kill the process while it is read from an input file. `stage` then encodes the number of this file
+    (`Cursor.reading`). Later attempts stop reading before the row, and continue behind it if the file's format allows
+    it.
+    """
 
     row: int
     stage: int
@@ -65,7 +68,7 @@ class Skip(NamedTuple):
 @dataclass(frozen=True)
 class TaskSpec:
     """The description of one task, the unit of work. `key` identifies the result: tasks with equal keys have equal
-    results. `args` are the arguments, as JSON. The module `pipeline.store.content_keys` makes the key, and lists the
+    results. `args` are the arguments, as JSON. The module `pipeline.store.content_keys` computes keys, and lists the
     dicts that have a special meaning in `args`."""
 
     key: str
@@ -88,7 +91,7 @@ class TaskSpec:
         return ResourceRequest(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; `args` is shared, not copied."""
+        """Return the fields by name. `args` is shared with this object, not copied."""
         return {**vars(self), "roots": list(self.roots)}
 
     @classmethod
@@ -107,9 +110,10 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
-    """Whether the local file at `path` is still the version that `ref` describes, which the run was planned with.
-    Compares size and modification time, or the hash if `ref` has one. The file may be large and many tasks read it, so
-    it is not hashed again if its inode, size and times are those that the driver saw when it hashed the file."""
+    """Whether the local file at `path` is still the version that `ref` describes, with which the run was planned.
+    Compares size and modification time, or the hash if `ref` has one. Hashing a large file for every task that reads it
+    would be slow. The file is therefore not hashed again if its inode, size and times are those that the driver saw
+    when it hashed the file."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -123,14 +127,16 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
 
 
 class Cursor:
-    """The crash cursor of a task: a record (first row, last row, stage) of what its process works on, as three aligned
-    int64.
+    """The crash cursor of a task: a record of what its process works on, as three aligned int64 (first row, last row,
+    stage).
 
-    The cursor lies in shared memory and so survives the death of its process. The supervisor, which started the
-    process, then reads from the cursor which document the process died on. (The inline backend has no such processes;
-    it uses the cursor, a bytearray, only for error messages.) Row -1 means outside any document; no document is blamed
-    for a death there. Stage -1 means before the first stage. While a row is read from an input file, the stage holds
-    the file's number (`reading`), so that the file can be blamed.
+    The cursor is in shared memory and so survives the death of its process. The supervisor, which started the process,
+    then reads from the cursor which document the process died on. (The inline backend has no such processes; it uses
+    the cursor, a bytearray, only for error messages.)
+
+    Row -1 means outside any document; no document is blamed for a death there. Stage -1 means before the first stage.
+    While a row is read from an input file, the stage holds the file's number (`reading`), so that the file can be
+    blamed.
     """
 
     SIZE = 24
@@ -150,9 +156,9 @@ class Cursor:
         self.set(row, row, READING - file)
 
     def read(self) -> tuple[int, int, int]:
-        """Returns (first row, last row, stage). Writing the three numbers is not atomic, so a new first row may stand
-        beside an older, smaller last row. The last row is then raised to the first, because an empty range of rows
-        would have a CPU limit of 0."""
+        """Returns (first row, last row, stage). Writing the three numbers is not atomic, so this may read a new first
+        row together with an older, smaller last row. The last row is then raised to the first, because an empty range
+        of rows would have a CPU limit of 0."""
         first, last, stage = struct.unpack_from("<qqq", self._buffer, 0)
         return first, max(first, last), stage
 
@@ -184,8 +190,8 @@ class Inputs:
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
-        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded through this
-        machine's cache. Of a remote input file, only the ranges that `needs` asks for are downloaded.
+        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded into this
+        machine's cache. If `needs` names ranges of a remote input file, only these ranges are downloaded.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
         not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.
@@ -211,9 +217,9 @@ class Inputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file of the store for reading at any position. The contents are not checked. The caller must compare
-        the bytes that it reads with checksums of its own, and raise the error that `damaged` returns if they differ.
-        Raises DamagedFile when the file is missing."""
+        """Open a file of the store for reading at any position. The contents are not checked here. The caller must
+        compare the bytes that it reads with checksums that it knows, and raise the error that `damaged` returns if they
+        differ. Raises DamagedFile when the file is missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.open(ref["$ref"])
@@ -222,7 +228,8 @@ class Inputs:
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
         """Returns the bytes [start, stop) of a file of the store, or fewer if the file was cut short. The bytes are not
-        checked: the caller must compare them with checksums of its own. Raises DamagedFile when the file is missing."""
+        checked here: the caller must compare them with checksums that it knows. Raises DamagedFile when the file is
+        missing."""
         self._by_range[ref["$ref"]] = ref
         try:
             return self.store.read_range(ref["$ref"], start, stop)
@@ -236,7 +243,8 @@ class Inputs:
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
         """Checks the files of the store that the task read by range. Returns the error for the first file whose bytes
-        differ from its record, or None if all agree. The file at the path `named` is checked first."""
+        differ from its record, or None if all files agree with their records. The file at the path `named` is checked
+        first."""
         for path in sorted(self._by_range, key=lambda path: path != named):
             ref = self._by_range[path]
             try:
@@ -304,17 +312,17 @@ class Out:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. If
-        `file` is given, a record of this input file did so while it was read; `file` then tells later runs where to
-        stop reading. The entry becomes part of the task's commit record."""
+        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. `file`
+        is given if this happened while the document was read from an input file; it then tells later runs where to stop
+        reading that file. The entry becomes part of the task's commit record."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
-    """The interface of a task (a unit of work). `name` is unique among tasks. Workers take rights away from the process
-    before a task parses input. If `sets_up` is True, the task first sets up stages with all rights, and then gives them
-    up by calling `inputs.confine`."""
+    """The interface of a task (a unit of work). `name` is unique among tasks. A worker takes rights away from its
+    process before a task parses input. If the task has an attribute `sets_up` that is True, `run` starts with all
+    rights, sets up its stages, and then gives the rights up by calling `inputs.confine`."""
 
     name: str
     version: int

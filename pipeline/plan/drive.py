@@ -34,8 +34,9 @@ Finished = Callable[[Node, Results, NodeSums], None]
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run the nodes of a plan and return their results by name. `finished` is called for each node that ends. A node is
-    not run if `fresh` finds that the store already has the results of all its tasks."""
+    """Run the nodes of a plan (groups of tasks, such as passes) and return their results by name. `finished` is called
+    for each node that ends. A node is not run if `fresh` finds that the store already has the results of all its
+    tasks."""
     # closed here even when a second signal interrupts: the scheduler must end before the caller continues
     with contextlib.closing(steps(nodes, scheduler, finished, fresh)) as going:
         while True:
@@ -117,9 +118,9 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     ten, and more than the share `allowed` of its documents.
 
     Records of input files that could not be read do not count as lost documents. The function returns warnings about
-    them: about sources that lost more than the share `allowed` of their records, sources that gave no document at all,
-    and column values that documents could not keep. `picks` says that the pass selects documents by a `where`. A source
-    without unreadable records may then give no document.
+    them: about sources that lost more than the share `allowed` of their records, sources that yielded no document at
+    all, and column values that documents could not keep. `picks` says that the pass selects documents by a `where`. A
+    source without unreadable records may then yield no document, without a warning.
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
@@ -141,8 +142,8 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
 
 
 def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """Return a warning if too many records of a source could not be read, or if the source gave no document; otherwise
-    ""."""
+    """Return a warning if too many records of a source could not be read, or if the source yielded no document;
+    otherwise ""."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {node.dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")

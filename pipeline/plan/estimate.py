@@ -121,7 +121,7 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a recipe, made against the present state of a store."""
+    """The plan of a recipe, made with regard to the results that a store already holds."""
 
     store: Store
     log: LogView
@@ -131,7 +131,8 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """Plan a recipe against a store. Nothing is written, and the store need not exist."""
+    """Make the plan of a recipe with regard to the results that the store already holds. Nothing is written, and the
+    store need not exist."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -143,7 +144,8 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Plan a recipe, and describe the plan (`describe_plan`). Nothing is written, and the store need not exist."""
+    """Make the plan of a recipe, and return a description of it (`describe_plan`). Nothing is written, and the store
+    need not exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
 
@@ -217,8 +219,8 @@ class Flow:
                 "bytes_in": int(bytes_in), "cpu_s": round(cpu * share, 1), "disk_bytes": int(disk * share)}
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
-        """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources. It is used
-        as long as the index of the big files, which gives the exact number, does not exist. None for any other node."""
+        """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources; None for
+        any other node. The exact number is known only when the big files have been indexed."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None

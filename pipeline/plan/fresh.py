@@ -1,29 +1,30 @@
-"""Finds nodes of a plan that are *fresh* as a whole (all of their tasks have results in the store), without looking at
-the tasks one by one.
+"""Finds nodes of a plan (groups of tasks) that are *fresh* as a whole: all of their tasks have results in the store. To
+find them, it need not check the tasks one by one.
 
-A plan forms the key of every task and reads its record (the entry in the commit log that tells of its result), which
-takes 0.1 ms per task. A run then reads each record again to add up counters and to publish results. With two million
-tasks this takes many minutes, even when nothing has changed. When a node ends, the driver therefore writes one file,
-`nodes/NAME`:
+To check a task, a plan forms the key of the task and reads its record (the entry in the commit log that tells of its
+result), which takes 0.1 ms. A run then reads each record again to add up counters and to publish results. With two
+million tasks this takes many minutes, even when nothing has changed. When a node ends, the driver therefore writes one
+file, `nodes/NAME`:
 
     {"format", "inputs", "segment", "sum", "sums", "warnings", "batches": [[node, [[origin, tasks], …]], …]}
     the keys of its tasks in plan order, 16 bytes each
 
-The file begins with a line that holds the sha256 of these two parts. A later plan takes the node as fresh when two
+These two parts come after a first line, which holds their sha256. A later plan treats the node as fresh when two
 conditions hold:
 
-* `inputs` in the file is equal to the `inputs` computed now. It is a hash of everything that decides which tasks the
-  node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the
-  `results` (`NodeSums`) of the nodes it depends on. These differ when any record of those nodes differs.
-* The log has only been extended since. It still has segment number `segment` with the checksum `sum`. All records that
-  were valid when the node ended are therefore still there, and the store was not reset to an earlier state. No later
-  segment retires a record (makes it invalid; `LogView.retired_at`). Of several records for a key the first one is
-  valid, so each task still has the record it had.
+* `inputs` in the file is equal to the `inputs` computed by the later plan. It is a hash of everything that decides
+  which tasks the node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its
+  sources, and the `results` (`NodeSums`) of the nodes it depends on. These differ when any record of those nodes
+  differs.
+* Since the node ended, the commit log has merely grown, and no record was retired (made invalid;
+  `LogView.retired_at`). That the log has merely grown is known if its segment (file) number `segment` still has the
+  checksum `sum`. All records that were valid when the node ended are then still there. Of several records for a key
+  the first one is valid, so each task still has the record it had.
 
-Otherwise the tasks of the node are looked at one by one, which is called *walking* the node, and its file is written
+Otherwise the tasks of the node are checked one by one, which is called *walking* the node, and its file is written
 again. A file that is missing, damaged, or older or newer than the log therefore costs only time. After one record is
-retired, every node is walked once, because nothing tells which node the record belonged to. Nodes of different recipes
-that have the same name replace each other's files.
+retired, every node is walked once, because it is not known which node the record belonged to. Nodes of different
+recipes that have the same name replace each other's files.
 
 The result of a fresh node is computed only when a node that is walked needs it. The generator of the fresh node
 (`Node.work`) then runs again and is sent the records of the keys in the file. The task specs that it yields are
@@ -61,15 +62,16 @@ KEY_BYTES, PIECE = 16, 1 << 14
 
 @dataclass(frozen=True)
 class FreshNode:
-    """The stored records of a node whose tasks all have results: the records by batch, and the sums over them."""
+    """The stored records of a plan node (a group of tasks) whose tasks all have results in the store: the sums over the
+    records, and the records by batch."""
 
     sums: NodeSums
     batches: list[TaskRecords]
 
 
 class Results(Mapping[str, Any]):
-    """The results of nodes, by name. The result of a fresh node (all of whose tasks have results in the store) is
-    computed on first access."""
+    """The results of the nodes of a plan (groups of tasks), by name. The result of a fresh node (all of whose tasks
+    have results in the store) is computed on first access."""
 
     def __init__(self) -> None:
         self._computed: dict[str, Any] = {}
@@ -98,8 +100,8 @@ class Results(Mapping[str, Any]):
 
 
 class FreshNodes:
-    """Finds fresh nodes (nodes all of whose tasks have results in the store), and writes a file about each node that
-    ends. It writes nothing when `log` is a read-only view and not a `Log`.
+    """Finds fresh nodes of a plan (groups of tasks that all have results in the store), and writes a file about each
+    node that ends. It writes nothing when `log` is a read-only view and not a `Log`.
 
     `ingredients` is the result of `provenance.node_ingredients`: for each node, the settings and versions that its
     results depend on. `code` is a hash of Tokenmill's code, by default `our_code()`. `warnings` is the list to which
@@ -115,8 +117,8 @@ class FreshNodes:
         self._segments: dict[int, str] = {}              # segment → its checksum, as it is now
 
     def find(self, node: Node) -> FreshNode | None:
-        """Return the sums and records of a node if the store has the results of all its tasks. Return None if this is
-        not known; the caller must then check the tasks one by one."""
+        """Return the sums and records of a node (a group of tasks) if the store has the results of all its tasks.
+        Return None if this is not known; the caller must then check the tasks one by one."""
         inputs = self._inputs(node)
         if inputs is None:
             return None
@@ -134,9 +136,9 @@ class FreshNodes:
         return None
 
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
-        """Write the file about a node that has ended, from which later plans see that all its tasks have results.
-        `node.batches` holds the records of all tasks, and `warnings` are those that the node added. An error while
-        writing is ignored: the next plan then checks the tasks one by one."""
+        """Write the file about a node (a group of tasks) that has ended. From this file, later plans see that all tasks
+        of the node have results. `node.batches` holds the records of all tasks, and `warnings` are those that the node
+        added. An error while writing is ignored: the next plan then checks the tasks one by one."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):
@@ -156,8 +158,8 @@ class FreshNodes:
             self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
-        """Compute the result of a fresh node (all of whose tasks are done) by running its generator with the stored
-        records of the tasks."""
+        """Compute the result of a fresh node (all of whose tasks are done). This runs the generator of the node
+        (`Node.work`) with the stored records of the tasks."""
         before = len(self.warnings)
         work = node.work(results)
         try:
@@ -233,9 +235,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads the tasks of a batch from the database of task keys, as the `rows` of a `TaskRecords`. The keys of the
-    batch begin at key number `start`. `runs` gives the origin of the tasks (a source or dataset), as (origin, number of
-    consecutive tasks with this origin)."""
+    """Reads the tasks of a batch from the database of task keys, for use as the `rows` of a `TaskRecords`. The keys of
+    the batch begin at key number `start`. `runs` lists the origins of the tasks (a source or dataset), as (origin,
+    number of consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

@@ -44,13 +44,16 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     """List the files of source `name`, sorted by relative path.
 
     A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
-    directory stands for all files below it that end in one of `suffixes` (all files if there are none). Paths are
-    relative to `root`. By default `root` is the directory of the pattern itself, or the directory before the first
-    wildcard, so that the same files give the same documents from a disk and from a bucket. Symbolic links are followed,
-    but never around a loop. A link that leads out of the folders of the patterns is followed only with
-    `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link that a pattern
-    itself names is trusted. Warnings about skipped files are added to `warnings`. `verify` hashes the contents instead
-    of trusting size and time. `journal` continues the listing of a bucket that an earlier run did not finish.
+    directory means all files below it that end in one of `suffixes` (all files if there are none). `verify` hashes the
+    contents of files instead of trusting size and time. `journal` continues the listing of a bucket that an earlier run
+    did not finish. Warnings about skipped files are added to `warnings`.
+
+    Paths are relative to `root`. By default `root` is the directory of the pattern itself, or the directory before the
+    first wildcard, so that the same files yield the same documents from a disk and from a bucket.
+
+    Symbolic links are followed, but never around a loop. A link that leads out of the folders of the patterns is
+    followed only with `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link
+    that a pattern itself names is always followed.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
     if _in_object_storage(name, patterns):
@@ -66,8 +69,8 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
 def check_patterns(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
                 suffixes: tuple[str, ...] = (), follow_symlinks: bool = False) -> None:
-    """Raise the InputError of `list_source` if a pattern matches no file. A pattern is followed to its first file only,
-    so that a source of millions of files is checked at once."""
+    """Raise the InputError of `list_source` if a pattern matches no file. The search for each pattern ends at the first
+    file, so that a source of millions of files is checked at once."""
     patterns = [p.removeprefix("file://") for p in patterns]
     if _in_object_storage(name, patterns):
         for pattern in patterns:
@@ -89,17 +92,17 @@ def _in_object_storage(name: str, patterns: list[str]) -> bool:
 
 
 def local_root(patterns: list[str], base: str, root: str | None) -> str:
-    """The folder to which the paths of a source on disk are relative (see `list_source`)."""
+    """Return the folder to which the paths of a source on disk are relative (see `list_source`)."""
     return _on_disk([p.removeprefix("file://") for p in patterns], base, root)[2]
 
 
 def remote_root(patterns: list[str], root: str | None) -> str:
-    """The URL to which the paths of a source on object storage are relative (see `list_source`)."""
+    """Return the URL to which the paths of a source on object storage are relative (see `list_source`)."""
     return (root or common_root([root_folder(pattern.rstrip("/")) for pattern in patterns])).rstrip("/")
 
 
 def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str], list[str], str]:
-    """(absolute patterns, the folder of each, the root of the source)."""
+    """Return (absolute patterns, the folder of each pattern, the root of the source)."""
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     return full, dirs, os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
@@ -148,15 +151,16 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
 
 def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
     """Return (etag, state) of a file. The etag is the hash of its content, and the state is the state of the file when
-    it was hashed (`pipeline.base.files.state`). The state is "" if it cannot prove later that the content is unchanged:
-    if the file changed during hashing, or so shortly before that another change may leave the state the same."""
+    it was hashed (`pipeline.base.files.state`). Later, an equal state shows that the content is unchanged. The state is
+    "" if it cannot show this: if the file changed during hashing, or so shortly before that another change may leave
+    the state the same."""
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
 
 
 def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
-    """Yield the paths of the files that a pattern stands for, in no particular order."""
+    """Yield the paths of the files that a pattern names or matches, in no particular order."""
     try:
         if os.path.isdir(pattern):
             for path in _matching(pattern, ["**"], (), True, links):
@@ -276,8 +280,9 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 
 def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether an object that `pattern` matches is read. If the pattern names a folder, only objects with one of the
-    reader's `suffixes` are. An object that the user has named, itself or by a glob, is read whatever its suffix."""
+    """Whether an object that `pattern` matches is to be read. If the pattern names a folder, only objects with one of
+    the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read whatever its
+    suffix."""
     return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
 
 

@@ -1,7 +1,7 @@
-"""Warns about a recipe that can run but looks wrong. Each warning has its line and a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy.
 
-A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. The recipes that come with
-Tokenmill and the demo give no warning.
+A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
+the recipes that come with Tokenmill and the demo.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ Finding = tuple[KeyPath, str]
 
 def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
     """Return warnings about a valid recipe, in the order of the file, each as 'FILE:LINE:COLUMN: KEY: MESSAGE'.
-    `speeds` gives the measured speeds of steps in bytes of text per CPU-second."""
+    `speeds` maps names of steps to their measured speeds, in bytes of text per CPU-second."""
     return list(map(str, findings(recipe, speeds)))
 
 
 def findings(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[Problem]:
     """Return warnings about a valid recipe in the order of the file, each with its key and its line and column.
 
-    `speeds`: bytes of text per CPU-second of steps, as measured in a store (`estimate.Speeds.stages`).
+    `speeds` maps names of steps to their speeds in bytes of text per CPU-second, as measured in a store
+    (`estimate.Speeds.stages`).
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
              _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
@@ -52,8 +53,8 @@ def _is_barrier(step: Step) -> bool:
 
 
 def _filters(step: Step) -> bool:
-    """Whether a step drops documents one by one. A barrier (such as deduplication) does not: it drops documents by
-    comparing all of them."""
+    """Whether a step drops documents one by one. A barrier (such as deduplication) does not, because it compares all
+    documents before it drops any."""
     return stage_class(step.name).may_drop(step.config)
 
 
@@ -87,8 +88,8 @@ def _steps(name: str) -> KeyPath:
 
 
 def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
-    """Finds steps in a costly order, such as expensive filters that stand before cheap ones. (OLMo 3 saved most of the
-    cost of its language identification by reordering.)"""
+    """Finds steps in a costly order, such as expensive filters before cheap ones. (OLMo 3 saved most of the cost of its
+    language identification by reordering.)"""
     for name, dataset in recipe.datasets.items():
         costs = [None if _shapes(s) else _cost(s, speeds) for s in dataset.steps]
         for i, step in enumerate(dataset.steps):
@@ -216,8 +217,8 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
 
 def _implied(earlier: Step, step: Step) -> str | None:
     """Return an explanation why `step` drops nothing after `earlier`, the same step with other settings. Returns None
-    when `step` may drop more. It drops no more if its `min…` are no higher, its `max…` no lower and its `keep` no
-    narrower, and all other settings are equal."""
+    when `step` may drop more documents. It cannot drop more if its `min…` settings are no higher, its `max…` settings
+    no lower, its `keep` no narrower, and all other settings equal."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:
@@ -275,8 +276,8 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _ends(recipe: Recipe) -> set[str]:
-    """Return the final datasets: those that shards read. In a recipe without shards, these are the datasets that drop
-    documents and that no other dataset reads."""
+    """Return the final datasets: those from which shards (files of tokens) are made. In a recipe without shards, these
+    are the datasets that drop documents and that no other dataset reads."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -340,8 +341,8 @@ def _overlap(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _epochs(recipe: Recipe) -> Iterator[Finding]:
-    """Finds phases of the curriculum that allow more epochs of a stream than are worthwhile. How many epochs a mixture
-    really needs is known only when the tokens have been counted."""
+    """Finds phases of the curriculum that allow more epochs of a stream (the tokens of one `shards:` entry) than are
+    worthwhile. How many epochs a mixture really needs is known only when the tokens have been counted."""
     for i, phase in enumerate(recipe.curriculum.phases if recipe.curriculum else ()):
         for name, epochs in (phase.max_epochs or {}).items():
             if epochs > WORTHWHILE_EPOCHS:

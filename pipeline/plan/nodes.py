@@ -42,10 +42,13 @@ class ChainStep:
 
 @dataclass
 class Node:
-    """A node of the plan: the indexing of a source, a pass, a barrier, the tokenizer, or the shards of a stream. `deps`
-    are the names of the nodes whose results `work` needs. `inputs` returns, as JSON, everything else that decides which
-    tasks the node has and what the keys of the tasks are. If `inputs` is None, every plan checks all tasks of the node
-    one by one."""
+    """A node of the plan, which is a group of tasks: the indexing of a source, a pass (steps that run together), a
+    barrier (a step that needs all documents at once), the tokenizer, or the shards of a stream.
+
+    `work(results)` returns the generator that yields the tasks, and `deps` are the names of the nodes whose results it
+    needs. `inputs` returns, as JSON, everything else that decides which tasks the node has and what the keys of the
+    tasks are. If `inputs` is None, every plan checks all tasks of the node one by one.
+    """
 
     name: str
     kind: str                                     # index | pass | barrier | tokenizer | shards
@@ -60,8 +63,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Kept:
-    """The documents that one task of a pass kept: the rows of a text file, except the rows that `gone` (a file that
-    lists removed rows) names."""
+    """The documents that one task of a pass (steps that run together) kept: the rows of the file `text`, without the
+    rows that the file `gone` lists as removed."""
 
     record: PartRecord
     origin: str                                   # source or dataset that its part was read from
@@ -97,8 +100,9 @@ class SplitIndex(Mapping[str, Any]):
     the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` gives,
-        for each big input file, its path, and the path and the sha256 of that list. `read` is `Store.read_checked`."""
+        """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` holds
+        one tuple for each big input file: the path of the input file, and the path and the sha256 of its list. `read`
+        is `Store.read_checked`."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")

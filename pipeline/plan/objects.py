@@ -127,8 +127,8 @@ def list_objects(pattern: str, listings: Listings, journal: ListingJournal | Non
 
 def matching(pattern: str, journal: ListingJournal | None = None) -> tuple[str, Iterable[Row]]:
     """Return the root folder of a pattern, and the objects that match it, as (path relative to the folder, size,
-    version). On S3 and Google Cloud Storage they are listed while they are taken, so that a few of them take a few
-    requests."""
+    version). On S3 and Google Cloud Storage the objects are listed lazily: whoever takes only a few of them causes only
+    a few requests."""
     folder = fixed_prefix(pattern)
     if glob.has_magic(pattern):
         return folder, _matching(folder, pattern, journal)
@@ -142,7 +142,7 @@ def matching(pattern: str, journal: ListingJournal | None = None) -> tuple[str, 
 
 
 def root_folder(pattern: str) -> str:
-    """Return the root folder of a pattern. At most one object is asked for, and none is listed."""
+    """Return the root folder of a pattern. This looks up at most one object, and lists none."""
     return fixed_prefix(pattern) if glob.has_magic(pattern) else matching(pattern)[0]
 
 

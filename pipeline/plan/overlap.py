@@ -24,8 +24,8 @@ def check_overlaps(recipe: Recipe) -> None:
 
 
 def _apart(recipe: Recipe, one: str, other: str) -> bool:
-    """Whether no document can be selected by both inputs. The selections of an input are its `where` and the `where`
-    steps at its beginning.
+    """Whether no document can be selected by both inputs. An input selects documents by its `where`, and by `where`
+    steps that come before all its other steps.
 
     Two different datasets made from one source may hold different values (language, signals) for the same document. For
     inputs that read such datasets, only selections by source are considered.

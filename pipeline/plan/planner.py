@@ -83,7 +83,7 @@ class _PassPlan:
     @property
     def rewrites(self) -> bool:
         """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
-        documents at once) that runs no other step writes a row set instead, a list of the rows that are gone."""
+        documents at once) that runs no other step writes a row set instead, a list of the rows that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
@@ -98,10 +98,10 @@ class Planner:
     """Makes the nodes of a recipe's plan (passes, barriers …), each of which is a group of tasks.
 
     `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files. `quarantined`
-    returns the documents that the log has in quarantine for a list of stage keys. `earlier` returns the latest record
-    with a given `replay_key`, made by a task that differs from the new one only in thresholds. `put_list` writes long
-    lists in task arguments to files (`pipeline.store.lists`). `journal` continues an interrupted listing of a bucket.
-    `put_list` and `journal` are None when nothing will run.
+    takes a list of stage keys, and returns the documents that these stages have put into quarantine. `earlier` takes a
+    `replay_key`, and returns the latest record of a task that has this `replay_key`: it differs from the new task only
+    in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`). `journal` continues
+    an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
@@ -231,8 +231,8 @@ class Planner:
         return tuple(sorted(names))
 
     def quarantined(self, stage_keys: list[str]) -> Any:
-        """Return the documents that these stages quarantined according to the log, sorted by id, as a task argument. A
-        long list is stored as a file; the task reads it with `lists.unfold`."""
+        """Return, as an argument for a task, the documents that the log lists as quarantined by these stages, sorted by
+        id. A long list is stored as a file, which the task reads with `lists.unfold`."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
 
@@ -403,9 +403,9 @@ class Planner:
                     if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
     def _barrier_inputs(self, plan: _PassPlan) -> Any:
-        """Return everything that decides which tasks a barrier has, and what the keys of these tasks are
-        (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which modules define
-        their tasks."""
+        """Return everything that decides which tasks a barrier (such as deduplication) has, and what the keys of these
+        tasks are (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which
+        modules define their tasks."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]

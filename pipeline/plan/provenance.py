@@ -7,8 +7,9 @@ therefore writes, before its first task,
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node are a flat dict of everything that enters the keys of its tasks: `step.language.min`,
-`step.html version`, `sources.web.max_bytes` … Values are recipe settings and hashes of files, with secrets masked.
+The *ingredients* of a node (a group of tasks) are a flat dict of everything that enters the keys of its tasks:
+`step.language.min`, `step.html version`, `sources.web.max_bytes` … Values are recipe settings, versions and hashes of
+files, with secrets masked.
 """
 
 from __future__ import annotations
@@ -140,9 +141,9 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Return the versions of the tasks of a barrier. The tasks are those defined in the barrier's module, and in
-    modules of the same package that the source code of this module names, directly or through other modules. Modules of
-    other barriers are left out."""
+    """Return the versions of the tasks of a barrier (a step such as deduplication). The tasks are those defined in the
+    barrier's module, and in modules of the same package that the source code of this module names, directly or through
+    other modules. Modules of other barriers are left out."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, visited = [type(barrier).__module__], set()

@@ -38,7 +38,9 @@ class Partition:
 
 
 def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
-    """Whether a file is so big that an index task must find boundaries at which it can be split."""
+    """Whether a file is so big that several tasks should read pieces of it. An index task must then first find the
+    boundaries at which it can be split. `expansion` is the expected number of uncompressed bytes per stored byte, and
+    `target` the wanted number of uncompressed bytes that a task reads."""
     return file.size * expansion > 1.5 * target
 
 

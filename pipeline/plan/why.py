@@ -30,7 +30,7 @@ EXAMPLES = 5
 
 
 class UnknownNode(LookupError):
-    """Raised when `--why` names a node that the plan does not have. The message gives the nearest name."""
+    """Raised when `--why` names a node that the plan does not have. The message suggests the nearest name."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Cause:
 
 
 def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Explain why tasks of the node `name` are stale. The name of a dataset stands for its last pass. Returns a
-    document:
+    """Explain why tasks of the node `name` are stale (have to run). A node is a group of tasks, such as a pass; the
+    name of a dataset means the dataset's last pass. Returns a document:
 
         {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
          "causes": [{"what", "tasks", "examples"}], "notes": [str],
@@ -66,9 +66,9 @@ def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool =
 
 
 def stale_causes(plan: Plan, states: Sequence[NodeState], most: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the causes of the first `most` nodes that have stale tasks, as {node: causes}. The causes have the form
-    that `explain` gives them. A node that only waits for other nodes is left out. `states` are those of all nodes of
-    `plan`, with the stale tasks (`survey` with `keep`)."""
+    """Return why tasks are stale (have to run), as {node: causes}, for the first `most` nodes that have stale tasks.
+    The causes have the form of "causes" in the document of `explain`. A node that only waits for other nodes is left
+    out. `states` are the states of all nodes of `plan`, from `survey` with `keep`."""
     stale = [s.node.name for s in states if s.stale][:most]
     if not stale:
         return {}
@@ -119,13 +119,15 @@ class _Why:
 
     # -- causes --------------------------------------------------------------------------------------------------
     def causes_of(self, name: str) -> list[Cause]:
-        """Return the causes why tasks of a node are stale. At least one of its tasks must be."""
+        """Return the causes why tasks of a node are stale (have to run). At least one task of the node must be
+        stale."""
         state = self.states[name]
         return self._causes(state.node, state, *self._before(name))
 
     @cached_property
     def _committed(self) -> Counter[str]:
-        """The number of records that the log has of each node or wave. Counting them reads the whole log."""
+        """Return how many records the log has of each node (group of tasks) or wave of a node. This reads the whole
+        log."""
         return Counter(r.node for r in self.plan.log.records())
 
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
@@ -142,8 +144,8 @@ class _Why:
         return causes
 
     def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
-        """Return the causes for stale tasks that lie in input files: files that were added, removed or changed since
-        `run`. `settled` says that other causes already explain why every task is stale."""
+        """Return those causes of stale tasks that are changes of input files: files that were added, removed or changed
+        since `run`. `settled` says that other causes already explain why every task is stale (has to run)."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):

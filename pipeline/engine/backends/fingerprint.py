@@ -80,7 +80,7 @@ class Fingerprint:
 
 
 def fingerprint(libraries: list[str]) -> Fingerprint:
-    """The fingerprint of this process."""
+    """Return the fingerprint of this process: a hash of its code, and the versions of Python and of `libraries`."""
     places = roots()
     versions = {}
     for name in libraries:

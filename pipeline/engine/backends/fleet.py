@@ -1,10 +1,10 @@
-"""Decides which supervisors a cluster should have: where to start one, which to preempt, and what to ask an autoscaler
-for. A supervisor is an actor that runs tasks in child processes on a node (a machine of the cluster).
+"""Decides which supervisors a cluster should have: where to start one, which to preempt, and what to request from an
+autoscaler. A supervisor is an actor that runs tasks in child processes on a node (a machine of the cluster).
 
 This module only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
 
-* A supervisor is started only for waiting tasks that find no room, never ahead of work. It takes the CPUs of its node
-  (at most 16) with their part of the memory, or all GPUs of the node (`pools.Available.shape_for`).
+* A supervisor is started only for waiting tasks that find no room, never in advance. It takes the CPUs of its node (at
+  most 16) with their part of the memory, or all GPUs of the node (`pools.Available.shape_for`).
 * A task may fit no supervisor although it would fit a node. Supervisors of one node are then preempted: they finish the
   tasks they run and end, and a supervisor with enough memory or GPUs takes their place.
 * A task that fits no node at all waits for a larger node, which an autoscaler may add. After `fit_s` seconds the run
@@ -39,7 +39,7 @@ PENDING_S = 120.0        # seconds until a supervisor that is not ready is given
 WARN_S = 60.0            # seconds without a supervisor for a task that fits a node, until the user is warned
 BLIND_S = 5.0            # a longer gap between two polls means that this driver stood still, not the supervisors
 START_S = 600.0          # seconds without a single ready supervisor after which the run ends
-MAX_DEATHS = 5           # supervisors that may die in a row without any becoming ready
+MAX_DEATHS = 5           # supervisors that may die in a row before any of them is ready
 MAX_DEMAND = 1000        # most tasks for which an autoscaler is asked to make room at a time
 
 NOTHING = ResourceShape(0, 0, 0)
@@ -70,9 +70,9 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns the resource request `kind` with its memory lowered to what a supervisor can have on this node. The
-        memory stays as it is if supervisors reserve their memory here (`largest_mb` is None), or if the request exceeds
-        `largest_mb`. A task with a lowered request may run alone and use more memory than the supervisor's."""
+        """Returns the resource request `kind` with its memory lowered to what a supervisor can have on this node. A
+        task with a lowered request may run alone and use more memory than the supervisor has. The memory is not lowered
+        if supervisors reserve their memory here (`largest_mb` is None), or if the request exceeds `largest_mb`."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -121,10 +121,10 @@ class ScalingPlan:
 
 
 class Fleet:
-    """The supervisors of a run (actors that run tasks in child processes on the nodes of a cluster), and the decisions
-    about them. `workers` bounds the number of child processes without a GPU (None: all CPUs). `fit_s`: seconds that a
-    task waits for a larger node if it fits no node of the cluster. `idle_s`: seconds until an idle supervisor ends
-    (None: never)."""
+    """Keeps the supervisors of a run (actors that run tasks in child processes on the nodes of a cluster), and decides
+    which of them to start and to end. `workers` bounds the number of child processes without a GPU (None: all CPUs).
+    `fit_s`: seconds that a task waits for a larger node if it fits no node of the cluster. `idle_s`: seconds until an
+    idle supervisor ends (None: never)."""
 
     def __init__(self, workers: int | None = None, *, fit_s: float = FIT_S, idle_s: float | None = IDLE_S) -> None:
         self.workers, self.fit_s, self.idle_s = workers, fit_s, idle_s
@@ -134,7 +134,7 @@ class Fleet:
         self.tags: dict[str, str] = {}               # node → CPU tag, from its supervisors' fingerprints
         self.refused: dict[str, str] = {}            # node name → why it is refused
         self.guard = StarvationGuard()
-        self._unfit_since: dict[ResourceRequest, float] = {}         # kinds that no node fits
+        self._unfit_since: dict[ResourceRequest, float] = {}         # kinds that fit no node
         self._crashes: dict[str, tuple[int, float]] = {}             # node → (crashes in a row, end of its pause)
         #: node on which supervisors were preempted → the kind of task that gets their room, and when one of them was
         #: last seen leaving
@@ -151,8 +151,8 @@ class Fleet:
 
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
-        """Set how many tasks of each kind wait for a place. Tasks that declare the same resources are of one kind.
-        Returns {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
+        """Set how many tasks of each kind wait to run. Tasks that declare the same resources are of one kind. Returns
+        {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -192,7 +192,8 @@ class Fleet:
 
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> ScalingPlan:
-        """Decide which supervisors to start and to end on the existing nodes, and what to ask the autoscaler for."""
+        """Decide which supervisors to start and to end on the existing nodes, and for how many tasks the autoscaler
+        should make room."""
         self.hosts = {h.id: h for h in sorted(hosts, key=lambda h: h.id)}
         plan = ScalingPlan()
         plan.leave += [p for p in self.worker_slots.values() if not p.leaving and p.host in self.hosts
@@ -244,7 +245,8 @@ class Fleet:
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
         """Returns the kinds of tasks for which supervisors were preempted (made to end). The room that these
-        supervisors leave on their nodes is reserved for these kinds, unless other programs take it first."""
+        supervisors leave on their nodes is reserved for these kinds, for at most PREEMPT_S seconds after the last of
+        them has left."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -263,15 +265,15 @@ class Fleet:
         slot.ready, slot.idle_since, self._deaths = True, now, 0
 
     def died(self, slot: WorkerSlot, now: float, why: str = "") -> None:
-        """Note that a supervisor died without being told to end."""
+        """Note that a supervisor died although it was not asked to end."""
         if not slot.ready:
             self._deaths, self._last_death = self._deaths + 1, why
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
         """Note that a supervisor died or did not start. From the second such crash in a row on, its node gets no
-        supervisor for a while. A failed start causes no pause if no supervisor is ready and none is starting on a node
-        without crashes, so that a hopeless run ends soon."""
+        supervisor for a while. There is one exception: a failed start causes no pause if no supervisor is ready, and
+        none is starting on a node without crashes. A hopeless run then ends soon."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._any_sound()
         pause_s = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -330,7 +332,8 @@ class Fleet:
         return "; ".join(result[:10]) + more or "there is no node"
 
     def slot(self, host: Host, number: int, shape: ResourceShape) -> WorkerSlot:
-        """Returns a new slot for a supervisor of this shape on this node. The supervisor is not started yet."""
+        """Returns the object that describes a supervisor (an actor that runs tasks) with these resources on this node.
+        The supervisor is not started yet."""
         return WorkerSlot(shape.slots, max(1, shape.memory_mb - OWN_MB), shape.gpus, self.tags.get(host.id, ""),
                           host.name, host.largest_mb or 0, host=host.id, number=number, shape=shape)
 

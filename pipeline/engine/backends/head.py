@@ -15,8 +15,8 @@ log = logging.getLogger("tokenmill")
 
 def watch_head(address: str, every_s: float = CHECK_S) -> threading.Event:
     """Watch HOST:PORT (the head node of a Ray cluster) in a thread, and log an error when it stops answering. About a
-    minute later Ray itself ends this process without an explanation, so the log must give one. Setting the returned
-    event ends the watch."""
+    minute later Ray itself ends this process without an explanation, so the log must explain it. To end the watch, set
+    the returned event."""
     closed = threading.Event()
     threading.Thread(target=_watch, args=(address, closed, every_s), name="head", daemon=True).start()
     return closed

@@ -26,7 +26,7 @@ class InlineBackend:
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock
-        self._own: Scratch | None = None             # if this process is killed, the next one sweeps it
+        self._own: Scratch | None = None             # if this process is killed, a later one removes the folder
         #: True from when a task is submitted until it has run. A stop signal in this time interrupts the task at once,
         #: since there is no child to kill
         self.interruptible = False

@@ -43,7 +43,7 @@ class ProcessBackend:
                                          scratch=self._scratch, clock=self._clock)
             if gaps := confinement.missing(confinement.support()):
                 log.warning("workers cannot be confined as they should be on this machine: %s", gaps)
-            # nothing is reserved here: a task that declares more than is free now runs alone
+            # memory is not reserved here: a task that declares more than is free at this moment runs alone
             machine = measure.memory_use()[1] >> 20
             self.worker = Capacity(self.slots, self.supervisor.memory_mb, len(self.supervisor.devices.names), cpu_tag(),
                            largest_mb=max(machine, self.supervisor.memory_mb), shared=True)

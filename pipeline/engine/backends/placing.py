@@ -14,11 +14,11 @@ from pipeline.engine.task import ResourceRequest
 
 
 class Placement:
-    """The assignments that the scheduler has handed out, and which supervisor has which. `usable` returns the
-    supervisors that take work.
+    """Keeps the assignments that the scheduler has handed out, and which supervisor has which of them. `usable` returns
+    the supervisors that take work.
 
     All assignments that were submitted together are placed together (`place`). A search through all supervisors for
-    each of them would take most of the driver's time on a cluster with hundreds of supervisors.
+    each single assignment would take most of the driver's time on a cluster with hundreds of supervisors.
     """
 
     def __init__(self, usable: Callable[[], list[WorkerSlot]]) -> None:
@@ -38,8 +38,8 @@ class Placement:
             choice = best_first(usable, kind)
             for assignment in assignments:
                 key = assignment.spec.key
-                # a second attempt is alone here, so `choice` misses nothing: the scheduler asks for room before it
-                # submits one, and that places all others
+                # `choice` does not notice that `_apart` adds an assignment. This does no harm: before the scheduler
+                # submits a second attempt it calls `room_for`, which places all others, so the attempt is placed alone
                 slot = self._apart(usable, kind, key) if key in self._open else next(choice)
                 self._keys[assignment.id] = key
                 self._open[key] += 1
@@ -47,13 +47,13 @@ class Placement:
                 slot.unsent.append(assignment)
 
     def _apart(self, usable: list[WorkerSlot], kind: ResourceRequest, key: str) -> WorkerSlot:
-        """Returns the supervisor for a second attempt at a slow task. It is another one than that of the first attempt
-        if another one has room, because the first one may be the cause."""
+        """Returns the supervisor for a second attempt at a slow task. The supervisor of the first attempt may be why
+        the task is slow, so another supervisor is chosen if one has room."""
         fitting = most_room(usable, kind)
         return next((p for p in fitting if p.room(kind) and all(self._keys[i] != key for i in p.open)), fitting[0])
 
     def settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Remove the assignments `ids` from a supervisor. Returns the ids that it had."""
+        """Remove the assignments `ids` from a supervisor. Returns the ids of those that the supervisor had."""
         removed = slot.remove(ids)
         for key in (self._keys.pop(id) for id in removed):
             self._open[key] -= 1

@@ -1,5 +1,5 @@
-"""Computes how many tasks a supervisor can take, and how large a new supervisor is. A supervisor runs tasks in child
-processes of one machine. This module only calculates; it starts nothing and does not use Ray.
+"""Computes how many tasks a supervisor can take, and how large a new supervisor should be. A supervisor runs tasks in
+child processes of one machine. This module only calculates; it starts nothing and does not use Ray.
 
 A *worker* is a supervisor with its children. Its `Capacity` is the number of children that may run at the same time,
 the memory that their tasks may declare together, and the GPUs. On a cluster, tasks with and without a GPU have separate
@@ -87,7 +87,7 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Number of assignments of this worker that wait for a slot."""
+        """Return the number of assignments (attempts at tasks) of this worker that wait for a slot."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -113,7 +113,7 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment as running if it fits beside those that run."""
+        """Count an assignment (an attempt at a task) as running if it fits beside those that run."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -125,9 +125,9 @@ WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """Returns the number of assignments of a kind that would start at once on these workers together. If none would
-    start, returns 0 or a negative number with the meaning that `protocols.Backend.room_for` gives it. Tasks that wait
-    at a full worker do not reduce the room of an idle worker."""
+    """Returns the number of assignments (attempts at tasks) of a kind that would start at once on these workers
+    together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines it. Tasks
+    that wait at a full worker do not reduce the room of an idle worker."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -141,8 +141,8 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
     """Yields the worker that should take the next assignment of this kind: the first that `most_room` would return. The
-    caller adds an assignment to it before it asks for the next worker. This takes O(log n) time for each assignment
-    with n workers, where a call of `most_room` takes O(n)."""
+    caller must add an assignment to this worker before it takes the next worker from the iterator. With n workers, this
+    takes O(log n) time for each assignment, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:
@@ -174,7 +174,7 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
     task would never fit. When tasks of one kind have waited without room for PATIENCE_S seconds, and none of them runs,
-    a worker is kept free for that kind."""
+    one worker takes no tasks of other kinds until it has got a task of this kind."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -209,7 +209,7 @@ class ResourceShape:
 
 @dataclass
 class Available:
-    """The resources of a node that are not reserved."""
+    """The resources of a node (machine) that are not reserved."""
 
     cpus: int
     memory_mb: int
@@ -222,9 +222,9 @@ class Available:
         """Returns the resources of a supervisor to start on this node for tasks of this kind; None if not a single task
         fits.
 
-        The supervisor gets the CPUs (at most `most`) and the part of the memory that belongs to them, or more memory if
-        a single task needs more. For GPU tasks it gets all GPUs and one CPU for each child, but leaves one CPU to tasks
-        without a GPU.
+        For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
+        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all GPUs and one CPU
+        for each child, but leaves one CPU to tasks without a GPU.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
@@ -243,7 +243,7 @@ class Available:
 
 
 def needs(kind: ResourceRequest) -> str:
-    """The resources that a task of this kind declares, in words."""
+    """Return, in words, the resources that a task of this kind declares."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
         words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))

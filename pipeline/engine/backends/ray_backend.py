@@ -76,13 +76,13 @@ log = logging.getLogger("tokenmill")
 
 class NoNodes(TokenmillError):
     """Raised when no node of the cluster can take work, because none has resources or all were refused. The message
-    gives the reasons."""
+    says why."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
-    """A `Supervisor`, which runs tasks in child processes of one node, as a Ray actor. The assignments (attempts at
-    tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
+    """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
+    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -106,8 +106,8 @@ class RayBackend:
 
     Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
     without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
-    seconds. If the nodes have no room left, Ray's autoscaler is asked for more. `child_memory_mb` is the memory assumed
-    for a task until the first tasks are known.
+    seconds. If the nodes have no room left, Ray's autoscaler is asked for more nodes. Until the first tasks are known,
+    a task is assumed to need `child_memory_mb` of memory.
 
     `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
     packages must be installed on every node.
@@ -260,9 +260,9 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists all running
-        tasks, because progress shows only the tasks of the latest report. Callers put it behind the other events of a
-        poll, so that it lists no task whose end is among them."""
+        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists the running
+        tasks of all supervisors, because progress shows only the tasks of the latest report. Callers append the report
+        after the other events of a poll. A task whose end is among those events is therefore not listed."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -321,8 +321,8 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Memory of this machine that the run's supervisors may use, in MB. It is measured once, before the first
-        supervisor starts."""
+        """Return the memory of this machine that the run's supervisors may use, in MB. It is measured once, before the
+        first supervisor starts."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -368,8 +368,8 @@ class RayBackend:
         self.fleet.greeted(slot, self._clock.now())
 
     def _vacate(self, slot: WorkerSlot) -> None:
-        """Make a supervisor leave its node. It gets no more tasks, hands back those that it has not begun, and ends
-        when its running tasks are done."""
+        """Make a supervisor (an actor that runs tasks) leave its node. It gets no more tasks, hands back those that it
+        has not begun, and ends when its running tasks are done."""
         slot.leaving = True
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
@@ -381,9 +381,9 @@ class RayBackend:
                         len(waiting))
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the death of a supervisor. Returns events that give its assignments back to the scheduler.
-        `preempted`: its node was taken away on purpose, so its tasks do not count as lost. A replacement starts when
-        there is room."""
+        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments back to
+        the scheduler. If its node was taken away on purpose (`preempted`), its tasks do not count as lost. A
+        replacement starts when there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]

@@ -14,9 +14,9 @@ from pipeline.engine.task import ResourceRequest
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """A placeholder for a task that finds no room. While it is pending, the autoscaler adds nodes. It ends at once when
-    it gets room, and also when the driver ends. A request by `ray.autoscaler.sdk.request_resources` would outlive the
-    driver."""
+    """A placeholder for a task that finds no room. While the placeholder is pending, the autoscaler adds nodes. It ends
+    at once when it gets room, and also when the driver ends. (`ray.autoscaler.sdk.request_resources` is not used,
+    because such a request would outlive the driver.)"""
 
 
 class PendingDemand:

@@ -1,4 +1,4 @@
-"""Counts the input files that could not be read, whole or in part, and ends a run that has more of them than
+"""Counts the input files that could not be read, whole or in part. Ends a run in which more files failed than
 `run.max_bad_files` allows."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BadFiles:
     """Collects the input files that could not be read during a run. A big file that is read in pieces counts once for
     each bad piece.
 
-    `allowed` is the limit as the recipe gives it: a number of files, or a share of the number `files` of input files. A
-    share always allows at least ALWAYS files.
+    `allowed` is the limit from the recipe: a number of files, or a share of all input files (`files` is their number).
+    A share always allows at least ALWAYS files.
     """
 
     def __init__(self, allowed: int | float, files: int) -> None:
@@ -33,8 +33,8 @@ class BadFiles:
         self.allowed = allowed if isinstance(allowed, int) else max(ALWAYS, int(allowed * files))
         #: source → file → reason → bytes not read
         self.by_source: dict[str, dict[str, dict[str, int]]] = {}
-        #: files that killed children, until their task has a record: (task's key, number of the file) → the task's
-        #: label and the reason
+        #: files that killed the processes that read them, as long as their task has no record: (task's key, number of
+        #: the file) → the task's label and the reason
         self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
@@ -48,11 +48,12 @@ class BadFiles:
         for source, files in bad_files.items():
             files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
-                files_of_source[file] = dict(reasons)                  # two datasets may read the same source
+                files_of_source[file] = dict(reasons)          # not added up: two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count an input file that killed the processes that read it. `stage` tells the file from a document
-        (`store.records.READING`); a report about a document is ignored."""
+        """Count an input file that killed the processes that read it. `stage` encodes the number of the file
+        (`store.records.READING`). If it is the number of a stage instead, the report is about a document and is
+        ignored."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -73,8 +74,8 @@ class BadFiles:
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
         """Yield the warnings to show at the end of the run, one line for each source with warnings. `of_records` are
-        lines about single records that could not be read; each line begins with its source. The files of that source
-        that could not be read are appended to its line."""
+        lines about single records that could not be read; each line begins with its source. If the source also has
+        files that could not be read, they are appended to its line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())
@@ -87,8 +88,8 @@ class BadFiles:
 
     def check_source(self, source: str, files: int, detail: str = "") -> None:
         """Raise TooManyBadFiles if the reader of `source` failed in every one of its `files` files: the reader's
-        settings or code must then be wrong. Callers check sources that gave no document. `detail` is the reader's
-        message about the first file."""
+        settings or code must then be wrong. Callers use this for sources that yielded no document. `detail` is the
+        reader's message about the first file."""
         failed = [file for file, reasons in self.by_source.get(source, {}).items() if any(map(_of_the_reader, reasons))]
         if files and len(failed) >= files:
             named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
@@ -101,7 +102,8 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether `reason`, for which an input file could not be read, points to the reader: it raised an exception, died,
-    or could not begin. False if the reader itself reported the file as damaged."""
+    """Whether the reader is probably at fault that an input file could not be read. `reason` is the recorded reason.
+    True if the reader raised an exception, died, or could not begin; False if the reader itself reported the file as
+    damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

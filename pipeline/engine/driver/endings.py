@@ -14,8 +14,8 @@ from pipeline.store.errors import StoreError, remedy_of
 
 class Interrupted(KeyboardInterrupt):
     """Raised when SIGINT or SIGTERM stopped the run. Everything committed is kept, and the next run continues from it.
-    The class is not derived from Exception, so that no error handling of a stage takes it for an error of a
-    document."""
+    The class is not derived from Exception, so that a stage that catches Exception cannot treat the stop as an error of
+    a document."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; what was committed is kept, run again to go on")
@@ -24,8 +24,8 @@ class Interrupted(KeyboardInterrupt):
 
 class TaskFailed(TokenmillError):
     """Raised when a task failed and gets no further attempt. `reasons` lists the message of every failed attempt, in
-    order. `verdict` says why the attempts end, if `reasons` do not show it. Notes of the exception hold the worker's
-    traceback or the last lines of its output."""
+    order. `verdict` says why no further attempt is made, if `reasons` do not show it. Notes of the exception hold the
+    worker's traceback or the last lines of its output."""
 
     def __init__(self, spec: TaskSpec, reasons: list[str], tracebacks: Sequence[str] = (), verdict: str = "") -> None:
         self.spec, self.reasons = spec, reasons
@@ -50,8 +50,8 @@ class DamageFound(StoreError):
 
 
 class CannotRun(TaskFailed):
-    """Raised when a task fits no worker, now or later. The message says which resources the task declares, and what the
-    largest node offers."""
+    """Raised when no worker has the resources that a task declares, and no such worker will come. The message names
+    these resources, and what the largest node offers."""
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])

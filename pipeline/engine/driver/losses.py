@@ -107,10 +107,10 @@ class Losses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """Returns (events that hit only other tasks, seconds that other attempts ran) since this task's first loss, for
-        comparison with its own losses to `cause`. An event is, for example, the death of a node. The seconds are
-        divided by the number of attempts that an event ends on average. If the other attempts have run for less time
-        since that first loss than this task, both numbers count from the beginning of the run."""
+        """Returns (events that hit only other tasks, seconds that other attempts ran) since this task's first loss.
+        They are compared with this task's own losses to `cause`. An event is, for example, the death of a node. The
+        seconds are divided by the number of attempts that an event ends on average. If other attempts have run for less
+        time than this task since that first loss, both numbers count from the beginning of the run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -121,12 +121,12 @@ class Losses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether other tasks have run for so long that one more loss of this task to `cause` would be evidence against
-        it."""
+        """Whether other tasks have run long enough for a comparison: one more loss of this task to `cause` would then
+        be evidence against it."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
-        """Whether the task should wait while other tasks can run instead. It should if it was lost at least SUSPECT
+        """Whether the task should wait while other tasks can run instead. This is so if it was lost at least SUSPECT
         times to one cause, and other tasks have not run long enough for a comparison."""
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
@@ -171,8 +171,9 @@ class History:
 
 
 def improbable(count: int, others: int, share: float, least: float) -> bool:
-    """Whether it is improbable that `count` or more of `count + others` events hit this task, if each event hits it
-    with probability `share`. Improbable means that Chernoff's bound on this probability is below exp(-least)."""
+    """Whether it is improbable that `count` or more of `count + others` events hit this task by chance, if each event
+    hits it with probability `share`. Improbable means that Chernoff's bound on this probability is below
+    exp(-least)."""
     if share <= 0.0:
         return True
     part = count / (count + others)

@@ -2,10 +2,11 @@
 snapshot.
 
 `samples` computes the values from the snapshot that `Progress` writes to `runs/RUN/progress.json`. The Ray backend
-exports them on the metrics port of the driver's machine (`RayBackend.emit`). Only the driver exports metrics. They form
-few time series, because their labels are the run, the *kind* of plan node (pass, barrier, …), and the state of tasks or
-the outcome of documents, never the partition, file or worker. They serve monitoring only: counters begin at zero with
-every driver and vanish with it. The store keeps the lasting facts of a run.
+exports them on the metrics port of the driver's machine (`RayBackend.emit`). Only the driver exports metrics.
+
+The metrics form few time series. Their labels are the run, the *kind* of plan node (pass, barrier, …), and the state of
+tasks or the outcome of documents, never the partition, file or worker. They serve monitoring only: every driver starts
+its counters at zero, and they vanish when the driver ends. The store keeps the lasting facts of a run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
+        """Return the name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
         `_total` after counters."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
@@ -80,7 +81,7 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
     if not passed and not encoded:
         return dict.fromkeys(OUTCOMES, 0)
     quarantined = sum(counters["quarantined"].values())
-    if encoded:                                               # the documents of two splits
+    if encoded:                                               # documents are kept either for training or validation
         kept = counters["train"]["docs"] + counters["val"]["docs"]
         return {"in": kept + quarantined, "kept": kept, "dropped": 0, "quarantined": quarantined}
     documents, kept = (sum(source["docs"] for source in counters[key].values()) for key in ("in", "kept"))

@@ -1,7 +1,7 @@
 """Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
 store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which stays when the
+Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which remains when the
 driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
 the bytes still to be read, not from the number of tasks.
 """
@@ -41,8 +41,8 @@ LONGEST = 1000          # characters of a message in a snapshot
 
 @dataclass
 class _Node:
-    """The counts of one plan node, such as a pass or a barrier. `parts` counts its tasks, and `weight` the bytes that
-    they read."""
+    """The counts of one plan node (a step of the run, such as a pass or a barrier). `parts` counts its tasks, and
+    `weight` the bytes that they read."""
 
     parts: int = 0
     done: int = 0
@@ -127,8 +127,8 @@ class Progress:
 
     # -- reports from the scheduler -------------------------------------------------------------------------------
     def plan_again(self) -> None:
-        """Clear the counts of all plan nodes, because the plan is made again and its tasks are about to be added again.
-        Tasks that have finished will then count as reused."""
+        """Clear the counts of all plan nodes (steps of the run), because the plan is made again and its tasks are about
+        to be added again. Tasks that have finished will then count as reused."""
         self.nodes.clear()
 
     def planned(self, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> None:
@@ -149,8 +149,8 @@ class Progress:
         self._tick()                 # reading a million finished tasks takes minutes, so show progress
 
     def reused(self, sums: BatchSums) -> None:
-        """Count the tasks of a plan node whose results are all in the store already. `sums` are sums over these
-        tasks."""
+        """Count the tasks of a plan node (a step of the run) whose results are all in the store already. `sums` are
+        sums over these tasks."""
         node = self.nodes.setdefault(sums.node, _Node())
         node.parts += sums.tasks
         node.done += sums.tasks
@@ -185,8 +185,8 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends, and
-        the error of the run gives the reason."""
+        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends with
+        an error that gives the reason, so nothing is printed here."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -221,7 +221,7 @@ class Progress:
 
     def hanging(self, task: Running) -> None:
         """Report a task whose crash cursor (the record of which document it works on) has not moved for a long time.
-        The report is only shown, because the task may just be slow."""
+        The report is only shown and has no other effect, because the task may just be slow."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
         self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
@@ -408,12 +408,12 @@ def hang_of(task: Running) -> str:
 
 
 def age(seconds: float) -> str:
-    """A time span for people: 75 → '75 s', 1234 → '20:34'."""
+    """Format a time span for people: 75 → '75 s', 1234 → '20:34'."""
     return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
 
 
 def clock(seconds: float) -> str:
-    """A duration for people: 75 → '1:15', 4000 → '1:06:40'."""
+    """Format a duration for people: 75 → '1:15', 4000 → '1:06:40'."""
     total = int(seconds)
     return (f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}" if total >= 3600 else
             f"{total // 60}:{total % 60:02d}")

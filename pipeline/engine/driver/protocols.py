@@ -23,16 +23,16 @@ class Backend(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of tasks that can run at the same time right now."""
+        """Return the number of tasks that can run at the same time right now."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare
         the same resources are of one kind. Returns {kind: reason} for the kinds that can never run on this backend."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Returns how many assignments (attempts at tasks) with these resources would start at once. A result of 0 or
-        -n means that none would start, and that slots - n more may be prefetched, which means handed out to wait for a
-        slot. If the result is -slots or less, the backend takes no more."""
+        """Returns how many assignments (attempts at tasks) with these resources would start at once. If none would
+        start, the result r is 0 or negative. The backend then takes up to `slots` + r further assignments in advance,
+        which wait for a slot."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
@@ -64,9 +64,9 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A task that runs, for display. It has run for `seconds`. It works on document `row` in `stage` (-1: outside any
-    document), and has been there for `still` seconds. `does` is the state of its process `pid` on `host`
-    (`limits.doing`)."""
+    """A task that runs, for display. It has run for `seconds`. It works on the document in row `row` (-1: on none), in
+    stage number `stage` (negative: the document is still being read), and has not moved on for `still` seconds. `does`
+    says what its process `pid` on `host` does, such as "computing" or "sleeping" (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float

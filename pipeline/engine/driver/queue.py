@@ -1,8 +1,9 @@
 """Keeps the driver's queue of tasks on disk: their specs, their order, and which of them are done.
 
 A run may have millions of tasks, and a spec is a few kB. The queue is therefore a temporary SQLite database, and memory
-holds only the tasks that run. A plan node (a step of the run) adds its tasks as an iterable, which is read as the run
-goes on. When they are done, it gets a sequence of their commit records, which are read from the commit log on demand.
+holds only the tasks that run. A plan node (a step of the run) adds its tasks as an iterable, which is read little by
+little while tasks run. When they are done, the node gets a sequence of their commit records, which are read from the
+commit log on demand.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Row = tuple[str, str, int]
 class TaskRecords(OnDisk[PartRecord]):
     """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
-    `rows(first, stop)` returns the tasks at the places [first, stop) of the batch. `node` is the plan node, or the wave
-    of a plan node, that the tasks belong to. `origins` are the sources or datasets that they read (`TaskSpec.origin`).
+    `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` is the name of the plan node
+    (a step of the run) that the tasks belong to, or of one of its waves (groups of tasks that may run at the same
+    time). `origins` are the sources or datasets that the tasks read (`TaskSpec.origin`).
     """
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
@@ -68,7 +70,7 @@ class TaskRecords(OnDisk[PartRecord]):
 
 
 class TaskTable:
-    """Keeps the tasks of all batches on disk."""
+    """Keeps the key, origin and weight of every task of all batches on disk."""
 
     def __init__(self) -> None:
         self._db = scratch_database()
@@ -76,12 +78,12 @@ class TaskTable:
                          "PRIMARY KEY (batch, place)) WITHOUT ROWID")
 
     def add(self, batch: int, place: int, specs: Iterable[TaskSpec]) -> None:
-        """Add tasks of a batch, the first of them at `place`."""
+        """Add tasks to a batch. The first of them gets the number `place` in the batch."""
         self._db.executemany("INSERT INTO task VALUES (?, ?, ?, ?, ?)", (
             (batch, place + i, s.key, s.origin, s.weight) for i, s in enumerate(specs)))
 
     def records(self, batch: int, size: int, get: Get, node: str) -> TaskRecords:
-        """The records of the `size` tasks of a batch."""
+        """Return the commit records of the `size` tasks of a batch. They are read with `get` on demand."""
         def rows(first: int, stop: int) -> list[Row]:
             return self._db.execute("SELECT key, origin, weight FROM task WHERE batch = ? AND place >= ? AND place < ? "
                                     "ORDER BY place", (batch, first, stop)).fetchall()
@@ -110,7 +112,7 @@ class TaskQueue:
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
-        self._db = scratch_database(4 * CACHE_MB)             # keys are hashes: with less, every statement misses
+        self._db = scratch_database(4 * CACHE_MB)             # keys are hashes: a smaller cache would be missed often
         self._tasks = TaskTable()
         for table in ("waiter (key TEXT, batch INTEGER, PRIMARY KEY (key, batch))",
                       "ready (memory INTEGER, gpus REAL, cpu TEXT, rank REAL, key TEXT, spec BLOB, "
@@ -138,9 +140,9 @@ class TaskQueue:
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch: the tasks that
-        entered the queue now together with those that are already done, and the commit records of the done tasks by
-        key."""
+        """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch. `tasks` are those
+        that have just entered the queue, and those that are done already. `records` maps the keys of the done tasks to
+        their commit records."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -214,8 +216,8 @@ class TaskQueue:
             self._settle()
 
     def _settle(self) -> None:
-        """Remove the tasks that are done from the batches that wait for them. One statement for many tasks takes half
-        the time."""
+        """Tell the batches which of their tasks are done. This is put off until many tasks are done, because one SQL
+        statement for many tasks takes half the time."""
         if self._done:
             marks = ",".join("?" * len(self._done))
             for number, in self._db.execute(f"DELETE FROM waiter WHERE key IN ({marks}) RETURNING batch",

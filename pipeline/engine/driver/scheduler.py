@@ -1,13 +1,13 @@
 """The scheduler: hands tasks to a backend, commits the records of finished tasks, and retries failed attempts.
 
 It runs in the driver and uses neither Ray nor child processes itself: a backend takes an `Assignment` (one attempt at a
-task) and returns events (`pipeline.engine.messages`). The number of assignments at a time is proportional to the number
-of slots, however many tasks there are.
+task) and returns events (`pipeline.engine.messages`). The number of open assignments is proportional to the number of
+slots, however many tasks there are.
 
 The consequence of a failed attempt depends on the kind of failure:
 
 * `exception`: the task's own code raised an exception. It counts against `max_attempts`. If two successive attempts
-  raise the same message at the same row, the error is taken as deterministic and ends the run.
+  raise the same message at the same row, the error counts as deterministic and ends the run.
 * `permanent`: every other attempt would fail, too, for example because of a wrong setting. It ends the run at once.
 * `environment` (a killed child, memory pressure) and `lost` (the node died): the attempt is lost. The losses of a task
   are counted by kind and compared with those of other tasks (`losses`). A task that takes down its nodes ends the run
@@ -16,7 +16,8 @@ The consequence of a failed attempt depends on the kind of failure:
 * `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
   DamageFound is raised, and the run is planned again, so that the file is written anew.
 
-An attempt that comes back as `Returned` does not count as failed: it never began, or the end of its node was announced.
+An attempt that comes back as `Returned` does not count as failed: it never began, or the end of its node was announced
+in advance.
 
 A quarantined row (a document that killed its process) is committed at once, so that later attempts at its task skip the
 row even if this driver dies. When a task fails and gets no further attempt, its rows are released from quarantine,
@@ -69,10 +70,10 @@ class Scheduler:
     """Runs tasks on a backend and commits the records of finished tasks. Use it as a context manager: at its exit, also
     after an error, running tasks are cancelled and the records of all finished tasks are committed.
 
-    `add` takes the tasks of a plan node, `step` advances all tasks, and `finished` returns the batches of tasks that
-    are complete. Large tasks are dispatched first. For tests, `dispatch_seed` shuffles the order of dispatch, because
-    no result may depend on it. `grace_s`: seconds for which running tasks may go on after a SIGTERM. `bad_files` counts
-    input files that could not be read, and may end the run.
+    `add` takes the tasks of a plan node (a step of the run), `step` advances all tasks, and `finished` returns the
+    batches of tasks that are complete. Large tasks are dispatched first. For tests, `dispatch_seed` shuffles the order
+    of dispatch, because no result may depend on it. `grace_s`: seconds for which running tasks may go on after a
+    SIGTERM. `bad_files` counts input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -142,9 +143,9 @@ class Scheduler:
                         return list(records)
 
     def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> TaskBatch:
-        """Add tasks. The iterable `specs` is read as the run goes on. A task whose record is in the commit log does not
-        run again. Tasks with equal keys run once. `awaited`: other plan nodes cannot begin before these tasks are
-        done."""
+        """Add tasks. The iterable `specs` is read little by little while tasks run. A task whose record is in the
+        commit log does not run again. Tasks with equal keys run once. `awaited`: other plan nodes (steps of the run)
+        cannot begin before these tasks are done."""
         def noted() -> Iterator[TaskSpec]:
             for spec in specs:
                 self._awaited.add(spec.node)
@@ -153,8 +154,8 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def reuse(self, sums: NodeSums) -> None:
-        """Count the tasks of a plan node whose results are all in the store already. These tasks are not added to the
-        queue. `sums` are sums over their records."""
+        """Count the tasks of a plan node (a step of the run) whose results are all in the store already. These tasks
+        are not added to the queue. `sums` are sums over their records."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -168,8 +169,8 @@ class Scheduler:
         return self._queue.finished()
 
     def step(self) -> None:
-        """Advance the run: read a few more tasks, dispatch as many as there is room for, and commit the records that
-        come back. Waits for events for half a second at most.
+        """Advance the run: read a few more tasks, dispatch as many as there is room for, wait for events for at most
+        half a second, and commit the records of finished tasks.
 
         Raises TaskFailed, Interrupted, DamageFound (once only tasks that need a damaged file remain), and the errors of
         the commit log (Fenced when another driver took over the store).
@@ -246,8 +247,8 @@ class Scheduler:
         return landed
 
     def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """Returns the statistics of losses on the class of machines that this task runs on. Tasks that declare the same
-        share of GPUs and the same kind of CPU run on one class of machines."""
+        """Returns the statistics of losses on the class of machines that this task runs on. All tasks that declare the
+        same share of GPUs and the same kind of CPU belong to one class of machines."""
         return self._base_rates[spec.gpus, spec.cpu]
 
     def _running(self, status: TaskStatus) -> Running:
@@ -285,7 +286,7 @@ class Scheduler:
         waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
         for kind, why in self.backend.set_demand(waiting).items():
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind)[0], why)
-        rooms: dict[ResourceRequest, int] = {}         # asked for once, not for each of the thousands that nodes lost
+        rooms: dict[ResourceRequest, int] = {}         # computed once per kind: lost nodes may leave thousands of tasks
         for _ in range(len(self._retries)):
             spec = self._retries.popleft()
             kind = spec.kind
@@ -293,7 +294,7 @@ class Scheduler:
                 rooms[kind] = self._room(kind)
             if rooms[kind] and self._may_start(spec):
                 self._dispatch(spec)
-                # tasks of other kinds have less room now, and at 0 it must be asked whether more may be prefetched
+                # tasks of other kinds have less room now; at 0, `_room` must say whether more may be prefetched
                 rooms = {kind: rooms[kind] - 1} if rooms[kind] > 1 else {}
             else:
                 self._retries.append(spec)
@@ -318,7 +319,7 @@ class Scheduler:
     def _may_start(self, spec: TaskSpec) -> bool:
         """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
         run and show how often they are lost. Tasks that are suspected of taking their machines down run one at a time,
-        so that the next loss shows which one does so."""
+        so that the next loss shows which task is the cause."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -412,8 +413,8 @@ class Scheduler:
     # -- stop ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """A context in which SIGINT and SIGTERM ask the run for a clean stop. A second signal goes to the previous
-        handlers, which end the process."""
+        """Context manager: inside it, SIGINT and SIGTERM ask the run for a clean stop. A second signal goes to the
+        previous handlers, which end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return

@@ -3,9 +3,10 @@ functions only decide; `Scheduler._double_stragglers` starts the attempts.
 
 The attempt that commits first counts, so a wrong guess only occupies a slot for a while. A second attempt on an idle
 slot is free. If other tasks wait for the slot, three conditions must hold: all other tasks of the straggler's plan node
-have been handed out, later nodes cannot begin before this node ends, and the straggler runs far longer than other tasks
-of the node. Second attempts may then hold at most a tenth of the slots, but at least one slot. MapReduce bounds its
-backup tasks similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
+(step of the run) have been handed out, later nodes cannot begin before this node ends, and the straggler runs far
+longer than other tasks of the node. Second attempts may then hold at most a tenth of the slots, but at least one slot.
+MapReduce bounds its backup tasks similarly, and starts them when an operation is nearly complete (Dean and Ghemawat,
+OSDI 2004, §3.6).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pipeline.engine.task import TaskSpec
 
 FACTOR = 3.0             # limit: FACTOR * p95 of the node if a slot is idle, else FACTOR * median, at least p95
-MIN_FINISHED = 5                # finished tasks of a node that are needed before its durations mean anything
+MIN_FINISHED = 5                # with fewer finished tasks, the durations of a node mean nothing
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
 
 
@@ -60,9 +61,9 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Returns the seconds after which a task of a plan node gets a second attempt. `times`: seconds that finished tasks
-    of the node took. `idle`: no task waits for a slot. `blocks`: other nodes of the plan wait only for the running
-    tasks of this one."""
+    """Returns after how many seconds a task of a plan node (a step of the run) gets a second attempt. `times`: the
+    seconds that finished tasks of the node took. `idle`: no task waits for a slot. `blocks`: later nodes wait for this
+    node, and all of its tasks have been handed out."""
     if len(times) < MIN_FINISHED or not (idle or blocks):
         return float("inf")
     ordered = sorted(times)

@@ -20,9 +20,9 @@ from pipeline.store.temp import scratch_database
 
 @dataclass
 class BatchSums:
-    """Sums over a batch of tasks that a plan node asked for together; progress shows them. `node` is the name of the
-    plan node or wave (a group of tasks that may run at the same time). `weight` is the number of bytes that the tasks
-    read."""
+    """Sums over a batch of tasks, for the display of progress. A batch holds the tasks that a plan node (a step of the
+    run, such as a pass or a barrier) asked for together. `node` is the name of the plan node or wave (a group of tasks
+    that may run at the same time). `weight` is the number of bytes that the tasks read."""
 
     node: str
     tasks: int = 0
@@ -35,8 +35,8 @@ class BatchSums:
 class NodeSums:
     """Sums over all tasks of a plan node (a step of the run, such as a pass or a barrier).
 
-    * `counters`: for a pass, the merged counters of its tasks. For any other node, counters are merged by wave (a group
-      of tasks that may run at the same time), because each wave counts different things.
+    * `counters`: for a pass, the merged counters of its tasks. For any other node, {wave: merged counters}. A wave is a
+      group of tasks that may run at the same time, and each wave counts different things.
     * `lost`: numbers of quarantined documents by reason. Records that could not be read are not counted.
     * `writes`: names of the files that the tasks wrote.
     * `content`: a hash over the sorted content hashes of the files that the tasks wrote; for a pass, only of
@@ -67,8 +67,8 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the commit records of a plan node's tasks. Memory holds only the sums, because the content hashes are
-    sorted on disk."""
+    """Adds up the commit records of the tasks of a plan node (a step of the run). Memory holds only the sums, because
+    the content hashes are sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"
@@ -79,7 +79,8 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch: the records that are added from now on belong to the plan node or wave `node`."""
+        """Begin a batch of tasks. `node` is the name of the plan node (a step of the run), or of a wave of the node (a
+        group of tasks that may run at the same time). The records that are added from here on belong to it."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
@@ -146,8 +147,8 @@ def content_hash(contents: Iterable[str]) -> str:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """Returns the sums over the commit records of a plan node if the specs of its tasks are not available. The sums
-    then lack the bytes that the tasks read and the sources that they read from."""
+    """Returns the sums over the commit records of a plan node (a step of the run), for callers that do not have the
+    specs of its tasks. The sums therefore lack the bytes that the tasks read and the sources that they read from."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:

@@ -1,17 +1,17 @@
 """The exchange: moves records between tasks through files in the store, and not through Ray's object store. Barriers
 (steps that need all documents, such as deduplication) and `materialize` use it.
 
-A map task writes one file with `buckets` segments, one for each bucket, of fixed-size records (a packed numpy dtype). A
+A map task writes one file of fixed-size records (a packed numpy dtype) with `buckets` segments, one for each bucket. A
 reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields that the
 writer chose. Records with equal keys stay in the order of writing, and so do all records if there are no key fields.
 Neither task needs memory in proportion to the data: the writer spills sorted runs to scratch files and merges them, and
 the reader merges blocks.
 
 A file consists of ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index,
-covers), padding to 64 bytes, the index, and the records. All numbers are little-endian. The index is divided into pages
-of PAGE buckets. A page holds the offsets, in records, at which its buckets begin and the last one ends (u64, one more
-than buckets), then an xxh3-128 checksum of each bucket's records. `index` in the header holds an xxh3-128 checksum for
-each page. The file's content hash is the sha256 of the header without `covers`.
+covers), padding to 64 bytes, the index, and the records. All numbers are little-endian. The index is divided into
+pages, each of which describes PAGE buckets. A page begins with the offsets, in records, at which its buckets begin, and
+the offset at which the last one ends (u64). An xxh3-128 checksum of each bucket's records follows. `index` in the
+header holds an xxh3-128 checksum for each page. The file's content hash is the sha256 of the header without `covers`.
 
 A reader checks the header against the content hash in its reference to the file, the page of a bucket against the
 header, and the bucket against the page. It thus notices damage in every range that it uses, and need not read the whole
@@ -358,8 +358,8 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
     """Returns a bucket of an exchange file as a sorted run: (function that reads records, number of records). Memory
-    holds only what is needed to read the records later. With `number`, the function adds it to each record as the field
-    `source`.
+    holds only what is needed to read the records later. If `number` is not None, the function adds it to each record as
+    the field `source`.
 
     A run must be read from beginning to end, because its checksum is compared after its last record. If the records are
     damaged, the task that used them gets an error before it returns, and so commits nothing.

@@ -110,7 +110,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
 
 
 class _Run:
-    """A sorted run of records, and the block of them that is in memory."""
+    """A sorted run of records, and the block of its records that is in memory."""
 
     def __init__(self, read: Read, length: int) -> None:
         self.read, self.length, self.next = read, length, 0
@@ -144,8 +144,8 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 def limit_runs(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
                limits: MergeLimits = LIMITS) -> list[Run]:
     """Merge groups of consecutive runs until at most `limits.fan_in` runs remain, and return these. The merged runs are
-    files in the folder `scratch`; no file stays open. Records with equal keys keep their order. Runs without key fields
-    are returned as they are."""
+    files in the folder `scratch`; no file stays open. Records with equal keys keep their order. If the key has no
+    fields, the runs are returned unmerged."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):

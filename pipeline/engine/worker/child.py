@@ -3,10 +3,10 @@ supervisor starts and watches the children on one machine.
 
 The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
 arguments the child is confined: it reaches object storage only through the broker (a process that accesses storage for
-it, `store.broker`), and may not read the files SECRETS (JSON). It receives `Work` and sends answers over its original
-stdin and stdout (`engine.messages`). Output of libraries goes to stderr; the supervisor keeps the end of it. Models and
-caches stay in memory between tasks. The crash cursor, in shared memory, records which document is being processed (168
-ns to write).
+it, `store.broker`), and may not read the files SECRETS (JSON). The child receives `Work` and sends answers over its
+original stdin and stdout (`engine.messages`). Output of libraries goes to stderr; the supervisor keeps the end of it.
+Models and caches stay in memory between tasks. The crash cursor, in shared memory, records which document is being
+processed; an update takes 168 ns.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
 
     Compiled kernels are pickles, which can run any code when they are loaded. A hostile document may have taken over a
     sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote,
-    so sealed processes keep their kernels in a folder of their own.
+    so sealed processes keep their kernels in a separate folder.
     """
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))

@@ -175,13 +175,14 @@ class CrashTriage:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new process. It must be new while a crash is investigated, or after a crash
-        that no document alone repeated, because state that earlier tasks left behind may have killed the process."""
+        """Whether the next child must be a new process. It must be new while a crash is investigated, and after a crash
+        that did not happen again when the documents ran alone, because state that earlier tasks left in the old process
+        may have caused the crash."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
-        """Note that a child process has finished its order without dying. Returns True if the child ran the whole
-        partition, so that triage is over. Otherwise returns False, and another child is needed."""
+        """Note that a child process has done its work without dying. Returns True if the child ran the whole partition
+        (all documents of the task), so that triage is over. Otherwise returns False, and another child is needed."""
         if self.mode == "run":
             return True
         if self.mode == "replay" and self._explained:
@@ -194,9 +195,9 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that a child process met a full disk, or storage that did not answer after retries; the child did not
-        die. Returns the seconds to wait before the next try. Raises GaveUp if there were too many such tries on this
-        node."""
+        """Note that a child process could not work because of a full disk, or of storage that did not answer after
+        retries; the child did not die. Returns the seconds to wait before the next try. Raises GaveUp if there were too
+        many such tries on this node."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)

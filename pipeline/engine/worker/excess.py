@@ -11,15 +11,18 @@ from pipeline.store.records import READING
 
 
 def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
-    """Returns the fault if the child process exceeds a limit, otherwise None. The CPU limits apply to the time that the
-    child spends at one position of its crash cursor: on a batch of documents (or one document) in one stage, on reading
-    one record, or outside any document. Each call therefore notes in `child` where the cursor is and how much CPU time
-    had been used when it got there, for comparison in the next call."""
+    """Returns the fault if the child process exceeds a limit, otherwise None.
+
+    The CPU limits apply to the time that the child spends at one position of its crash cursor: on a batch of documents
+    (or one document) in one stage, on reading one record, or outside any document. Each call therefore notes in `child`
+    where the cursor is, and how much CPU time the child had used when the cursor got there. The next call compares with
+    these values.
+    """
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)
         working = measure.working_seconds(child.pid)
-    except (OSError, IndexError):            # it is just dying
+    except (OSError, IndexError):            # the child is just ending
         return None
     # CPU time used between two samples cannot be attributed to one document, so it is dropped
     moved = cursor != child.position or cursor != child.cursor.read()

@@ -13,18 +13,18 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment (one attempt at a task) that a supervisor works on. The supervisor needs several child processes
-    for it if some of them die."""
+    """An assignment (one attempt at a task) that a supervisor works on. If child processes die, the supervisor needs
+    several of them for one job."""
 
     assignment: Assignment
     triage: CrashTriage
     started: float = 0.0     # monotonic, when its first child received it
     retry_at: float = 0.0       # monotonic, when it may be tried again after an environment failure
-    overtaken: int = 0       # jobs behind it in the queue that started before it
+    overtaken: int = 0       # number of later jobs of the queue that started before it
     place: tuple[int, int, int] = (-1, -1, -1)      # last position of its cursor
     since: float = 0.0       # monotonic, when its cursor got there
     reports: int = 0            # number of times it was reported as hanging there
-    fresh: bool = False      # it needs a new child: a warm one was sealed for other stages
+    fresh: bool = False      # it needs a new child, because an idle one had given up rights that its stages need
 
     @property
     def id(self) -> int:
@@ -36,11 +36,11 @@ class Job:
 
     @property
     def share(self) -> float:
-        """Number of GPUs that the task occupies; below 1, the part of one GPU (`pools.share`)."""
+        """Return the number of GPUs that the task occupies; below 1, the part of one GPU (`pools.share`)."""
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether the child process that works on this job may give this answer. A commit record must be of this job's
+        """Whether the child process that works on this job may send this answer. A commit record must be of this job's
         task, and name only files of this attempt. A file that is reported as damaged must be inside the store. Without
         these checks, a document that took over the child could commit or remove the results of other tasks."""
         match answer:

@@ -48,18 +48,20 @@ class Limits:
     idle_s: float = 20.0           # seconds without cursor movement and CPU time until the task is reported as hanging
 
     def batch_cpu_s(self, rows: int) -> float:
-        """Returns the CPU seconds that a batch of `rows` documents may take in one stage. Up to 16 documents get
-        `cpu_s` each; a big batch gets an eighth of `cpu_s` per document. This is plenty, because all but one document
-        in a thousand take at most a tenth of `cpu_s`. The limit keeps a document whose processing never ends from
-        occupying the child process for hours. When a batch exceeds the limit, its documents are run again one by one,
-        and none of them is blamed for the batch."""
+        """Returns the CPU seconds that a batch of `rows` documents may take in one stage. A batch of up to 16 documents
+        gets `cpu_s` for each of them. A larger batch gets 16 × `cpu_s` or, if that is more, an eighth of `cpu_s` per
+        document. This is plenty, because all but one document in a thousand take at most a tenth of `cpu_s`.
+
+        The limit keeps a document whose processing never ends from occupying the child process for hours. When a batch
+        exceeds the limit, its documents are run again one by one, and none of them is blamed for the batch.
+        """
         return self.cpu_s * min(rows, max(16, rows / 8))
 
     def hangs(self, still: float, idle: float, reports: int) -> bool:
-        """Whether to report a task as hanging. Its crash cursor (the record of which document it works on) has not
-        moved for `still` seconds, and its child process has used no CPU time for `idle` seconds. A task hangs after
-        `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits double with each of
-        the `reports` made so far."""
+        """Whether to report a task as hanging. `still`: the seconds for which its crash cursor (the record of which
+        document it works on) has not moved. `idle`: the seconds for which its child process has used no CPU time. A
+        task hangs after `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits
+        double with each of the `reports` made so far."""
         doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -97,8 +99,8 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal `number`. It is called when this signal killed a process that this one had
-    started, so that the supervisor treats both deaths alike."""
+    """End this process by the signal `number`. It is called when this signal has killed a process that this one had
+    started. The supervisor then treats the death of this process like the death of the other."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -113,8 +115,8 @@ def raise_oom_score(score: int = 500) -> None:
 
 
 def memory_use() -> tuple[int, int]:
-    """Returns (used, total) bytes of memory for the fullest of these: the machine, and the cgroups that this process is
-    in. File cache that the kernel can reclaim does not count as used."""
+    """Returns (used, total) bytes of memory. They are those of this machine or of a cgroup that this process is in,
+    whichever is fullest. File cache that the kernel can reclaim does not count as used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -156,7 +158,7 @@ def _groups(mount: str, path: str, limit: str, usage: str, cache: str) -> list[t
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the names of this machine's NVIDIA GPUs, in the form that CUDA_VISIBLE_DEVICES uses. The names come from
-    that variable or from /dev; the GPU driver is not asked."""
+    that variable or, if it is not set, from /dev."""
     named = env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
@@ -172,9 +174,9 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}: {} if
-        the share is 0, and None if not enough is free. A part of a device is taken from the fullest device that has
-        enough left, so that whole devices stay free."""
+        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}, which is
+        {} if the share is 0. Returns None if not enough is free. A part of a device is taken from the fullest device
+        that has enough left, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             parts = {self.names[fitting[0][1]]: share} if fitting and share else {}

@@ -157,7 +157,7 @@ class ChildProcess:
         self.job = None
 
     def cpu_seconds(self) -> float:
-        """CPU time the child has used so far; 0 when it is dead."""
+        """Return the CPU time that the child has used so far, in seconds; 0 when it is dead."""
         try:
             return measure.cpu_seconds(self.pid)
         except OSError:
@@ -194,13 +194,13 @@ class ChildProcess:
 
 
 class StorageBroker:
-    """The storage broker of a confined child process, in the supervisor that started the child. The broker is a process
-    that accesses object storage for the child (`store.broker`). At first there is only a pair of sockets, of which the
-    child gets `child_end`; the broker starts when the child first writes."""
+    """Starts and ends the storage broker of a confined child process. The broker is a process that accesses object
+    storage for the child (`store.broker`). At first there is only a pair of sockets, of which the child gets
+    `child_end`; the broker starts when the child first writes to it."""
 
     def __init__(self, store: str, scratch: str, env: Mapping[str, str]) -> None:
         self.own_end, self.child_end = socket.socketpair()
-        #: roots it serves; None until the process has started
+        #: roots of object storage that the broker serves; None until it has started
         self.roots: tuple[str, ...] | None = None
         self._store, self._scratch, self._env = store, scratch, env
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,7 +1,7 @@
 """The supervisor runs tasks in child processes, which it may kill. When a child dies, the supervisor finds the document
 that killed it. This module does not use Ray.
 
-All work happens in one call, `poll(assignments, timeout) -> events`. All calls must come from one thread, because a
+All work happens in one method, `poll(assignments, timeout) -> events`. All calls must come from one thread, because a
 child dies with the *thread* that started it (PR_SET_PDEATHSIG). Between two calls the children continue to work, but
 nobody watches them. The first event that `poll` returns is `Ready`.
 """
@@ -70,7 +70,7 @@ class Supervisor:
     """Runs tasks in up to `slots` child processes, which it starts and watches. `memory_mb` bounds the memory that
     concurrent tasks declare together (default: the share `Limits.memory_share` of the memory of the cgroup or machine,
     less the memory in use and OWN_MB). `devices` are the GPUs that the children share (default: all of this machine).
-    The first event, `Ready`, gives the versions of `libraries`, and says whether the path `witness` exists in the
+    The first event, `Ready`, contains the versions of `libraries`, and says whether the path `witness` exists in the
     store."""
 
     def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
@@ -152,7 +152,7 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the living children."""
+        """Return the process ids of the living children."""
         return [c.pid for c in self._children]
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """Returns the job to start now: the first in the queue whose memory and GPUs are free; None if there is no such
-        job. A job that was overtaken by too many others blocks all jobs behind it. Otherwise the memory and GPUs that
-        it needs might never be free at the same time."""
+        """Returns the job to start next: the first in the queue for which enough memory and GPUs are free; None if
+        there is no such job. A job that was overtaken by too many others blocks all jobs behind it. Otherwise the
+        memory and GPUs that it needs might never be free at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
