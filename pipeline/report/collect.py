@@ -48,10 +48,11 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     """Collect the report of a run and write runs/RUN/report.{json,md,html} and STORE/report.json. Returns the content
     of report.json.
 
-    `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
-    driver. `check_lease` (`Log.check_lease`) is called before anything is written. It raises if another driver has
-    taken over the store, which may happen while the report is collected. `sums` maps names of plan nodes to the sums of
-    their counters. For nodes that are not in `sums`, all records are read and added up.
+    `get` returns the commit record of the task with a given key. It is `Log.get` in the driver (the process that plans
+    a run and commits its results), and `Log.read(store).get` in any other process. `check_lease` (`Log.check_lease`) is
+    called before anything is written. It raises if another driver has taken over the store, which may happen while the
+    report is collected. `sums` maps names of plan nodes to the sums of their counters. For nodes that are not in
+    `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)

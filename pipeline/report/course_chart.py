@@ -22,7 +22,7 @@ EVALUATIONS = 8
 
 def draw(course: Mapping[str, Any], losses: Mapping[str, Any] | None, color: Mapping[str, int]) -> Element:
     """Draw the course of a training as SVG: losses, learning rate and mixture. `course` and `losses` are the sections
-    of report.json with these names. `color` is the number of each stream's colour."""
+    of report.json with these names. `color` maps each stream to the number of its colour."""
     total = course["at"][-1]
     panels: list[Element] = []
     y = TOP

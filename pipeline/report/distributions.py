@@ -24,9 +24,10 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the template `signals.html.j2`. `signals` are the charts of signals by dataset, and
-    `scores` are those charts of the argument `scores` whose signal has no such chart. At most SHOWN signals of a
-    dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
+    """Return the arguments of the template `signals.html.j2`. The argument `signals` of the template holds the charts
+    of signals, by dataset. The argument `scores` of the template holds the charts in `scores`, except those of signals
+    that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals
+    with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -120,8 +121,8 @@ def _name(number: int, skipped: int) -> str:
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """Return the data of one SVG path with all bars of a histogram. Each bar stands at its height in `feet`. A bar with
-    documents is at least 1.5 high, so that it can be seen."""
+    """Return the data of one SVG path with all bars of a histogram. `feet` holds the vertical position at which each
+    bar begins. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
                    for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)

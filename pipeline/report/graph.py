@@ -10,19 +10,19 @@ from typing import Any
 from pipeline.report.nodes import Node
 from tokenizer.mixture.curriculum import Curriculum
 
-#: nodes of a kind with the same successors are drawn as one if there are more of them
+#: nodes of a kind with the same successors are drawn as one node if there are more of them than this
 ALIKE = 5
 
 
 def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
-    documents, `dropped`. An edge leads from the node `from` to the node `to`. It has `docs`, the number of documents
-    that `to` gets from `from`, or `tokens`, all tokens of a stream that the curriculum reads (a token counts
-    once, however often it is read).
+    documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
+    documents that `to` gets from `from`. An edge from a stream to the curriculum has `tokens` instead, the number of
+    tokens of the stream.
 
-    The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. If a
-    pass reads several passes and selects documents by `where`, `docs` is left out, because a pass counts what it reads
-    by source, not by the pass that it comes from.
+    The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. A pass
+    counts the documents that it reads by source, not by the pass that they come from. If it reads several passes and
+    selects documents by `where`, `docs` is therefore unknown and left out.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -113,7 +113,8 @@ def joined(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unused(name: str, used: set[str]) -> str:
-    """Return `name`, with a number behind it if a node has this name already: two groups may have as many nodes."""
+    """Return `name`, or `name` followed by a number if `name` is in `used`. The name of a group states its kind and its
+    number of nodes, so two groups may get the same name."""
     return next(n for i in itertools.count(1) if (n := name + (f" ({i})" if i > 1 else "")) not in used)
 
 

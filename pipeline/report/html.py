@@ -104,9 +104,10 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one stream. It
-    gets its share of the windows (training samples) that the phase really takes, and the difference between this number
-    of windows and the planned one. In a phase the largest streams come first."""
+    """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one stream. Two
+    figures are added to a row: `share`, the stream's share of the windows (training samples) that the phase really
+    takes, and `difference`, the real minus the planned number of windows of the stream. In a phase the largest streams
+    come first."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in document["mixture"]:
         grouped.setdefault(row["phase"], []).append(row)
@@ -220,8 +221,8 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Count, for each language of a dataset, the documents that were kept, those that were dropped, and those that each
-    stage dropped. The most common languages come first, and the other languages are combined. Empty when the dataset
-    has at most one language."""
+    stage dropped. The most common languages come first, and the other languages are combined. The result is empty if
+    the dataset has at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def row_of(language: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Stratum:
 
     @property
     def quota(self) -> int:
-        """The largest number of rows that the report reads from each file."""
+        """Return the largest number of rows that the report reads from each file."""
         return max(1, ROWS // max(1, len(self.files)))
 
     @property

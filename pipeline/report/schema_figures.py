@@ -107,7 +107,8 @@ class Group(Part):
 
 
 class SourcePair(Part):
-    """The number of documents of one source that were removed as duplicates of documents of a source."""
+    """The number of documents of one source that were removed because of kept documents of another (or the same)
+    source."""
 
     removed: str = fact("source of the removed documents")
     kept: str = fact("source of the kept ones")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: what tells the items of a list apart
+#: the keys by whose values the items of a list are told apart
 IDENTITY = ("phase", "pass", "barrier", "node", "dataset", "name", "step", "stage", "reason", "stream", "source",
             "signal", "language", "domain", "key", "side")
 #: sections without figures, and lists without them further down: samples of documents, and what repeats other figures
@@ -47,8 +47,8 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _counts(path: Path) -> bool:
-    """Whether a figure counts documents or the like, so that a missing figure means 0. This depends on the keys in its
-    path. `licences` consists only of counts, and `dropped` is a mapping of counts only in the bins of a signal."""
+    """Return whether a figure is a count, so that a missing figure means 0. This depends on the keys in its path.
+    `licences` consists only of counts, and `dropped` is a mapping of counts only in the bins of a signal."""
     return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
 
