@@ -49,8 +49,8 @@ SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept"
 
 @dataclass(frozen=True)
 class PartRef:
-    """Describes one part (the output of one task) of a barrier's input. Parts are in the order of the plan, which is
-    that of the source paths within a dataset."""
+    """Describes one part (the output of one task) of a barrier's input. Parts are in the order of the plan. Within a
+    dataset, this is the order of the paths of the source files."""
 
     key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`

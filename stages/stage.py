@@ -139,21 +139,22 @@ class Stage:
     libraries: tuple[str, ...] = ()
     #: True: `process_batch` is called with lists of documents, not `process`
     batched: ClassVar[bool] = False
-    #: True for stages that remove personal data; the `prepare` stage of a dedup is placed before the first of them
+    #: True for stages that remove personal data. The `prepare` stage of a deduplication, which hashes texts, is placed
+    #: before the first of them
     scrubs: bool = False
     #: True when the stage reads `doc.raw` (bytes) and makes `doc.text`
     extracts: bool = False
     #: the reader for files that `tokenmill extract --as` accepts under the name of this step; "": no such files
     read_by: ClassVar[str] = ""
-    #: False when the stage does not read the text; it may then stand before the step that makes the text
+    #: False when the stage does not read the text; a recipe may then list it before the step that makes the text
     reads_text: ClassVar[bool] = True
     #: the kind of stage that `tokenmill steps` shows; "": derived from the other attributes
     does: ClassVar[str] = ""
-    #: True when the stage sets `doc.language`. The stored language is then not the one that earlier steps saw, so their
-    #: verdicts by language cannot be derived from it
+    #: True when the stage sets `doc.language`. Earlier steps then saw another language than the stored one, so their
+    #: verdicts by language cannot be derived from stored documents
     sets_language: ClassVar[bool] = False
-    #: False when `process` also drops documents for reasons that `verdict` does not know, such as a list of addresses,
-    #: although it has written signals of the document. No verdict then tells that such a document would be kept
+    #: False when `process` may write all signals of a document and still drop it for a reason that `verdict` cannot
+    #: find in the signals, such as an address on a list. A verdict of None then does not mean that the document is kept
     verdict_is_whole: ClassVar[bool] = True
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None: no side table
     side: pa.Schema | None = None
@@ -247,8 +248,8 @@ class Stage:
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the stage may drop documents under the settings `config`. Lint uses the answer to judge the order of
-        steps, because the work of earlier steps on dropped documents is wasted."""
+        """Return whether the stage may drop documents under the settings `config`. Lint uses the answer to judge the
+        order of steps, because the work of earlier steps on dropped documents is wasted."""
         return cls.drops
 
     def programs(self) -> tuple[str, ...]:

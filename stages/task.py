@@ -55,7 +55,8 @@ class Cursor(Protocol):
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """The function `set(first row, last row, stage)`, with which the task reports on which rows it is working."""
+        """Return the function `set(first row, last row, stage)`, with which the task reports on which rows it is
+        working."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""

@@ -60,8 +60,8 @@ class Sizes:
     shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
-        """The number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write the
-        records, and one task reads each bucket."""
+        """Return the number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write
+        the records, and one task reads each bucket."""
         return max(1, min(-(-total_bytes // self.bucket_bytes),
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 

@@ -2,16 +2,16 @@
 
 A cluster comes from locality-sensitive hashing (LSH), so its documents are only candidates for removal. If A shares a
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
-A template that thousands of pages share also puts them into one cluster, whatever their texts are (in Marin's audit of
-July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority of their
-dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with it and
-their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
+A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
+audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
+of their dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with
+it and their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
-hashes. The texts are cut after `max_chars` characters and simplified before. Anyone can recompute the similarity from
-the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is scrubbed,
-while texts are stored and compared after it. The text behind a document's band keys and the text that is compared may
-thus differ in an e-mail address, for example, but both come from the same page.
+hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
+from the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is
+scrubbed, while texts are stored and compared after it. The text behind a document's band keys and the text that is
+compared may thus differ in an e-mail address, for example, but both come from the same page.
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
 candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
@@ -212,8 +212,8 @@ class Verify:
     Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
     to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
     `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
-    compared), `max_comparisons` (most comparisons for one document). Under `$volatile`, which does not enter the task's
-    key, stands `cache`: the bytes of shingle sets that are held in memory.
+    compared), `max_comparisons` (most comparisons for one document). `$volatile` holds arguments that do not change the
+    task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
@@ -303,8 +303,8 @@ class _Judge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Look for a kept document because of which document `i` is removed. `start` is the first document of the
-        cluster, and `index` holds the kept documents by band key.
+        """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
+        of the cluster, and `index` holds the kept documents by band key.
 
         Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
         resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the

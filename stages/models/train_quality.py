@@ -34,7 +34,7 @@ from stages.stage import file_sha256, library_versions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: most labels of a classifier, and most bytes of one
+#: most labels of a classifier, and most bytes of a label
 MOST_LABELS, LONGEST_LABEL = 1000, 100
 #: most texts of a reference corpus that are scored; with this many, the share that a threshold keeps is known to 0.3 %
 #: (at 95 % confidence)

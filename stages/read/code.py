@@ -5,8 +5,8 @@ docstrings and licence header. `meta.code_language` is the programming language,
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line of more than
 1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines), `few_letters`
-(less than a quarter of the characters are alphanumeric), `too_large`, `other_type` (the name may be that of source
-code, but the content is no source code).
+(less than a quarter of more than 400 non-blank characters are alphanumeric), `too_large`, `other_type` (the name may be
+that of source code, but the content is no source code).
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).
@@ -30,7 +30,7 @@ from stages.text.encoding import decode
 #: languages written with one paragraph per line, which StarCoder2's rule of long lines exempts
 _PROSE = {"tex", "markdown", "restructuredtext", "smt"}
 _LONGEST_PROSE = 100_000
-#: A file of more non-blank characters than this must be a quarter alphanumeric. A shorter one may have more signs.
+#: The rule `few_letters` applies only to files of more non-blank characters than this.
 _FEW = 400
 #: byte order marks of UTF-16 and little-endian UTF-32, whose text is full of NULs
 _WIDE = (b"\xff\xfe", b"\xfe\xff")

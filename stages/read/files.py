@@ -32,7 +32,7 @@ class Files(Reader):
 
     @property
     def most(self) -> int:
-        """Size in bytes, after decompression, of the largest file that is read. Larger files are counted as
+        """Return the size in bytes, after decompression, of the largest file that is read. Larger files are counted as
         `too_large`."""
         return self.config.max_bytes
 
@@ -51,7 +51,7 @@ class Files(Reader):
             yield self._from_bytes(data, slice, 0, "", 0)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        occurrences: Counter[str] = Counter()            # of each name; a second member of one name has ordinal 1
+        occurrences: Counter[str] = Counter()            # by name; the second member with a name gets ordinal 1
         offset = 0
         try:
             for member in members(local, slice.path, self.member_suffixes or self.suffixes, self.most):

@@ -148,7 +148,7 @@ class Jsonl(Reader):
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
+    """Return whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [v for v in level if isinstance(v, (dict, list))]

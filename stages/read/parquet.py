@@ -19,8 +19,9 @@ from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
 from stages.stage import SettingsError, signal
 
-#: Limits on the rows turned into documents at a time: their number; their bytes if each row were the largest entry of a
-#: dictionary, since a text that a million rows share is stored once; their bytes if each row had the mean size.
+#: Limits on the rows turned into documents at a time. _BATCH limits their number. _BATCH_BYTES limits their bytes if
+#: each row were the largest entry of a dictionary, which stores a text once even if a million rows share it.
+#: _LIKELY_BYTES limits their bytes if each row had the mean size.
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows whose dictionary entries are counted at a time
 _COUNTED_ROWS = 1 << 16
@@ -326,7 +327,7 @@ def _nanoseconds(column: pa.Array) -> list[Any]:
 
 
 def _sound(column: list[Any]) -> bool:
-    """Whether a document's `meta` can hold the values of a column unchanged."""
+    """Return whether a document's `meta` can hold the values of a column unchanged."""
     kinds = {type(v) for v in column} - {NoneType}
     if kinds == {str}:
         return max(len(v) for v in column if v is not None) <= MAX_VALUE
@@ -334,7 +335,7 @@ def _sound(column: list[Any]) -> bool:
 
 
 def _numbers(column: list[Any]) -> bool:
-    """Whether the values of a column can become signals (floats) without a change of value."""
+    """Return whether the values of a column can become signals (floats) without a change of value."""
     kinds = {type(v) for v in column} - {NoneType}
     return kinds <= {bool} or (kinds <= {int, float} and all(v is None or (isfinite(v) and float(v) == v)
                                                               for v in column))
@@ -348,7 +349,7 @@ def unread_columns(columns: Columns, schema: pa.Schema) -> list[str]:
 
 
 def _binary(kind: pa.DataType) -> bool:
-    """Whether values of a type are binary or contain binary values."""
+    """Return whether values of a type are binary or contain binary values."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or (
             pa.types.is_binary_view(kind)):
         return True

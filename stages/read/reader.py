@@ -146,7 +146,7 @@ class Reader:
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
-        """Return how many of the `size` bytes of a stored file (compressed, if it is) belong to a slice."""
+        """Return how many of the `size` bytes of a stored file, which may be compressed, belong to a slice."""
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
@@ -167,9 +167,9 @@ class Reader:
 
 
 def is_machine_fault(e: BaseException) -> bool:
-    """Whether the machine, and not the file, is at fault for an error while reading. The machine is at fault when
-    memory ran out or the operating system reported the error. Such an error must fail the task. If the error were taken
-    for damage in the file, the part of the file after it would be recorded as lost.
+    """Return whether the machine, and not the file, is at fault for an error while reading. The machine is at fault
+    when memory ran out or the operating system reported the error. Such an error must fail the task. If it were treated
+    as damage in the file, the part of the file after it would be recorded as lost.
 
     An OSError without errno comes from a decoder, so the file is at fault. EINVAL counts as the file's fault, too: it
     comes from a seek to an impossible offset, which a damaged archive directory can cause.

@@ -132,7 +132,7 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
 
 
 def is_array(local: str) -> bool:
-    """Whether a file is one JSON array. The answer is False for JSON Lines whose first line is an array."""
+    """Return whether a file is one JSON array. The result is False for JSON Lines whose first line is an array."""
     with Stream(local) as stream:
         try:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()

@@ -22,7 +22,7 @@ MOST_CHECKED_BYTES = 64 << 20
 
 
 class MissingModel(TokenmillError, FileNotFoundError):
-    """A model file is missing and must be fetched first. The message says how."""
+    """Raised when a model file is missing and must be fetched first. The message says how to fetch it."""
 
     exit_code = 2
 
@@ -30,7 +30,7 @@ class MissingModel(TokenmillError, FileNotFoundError):
 
 
 def lid176() -> Path:
-    """Path of lid.176.ftz, fastText's model for identifying languages.
+    """Return the path of lid.176.ftz, fastText's model for identifying languages.
 
     Raises:
         MissingModel: the file is missing; the message says where it was searched for and how to get it.
@@ -44,7 +44,7 @@ def lid176() -> Path:
 
 
 def default_lid176() -> Path | None:
-    """Path of lid.176.ftz, fastText's model for identifying languages; None if it is not installed."""
+    """Return the path of lid.176.ftz, fastText's model for identifying languages; None if it is not installed."""
     return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
 
 
@@ -54,8 +54,8 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """The labels of a fastText model, for checking settings before anything runs. The result is None if the file is
-    missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
+    """Return the labels of a fastText model, for checking settings before anything runs. The result is None if the file
+    is missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
     take seconds."""
     try:
         info = os.stat(path or "")
