@@ -235,14 +235,15 @@ class Stage:
         return []
 
     def reads(self) -> dict[str, str]:
-        """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
-        "language" is added if the verdict uses `doc.language`. A recipe is refused if one of these signals is written
-        by no earlier step."""
+        """Return the signals (numbers per document) of earlier steps that this stage needs, as {signal: config field
+        that names it}. The key "language" is added if the verdict uses `doc.language`. A recipe is refused if one of
+        these signals is written by no earlier step."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove the stage's signals from a document, which may have old values from an earlier dataset. A stage that
-        does not write all its signals for every document calls this method first, so that no old value remains."""
+        """Remove the stage's signals (numbers per document) from a document, which may have old values of them from an
+        earlier dataset. A stage that does not write all its signals for every document calls this method first, so that
+        no old value remains."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
@@ -258,8 +259,8 @@ class Stage:
         return ()
 
     def scored(self) -> tuple[str, ...]:
-        """Return the signals whose distribution the report shows: `scores`, if it is not None. Otherwise they are all
-        signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
+        """Return the signals (numbers per document) whose distribution the report shows: `scores`, if it is not None.
+        Otherwise they are all signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
         return self.scores if self.scores is not None else () if self.exact else self.signals
 
     def counts(self, doc: Document) -> dict[str, Any] | None:

@@ -68,8 +68,8 @@ class Segments(Protocol):
     buckets: int
 
     def write(self, buckets: NDArray[Any], records: NDArray[Any]) -> None:
-        """Add records to the exchange file: record i goes to the bucket with the number buckets[i], an integer below
-        `self.buckets`. Both arrays have shape [n]."""
+        """Add records to the exchange file (by which a task passes records to later tasks): record i goes to the bucket
+        with the number buckets[i], an integer below `self.buckets`. Both arrays have shape [n]."""
 
 
 class Out(Protocol):

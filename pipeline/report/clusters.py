@@ -109,9 +109,9 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
 
 
 def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
-    """Return (key of the task, file) for files with the texts of documents that a pass kept. At most PARTS files are
-    returned, those of the tasks with the smallest keys. Some passes write no texts, but only lists of the rows that are
-    gone (row sets). Instead of these, the files of the passes before them are returned."""
+    """Return (key of the task, file) for files with the texts of the documents that a pass (a group of steps that run
+    together) kept. Files of at most PARTS tasks are returned, the tasks with the smallest keys. If the pass wrote no
+    texts, but only lists of the rows that are gone (row sets), the files of the passes before it are returned."""
     if "gone.parquet" not in node.writes:
         return [(record.key, info) for record in node.choose(sampled.PARTS)
                 if (info := record.files["kept.parquet"]).rows]

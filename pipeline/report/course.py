@@ -1,5 +1,5 @@
 """Makes the report's sections about the course of a training: the planned and the realised mixture over the tokens, and
-the losses by stream that the trainer has written so far."""
+the losses by token stream that the trainer has written so far."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 
 
 def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
-    """Return the mixture of the streams over the course of the training, in stretches of the order of samples: {at,
-    phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for each
-    stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. Each stretch
-    lies in one phase. A phase of two or more samples has at least two stretches."""
+    """Return the mixture of the token streams over the course of the training, in stretches of the order of samples:
+    {at, phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for
+    each stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. Each
+    stretch lies in one phase. A phase of two or more samples has at least two stretches."""
     if curriculum is None or not curriculum.tokens:
         return None
     ends, phases = [0], []
@@ -133,7 +133,8 @@ class _Thinned:
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
     """Return the figures of a line of metrics.jsonl, or None if the line has no loss or no number of tokens. The loss
-    of a stream is a number in the line of a step, and a mapping with the key `loss` in the line of an evaluation."""
+    of a token stream is a number in the line of a step, and a mapping with the key `loss` in the line of an
+    evaluation."""
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

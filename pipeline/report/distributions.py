@@ -25,9 +25,9 @@ SHOWN = 48
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
     """Return the arguments of the template `signals.html.j2`. The argument `signals` of the template holds the charts
-    of signals, by dataset. The argument `scores` of the template holds the charts in `scores`, except those of signals
-    that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals
-    with thresholds are chosen first."""
+    of signals (numbers per document), by dataset. The argument `scores` of the template holds the charts in `scores`,
+    except those of signals that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 ·
+    `rows` in all; signals with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -46,8 +46,8 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal with its histogram, thresholds and other values, as the page shows it. `only` is the approximate
-    value of the signal if all documents fall into one bin of the histogram, else None."""
+    """Return a signal (a number per document) with its histogram, thresholds and other values, as the page shows it.
+    `only` is the approximate value of the signal if all documents fall into one bin of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
@@ -55,8 +55,8 @@ def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[st
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a threshold as the page shows it. For this and other values of the threshold, it has the share of all
-    documents with the signal that pass, and the share of the kept documents that pass."""
+    """Return a threshold as the page shows it. For this and other values of the threshold, the result states which
+    share of all documents with the signal would pass, and which share of the kept documents."""
     return {**bound, "now": _number_text(bound["value"]), "at": [
         {"value": _number_text(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
@@ -64,8 +64,8 @@ def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histogram(row: Mapping[str, Any]) -> Element:
-    """Draw a histogram of a signal: bars of kept documents, bars of dropped documents on top of them, and a dashed line
-    at each threshold."""
+    """Draw a histogram of a signal (a number per document): bars of kept documents, bars of dropped documents on top of
+    them, and a dashed line at each threshold."""
     kept, dropped = ({int(b): n for b, n in row["bins"][word].items()} for word in ("kept", "dropped"))
     low, high = min([*kept, *dropped]), max([*kept, *dropped])
     marks = [b for b in row["bounds"] if b["value"]]

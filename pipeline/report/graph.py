@@ -1,5 +1,5 @@
-"""Makes the report's section about the plan as a graph: the nodes (passes, barriers …), and the number of documents or
-tokens that each node hands to the next."""
+"""Makes the report's section about the plan as a graph: the nodes (passes, deduplications …), and the number of
+documents or tokens that each node hands to the next."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ALIKE = 5
 def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
     documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
-    documents that `to` gets from `from`. An edge from a stream to the curriculum has `tokens` instead, the number of
-    tokens of the stream.
+    documents that `to` gets from `from`. An edge from a token stream to the curriculum has `tokens` instead, the number
+    of tokens of the stream.
 
-    The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. A pass
-    counts the documents that it reads by source, not by the pass that they come from. If it reads several passes and
-    selects documents by `where`, `docs` is therefore unknown and left out.
+    The pass (group of steps that run together) after a barrier (such as deduplication) has an edge from the barrier,
+    not from the passes before it. A pass counts the documents that it reads by source, not by the pass that they come
+    from. If it reads several passes and selects documents by `where`, `docs` is therefore unknown and left out.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -69,8 +69,9 @@ def _docs_kept(node: Node) -> int:
 
 
 def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
-    """Return the number of documents that the pass `node` reads from the pass `parent`. Returns None if this is
-    unknown, because `node` has several parents and reads fewer documents than the parents kept."""
+    """Return the number of documents that `node` reads from `parent`, both of them passes (groups of steps that run
+    together). Returns None if this is unknown, because `node` has several parents and reads fewer documents than the
+    parents kept."""
     parents = [by_name[d] for d in node.deps if d in by_name]
     if parents == [parent]:
         return _docs_read(node)

@@ -156,8 +156,8 @@ class Margins:
         return out
 
     def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[Rule]:
-        """Yield the rules (pairs of a threshold and a signal) that made a stage drop a document for its recorded
-        reason. The rules are found by trial."""
+        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop a document
+        for its recorded reason. The rules are found by trial."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
         document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
         for stage in self._stages[key[0]]:
@@ -227,7 +227,7 @@ def _loaded(name: str, config: Any) -> Iterator[Stage]:
 
 def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | None:
     """Return the verdict of a stage on a document under a config: the reason to drop it, or None to keep it. None is
-    also returned when the stage cannot give a verdict from stored signals."""
+    also returned when the stage cannot give a verdict from stored signals (numbers per document)."""
     judge = copy.copy(stage)
     judge.config = config
     verdicts = stored_verdicts(document, judge)

@@ -1,5 +1,5 @@
 """Makes the report's section about the quality of the order of training samples. It says whether batches have the
-planned mixture, and whether windows (samples) that are neighbours in a stream are far apart in the order, as in a
+planned mixture, and whether windows (samples) that are neighbours in a token stream are far apart in the order, as in a
 random order."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ STEPS, SAMPLES = 64, 4096
 def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
     """Measure how well the order of training samples is mixed, on some of the steps: {steps, of, samples, deviation,
     streams}. `steps` is the number of steps examined, `of` the number of all steps, and `samples` the number of samples
-    examined. `deviation` is the largest difference between the number of windows (samples) that a stream has in a step
-    and the number that its weight gives it.
+    examined. `deviation` is the largest difference between the number of windows (samples) that a token stream has in a
+    step and the number that its weight gives it.
 
     For each stream, `windows` is the number examined, and `neighbours` is the number of pairs in one step that are
     adjacent in the stream. `expected` is the number of such pairs if windows were drawn at random from the whole

@@ -1,10 +1,10 @@
 """Chooses the parts (files of documents) of a dataset that the report reads. The report of a run with a million tasks
 therefore reads as little as that of a run with 64.
 
-Counters give totals. Values that no counter has (signals, addresses) are read from at most PARTS tasks of a pass. At
-most ROWS rows of each kind (kept documents, or documents that one pass dropped) are read. The tasks chosen are those
-with the smallest keys. Keys are hashes, so the choice is random, yet it is the same in each report of a run. Figures
-are scaled to the totals; if all rows were read, they are exact.
+Counters give totals. Values that no counter has (signals, addresses) are read from the files of at most PARTS tasks of
+each pass (group of steps that run together). At most ROWS rows of each kind (kept documents, or documents that one pass
+dropped) are read. The tasks chosen are those with the smallest keys. Keys are hashes, so the choice is random, yet it
+is the same in each report of a run. Figures are scaled to the totals; if all rows were read, they are exact.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Stratum:
 
 
 def strata(passes: list[Node]) -> list[Stratum]:
-    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass kept, and
-    those that each of its passes dropped."""
+    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass (group of
+    steps that run together) kept, and those that each of its passes dropped."""
     out = []
     for node in passes:
         files = [record.files for record in node.choose(PARTS)]

@@ -140,7 +140,7 @@ class CoursePhase(Part):
 
 
 class CourseStream(Part):
-    """The tokens of one stream in each stretch of the order of training."""
+    """The tokens of one token stream in each stretch of the order of training."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")

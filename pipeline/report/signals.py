@@ -47,9 +47,9 @@ def tried(value: float) -> list[float]:
 
 @dataclass
 class _Signal:
-    """Counts of the documents that have one signal. Both `bins` and `within` have separate counts for kept documents
-    (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by (bound, threshold), the
-    documents that each tried threshold would let pass."""
+    """Counts of the documents that have one signal (a number per document). Both `bins` and `within` have separate
+    counts for kept documents (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by
+    (bound, threshold), the documents that each tried threshold would let pass."""
 
     step: str
     bounds: list[Bound]

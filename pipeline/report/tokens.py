@@ -41,11 +41,11 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """Return one row for each phase of the curriculum and each stream with a weight in it. `planned` is the number of
-    windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the number that
-    the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the number of
-    tokens read of the stream by the end of the phase, divided by the stream's length in tokens. `repeats_from` is the
-    number of the first sample in the phase that reads the stream a second time, or None."""
+    """Return one row for each phase of the curriculum and each token stream with a weight in it. `planned` is the
+    number of windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the
+    number that the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the
+    number of tokens read of the stream by the end of the phase, divided by the stream's length in tokens.
+    `repeats_from` is the number of the first sample in the phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
     repeats_from = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}

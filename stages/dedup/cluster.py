@@ -63,9 +63,10 @@ class Clusters:
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
     """Yield the EDGE records (pairs of documents) of the files `links` in arrays.
 
-    Each end of an edge is a place: part number << 32 | row. In the files, parts are numbered from the start of a group
-    of parts or over all groups; `firsts` holds for each file the number to add, so that the result numbers them over
-    all groups. An array is yielded as soon as it holds more than `most` edges; the last array may hold fewer.
+    Each end of an edge is a place: part number << 32 | row. A part is a file of documents. Some of the files number
+    parts from the start of a group of parts; in the result, parts are numbered over all groups. `firsts` holds for each
+    file the number to add. An array is yielded as soon as it holds more than `most` edges; the last array may hold
+    fewer.
     """
     pending: list[NDArray[Any]] = []
     size = 0
@@ -88,7 +89,7 @@ def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) 
 
     A document is given by its place (part number << 32 | row): `nodes` holds the places of the documents, and `roots`
     for each document the smallest place in its cluster. `firsts` holds the number of the first part of each group of
-    parts.
+    parts (files of documents).
     """
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
@@ -106,7 +107,8 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
     """Return the waves (tasks that may run at the same time) that find the clusters of near-duplicates. They read the
     edges that the waves `bands` and `links` have written, and write files `members.seg` (which cluster a document
-    belongs to) in the wave `clusters`. `firsts` holds the number of the first part of each group of parts."""
+    belongs to) in the wave `clusters`. `firsts` holds the number of the first part (file of documents) of each group of
+    parts."""
     def linked(done: Done) -> int:
         """Return the number of edges between documents that the waves `bands` and `links` have written."""
         return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])

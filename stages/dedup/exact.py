@@ -140,8 +140,8 @@ class Exact(Barrier):
 
         def survivors(done: Done, column: str) -> list[FileRef]:
             """Return references to the files that say which document is kept for each hash that several documents have.
-            `column` says whether the hashes are those of texts or URLs. The list is empty before the column's wave of
-            tasks has run."""
+            `column` says whether the hashes are those of texts or URLs. The list is empty until the tasks that compute
+            these files have run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> WaveTasks:
@@ -227,8 +227,8 @@ class ExactMap:
 class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
-    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts), `ranks` (priority of each group),
-    `bucket` (number of the range).
+    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts, which are files of documents),
+    `ranks` (priority of each group), `bucket` (number of the range).
 
     The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group. A record
     goes to every group that has the hash. The task counts hashes, repeated hashes, removed documents, and how often the

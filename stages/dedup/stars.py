@@ -98,13 +98,13 @@ class Star:
 
 class Members:
     """Task that reads the clusters from one bucket of arcs (directed edges) of the last round of `Star`. The arcs form
-    stars, one for each cluster.
+    one star for each cluster: a node that is joined to all other nodes of the cluster.
 
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `groups` (number of
     the first part of each group of parts; a part is a file of documents).
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
-    group). It has the same counters as `cluster.Clusters`.
+    group). The task has the same counters as `cluster.Clusters`.
     """
 
     name = "stars_members"

@@ -61,18 +61,18 @@ def candidate(bands: int) -> np.dtype[Any]:
     """Return the dtype of the record of a candidate for removal, which is a document in a cluster. `bands` is the
     number of the document's band keys (hashes of the bands of its MinHash signature).
 
-    `root` identifies the cluster: it is the smallest place (part << 32 | row) of the cluster's documents. Then follow
-    the document's part and row within its group of parts, its id, its length in characters, and its band keys. Its
-    shingle set (hashes of word n-grams) consists of `count` values from value `offset` on in the group's
-    `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
+    `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents) of the
+    cluster's documents. Then follow the document's part and row within its group of parts, its id, its length in
+    characters, and its band keys. Its shingle set (hashes of word n-grams) consists of `count` values from value
+    `offset` on in the group's `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
     """
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 
 
 class Shingles:
-    """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts that are
-    candidates for removal.
+    """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts (files of
+    documents) that are candidates for removal.
 
     Arguments: `members` (references to files of MEMBER records, which name the candidates and their clusters), `group`
     (number of the group, which is the bucket to read), `parts` (for each part of the group references to its side table

@@ -92,8 +92,8 @@ class Code(Files):
         yield from repository.documents()
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Yields the documents of several files, each given as (local file, slice). The files of one repository become
-        one document."""
+        """Yields the documents of several files, each given as (local file, slice of the file to read). The files of
+        one repository become one document."""
         repository, folder = None, ""
         for local, slice in files:
             group = self.group(slice.path)

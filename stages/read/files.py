@@ -19,8 +19,8 @@ class Files(Reader):
     file's bytes.
 
     From a `.zip` or `.tar` (.gz, .bz2, .xz) archive, a document is made of each member with one of the reader's
-    suffixes. `sub` in the document's locator names the member. Other members are counted as `other_type`, encrypted
-    members as `encrypted`.
+    suffixes. `sub` in the document's locator (place in the input) names the member. Other members are counted as
+    `other_type`, encrypted members as `encrypted`.
     """
 
     in_archives = True

@@ -36,12 +36,12 @@ _TAIL = 64 << 10
 class Parquet(Reader):
     """Reads Parquet tables: one document per row.
 
-    In the locator of a document, `offset` is the number of the row group. A missing column is an error if it is `text`
-    or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says how columns that no
-    setting names are kept; binary ones among these columns are not read. Rows of which no document is made are counted
-    under `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or `bad_value` (an id, url,
-    date or language that Python cannot represent, e.g. a timestamp beyond the year 9999). `pipeline.passes.reading`
-    quarantines rows that cannot be read.
+    In the locator (place in the input) of a document, `offset` is the number of the row group. A missing column is an
+    error if it is `text` or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says
+    how columns that no setting names are kept; binary ones among these columns are not read. Rows of which no document
+    is made are counted under `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or
+    `bad_value` (an id, url, date or language that Python cannot represent, e.g. a timestamp beyond the year 9999).
+    `pipeline.passes.reading` quarantines rows that cannot be read.
     """
 
     name = "parquet"
@@ -230,9 +230,9 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a file that must be fetched: the footer and, in the row groups of the slice, the
-        columns that are read. If `slice` is None, the ranges are those for `splits`. The result None stands for the
-        whole file."""
+        """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
+        of it): the footer and, in the row groups of the slice, the columns that are read. If `slice` is None, the
+        ranges are those for `splits`. The result None stands for the whole file."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -261,8 +261,9 @@ class Parquet(Reader):
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after row number `record` of the file has crashed the process. It
-        is the part of `slice` after the row group of this row; None if nothing comes after this row group."""
+        """Return the slice (piece of the file) with which reading resumes after row number `record` of the file has
+        crashed the process. It is the part of `slice` after the row group of this row; None if nothing comes after this
+        row group."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):

@@ -139,14 +139,15 @@ class Reader:
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after record number `record` of the file has killed the process.
-        It is the part of `slice` after the smallest piece of the file, such as a row group, that contains the record.
-        Returns None if reading cannot resume.
+        """Return the slice (piece of the file) with which reading resumes after record number `record` of the file has
+        killed the process. It is the part of `slice` after the smallest piece of the file, such as a row group, that
+        contains the record. Returns None if reading cannot resume.
         """
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
-        """Return how many of the `size` bytes of a stored file, which may be compressed, belong to a slice."""
+        """Return how many of the `size` bytes of a stored file, which may be compressed, belong to a slice (the file or
+        a piece of it)."""
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
@@ -156,13 +157,14 @@ class Reader:
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Yield the documents of several files, each given as (local file, slice), one file after the other."""
+        """Yield the documents of several files, one file after the other. Each file is given as (local file, slice of
+        the file to read)."""
         for local, slice in files:
             yield from self.read(local, slice)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """Yield the documents of a slice in the order of the file. A `BadRecord` or `Skipped` is yielded in place of
-        each record of which no document is made."""
+        """Yield the documents of a slice (a file or a piece of it) in the order of the file. A `BadRecord` or `Skipped`
+        is yielded in place of each record of which no document is made."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
@@ -197,14 +199,14 @@ def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any
 
 def bad(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "",
         fatal: bool = False) -> BadRecord:
-    """Return a `BadRecord` for a record of a slice, with the id and the locator that the record's document would have
-    had."""
+    """Return a `BadRecord` for a record that cannot be read, with the id and the locator (place in the input) that the
+    record's document would have had."""
     return BadRecord(reason, id=document_id(slice.source, slice.path, member, record),
                      locator=locator(slice.path, offset, record, member), detail=detail, fatal=fatal)
 
 
 def skipped(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "") -> Skipped:
-    """Return a `Skipped` for a record of a slice, with the id and the locator that the record's document would have
-    had."""
+    """Return a `Skipped` for a record of which no document is made, with the id and the locator (place in the input)
+    that the record's document would have had."""
     return Skipped(reason, id=document_id(slice.source, slice.path, member, record),
                    locator=locator(slice.path, offset, record, member), detail=detail)
