@@ -31,7 +31,7 @@ class Inputs(Protocol):
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
         """Open the file to which `ref` refers for seeking and reading. The bytes of the file are not verified: the task
-        must check them against checksums of its own."""
+        must check them, against checksums that it knows."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
         """Return the exception that the task must raise for a file whose bytes do not match their checksum. `ref`

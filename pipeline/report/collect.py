@@ -151,7 +151,8 @@ def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
-    """Yield the commit records of the tasks of a plan's node, in plan order. Tasks without a record are left out."""
+    """Yield the commit records of the tasks of a node of the plan, in plan order. Tasks without a record are left
+    out."""
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 

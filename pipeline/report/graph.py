@@ -82,8 +82,8 @@ def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | N
 
 
 def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
-    """Count the documents that some stages of a pass dropped: the stages whose labels begin with `prefix`, or (without
-    `with_prefix`) the other stages."""
+    """Count the documents that stages of a pass (steps that run together) dropped. With `with_prefix`, only stages
+    whose labels begin with `prefix` count; without it, only the other stages count."""
     return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == with_prefix
                for by in stats["dropped"].values() for n in by.values())
 

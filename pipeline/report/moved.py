@@ -235,7 +235,7 @@ def _sorted(path: str) -> np.ndarray:
     return facts[np.concatenate(([True], ~again))]
 
 
-#: file number of the record that stands for a document which a run does not have
+#: file number in the placeholder record for a document that a run does not have
 _NOWHERE = 2**32 - 1
 _NONE = np.zeros((), FACT)
 _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan

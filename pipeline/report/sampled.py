@@ -42,13 +42,13 @@ class Stratum:
         return sum(min(info.rows, self.quota) for info in self.files)
 
     def scale(self, info: FileInfo) -> float:
-        """Return the number of documents that each row read from this file stands for. The limit on the rows read is
-        equal for all files, so a row of a large file stands for more documents."""
+        """Return the number of documents that each row read from this file represents. The limit on the rows read is
+        equal for all files, so a row of a large file represents more documents."""
         return info.rows / min(info.rows, self.quota) * self.total / sum(f.rows for f in self.files)
 
     def rows(self, store: Store, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
         """Yield batches of the rows that are read, with these columns, and the number of documents that each row of the
-        batch stands for."""
+        batch represents."""
         for info in self.files:
             remaining = self.quota
             for batch in batches(store, info, columns):

@@ -247,7 +247,8 @@ class MixtureRow(Part):
 
 
 class Training(Part):
-    """The training of a model on the run, from the trainer's summary. Fields that the summary lacks are null."""
+    """The training of a model on the tokens of the run, from the trainer's summary. Fields that the summary lacks are
+    null."""
 
     parameters: int | None = fact("parameters of the model", "parameters")
     parameters_without_embeddings: int | None = fact("those without embeddings", "parameters")

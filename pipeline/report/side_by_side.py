@@ -16,7 +16,7 @@ SECTIONS = frozenset({"version", "run", "recipe", "about", "made", "names", "sam
 LISTS = frozenset({"samples", "quarantine_samples", "pairs", "largest", "listed", "alarms"})
 #: figures that differ between two runs of the same work on the same machine
 MEASURED = frozenset({"cpu_s", "wall_s", "max_rss_mb", "docs_per_core_s", "docs_per_cpu_s", "seconds", "tokens_per_s"})
-#: mappings in which a key that is missing stands for no document
+#: mappings of counts, in which a missing key means 0
 COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "dropped_lengths",
                     "scores", "pii", "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
 #: texts that are compared like figures: hashes of outputs and of the order of samples

@@ -14,10 +14,10 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """Return counts for every token stream. It has the documents, tokens and targets of training data and, with the
-    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. It also has the documents
-    and tokens by source, for training and held-out data together, and the documents that could not be encoded, by
-    reason and with samples."""
+    """Return counts for every token stream. They cover the documents, tokens and targets of training data and, with the
+    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are the
+    documents and tokens by source, for training and held-out data together, and the documents that could not be
+    encoded, by reason and with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":

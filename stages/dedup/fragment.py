@@ -34,8 +34,8 @@ class Sizes:
     """How the work of a deduplication is divided into tasks.
 
     Which documents are removed never depends on these sizes. The contents of exchange files (by which a task passes
-    records to later tasks) do depend on them. A size that affects such a file therefore enters the key of the task that
-    writes the file.
+    records to later tasks) do depend on them. A size that affects such a file is therefore part of the key of the task
+    that writes the file (the hash under which the task's result is reused).
     """
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.

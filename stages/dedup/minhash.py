@@ -5,7 +5,8 @@
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
 `MinHashSignature` computes the signatures, document by document, and stores their band keys in side tables. `MinHash`
-then compares all documents, in waves of tasks. Many tasks handle a group of parts (files of documents):
+then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). Many tasks handle a group
+of parts (files of documents). A removal slice lists the documents that are dropped from one part:
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
@@ -267,7 +268,7 @@ class MinHashSlices:
     """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
     Arguments: `verdicts` and `near` (references to the files that `stages.dedup.verify:Verify` wrote), `group` (number
-    of the group, which is the bucket to read), `dataset`. The task writes `slice.PART.parquet` for every part with
+    of the group, and of its bucket in these files), `dataset`. The task writes `slice.PART.parquet` for every part with
     documents in clusters.
     """
 

@@ -34,12 +34,12 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """Task that prepares the first round of `Star`: it writes the edges of some files as arcs (an edge in both
-    directions).
+    """Task that prepares the first round of `Star`: it writes each edge of some files as two arcs, one in each
+    direction.
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
-    number to add to the part numbers in its records), `folded` (number of edges that are reduced to a spanning forest
-    at a time), `buckets` (number of buckets of arcs).
+    number to add to the part numbers in its records; a part is a file of documents), `folded` (number of edges that are
+    reduced to a spanning forest at a time), `buckets` (number of buckets of arcs).
 
     The task writes the exchange file `edges.seg` (ARC records, in buckets by a hash of their first node `u`).
     """

@@ -75,10 +75,10 @@ class Shingles:
     documents) that are candidates for removal.
 
     Arguments: `members` (references to files of MEMBER records, which name the candidates and their clusters), `group`
-    (number of the group, which is the bucket to read), `parts` (for each part of the group references to its side table
-    and its text), `signature` and `signature_key` (config and key of the stage that made the signatures), `buckets`
-    (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk` (bytes of shingles that are
-    collected before they are ordered and written).
+    (number of the group, and of its bucket in the files of MEMBER records), `parts` (for each part of the group
+    references to its side table and its text), `signature` and `signature_key` (config and key of the stage that made
+    the signatures), `buckets` (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk`
+    (bytes of shingles that are collected before they are ordered and written).
 
     The task writes the exchange file `candidates.seg`, in buckets of clusters. If `texts` is true, it also writes
     `shingles.bin`, which holds each set as sorted unique uint64, little-endian.
@@ -137,8 +137,9 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 
 class _SetWriter:
-    """Writes shingle sets (hashes of the word n-grams of a document) into one file. The sets of a chunk are ordered by
-    the bucket of their cluster, so that a task that reads one bucket finds long runs of its sets."""
+    """Writes shingle sets (hashes of the word n-grams of a document) into one file, in chunks of limited size. The sets
+    of a chunk are ordered by the bucket of their cluster, so that a task that reads one bucket finds long runs of its
+    sets."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)

@@ -1,12 +1,12 @@
-"""The reader `code`, which reads source code: one document per file. The text is the whole file, with its comments,
-docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and content
-(`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
+"""Defines the reader `code`, which reads source code: one document per file. The text is the whole file, with its
+comments, docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and
+content (`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
 
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line of more than
 1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines), `few_letters`
-(less than a quarter of more than 400 non-blank characters are alphanumeric), `too_large`, `other_type` (the name may be
-that of source code, but the content is no source code).
+(more than 400 non-blank characters, of which less than a quarter are alphanumeric), `too_large`, `other_type` (the name
+may be that of source code, but the content is no source code).
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).

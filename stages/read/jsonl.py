@@ -110,9 +110,9 @@ class Jsonl(Reader):
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
-        of it), or to split the file if `slice` is None. The result None stands for the whole file. A slice needs its
-        own bytes and the first bytes of the file, which show how the file is compressed. To split a compressed file,
-        its first bytes suffice: they show that it cannot be split."""
+        of it), or to split the file if `slice` is None. The result is None if the whole file must be fetched. A slice
+        needs its own bytes and the first bytes of the file, which show how the file is compressed. To split a
+        compressed file, its first bytes suffice: they show that it cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]

@@ -232,7 +232,7 @@ class Parquet(Reader):
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
         of it): the footer and, in the row groups of the slice, the columns that are read. If `slice` is None, the
-        ranges are those for `splits`. The result None stands for the whole file."""
+        ranges are those for `splits`. The result is None if the whole file must be fetched."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)

@@ -131,10 +131,10 @@ class Reader:
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice, or that
-        `splits` needs if `slice` is None. The result None stands for the whole file. Of a file in object storage, only
-        these ranges are fetched. All other bytes of its local copy are a hole, which reads as zeros. `size` is the size
-        of the file, and the argument `read(start, stop)` returns its bytes.
+        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice (the file or
+        a piece of it), or that `splits` needs if `slice` is None. The result is None if the whole file must be fetched.
+        Of a file in object storage, only these ranges are fetched. All other bytes of its local copy are a hole, which
+        reads as zeros. `size` is the size of the file, and the argument `read(start, stop)` returns its bytes.
         """
         return None
 

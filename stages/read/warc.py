@@ -167,9 +167,9 @@ class Warc(Reader):
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
         """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
-        of it), or to split the file if `slice` is None. The result None stands for the whole file. A slice needs its
-        own bytes and the `BEYOND` bytes after them. Splitting needs the whole file, but only the beginning of an lz4 or
-        zstd file, which cannot be split."""
+        of it), or to split the file if `slice` is None. The result is None if the whole file must be fetched. A slice
+        needs its own bytes and the `BEYOND` bytes after them. Splitting needs the whole file, but only the beginning of
+        an lz4 or zstd file, which cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
