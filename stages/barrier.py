@@ -49,8 +49,8 @@ SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept"
 
 @dataclass(frozen=True)
 class PartRef:
-    """Describes one part (the output of one task) of a barrier's input. Parts are in the order of the plan, which is
-    that of the source paths within a dataset."""
+    """Describes one part (the output of one task) of the input of a barrier (a deduplication). Parts are in the order
+    of the plan. Within a dataset, this is the order of the paths of the source files."""
 
     key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
@@ -94,8 +94,8 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks of a barrier that may run at the same time. The function `tasks` makes them from the results of the earlier
-    waves.
+    """Tasks of a barrier (a deduplication) that may run at the same time. The function `tasks` makes them from the
+    results of the earlier waves.
 
     If `again` returns True after all tasks of the wave have ended, the wave runs another round. The function `tasks`
     then also gets the results of the previous round, under the wave's own `name`.
@@ -112,8 +112,8 @@ class Barrier(Stage):
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each
-        document. The stage must not change documents: documents are not written between two barriers, so a change would
-        be lost."""
+        document. The stage must not change documents: between two barriers (deduplications), documents are not written,
+        so a change would be lost."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
@@ -122,16 +122,16 @@ class Barrier(Stage):
         raise NotImplementedError
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        """Return, for each part of the input in order, a reference to its removal slice: a Parquet file with
-        SLICE_SCHEMA that lists the documents to drop or annotate. The entry is None if there are no such documents in
-        the part."""
+        """Return, for each part (output of one task) of the input in order, a reference to its removal slice: a Parquet
+        file with SLICE_SCHEMA that lists the documents to drop or annotate. The entry is None if there are no such
+        documents in the part."""
         raise NotImplementedError
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a removal slice or a row set (lists of rows that a barrier drops or has dropped) as the output file `name`,
-    and register its number of rows and its content hash in `out`. The hash covers the values of the rows, not the bytes
-    of the Parquet file."""
+    """Write a removal slice or a row set (lists of rows that a barrier, i.e. a deduplication, drops or has dropped) as
+    the output file `name`, and register its number of rows and its content hash in `out`. The hash covers the values of
+    the rows, not the bytes of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):   # a list of all rows is large

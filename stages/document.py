@@ -81,7 +81,7 @@ class Document:
 
     @property
     def text_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text, where a lone surrogate counts as three bytes."""
+        """Return the number of UTF-8 bytes of the text, where a lone surrogate counts as three bytes."""
         if self._size < 0:
             text = self._text
             self._size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -97,28 +97,28 @@ class Document:
 
     @property
     def words(self) -> Any:
-        """The words of the text, as `stages.text.words.Words`: the English tokenisation of spaCy that datatrove uses.
-        All filters share it."""
+        """Return the words of the text as `stages.text.words.Words`. They are found by spaCy's English tokenisation, as
+        in datatrove. All filters share them."""
         from stages.text.words import words_of
 
         return self.view("words", words_of)
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the text, including blank lines, as `str.splitlines` returns them (cut at \\n, \\r, \\v, \\f,
-        U+0085, U+2028 …). The array `words.lines` describes the non-blank lines: byte positions, numbers of chunks and
-        sentences.
+        """Return the lines of the text, including blank lines, as `str.splitlines` returns them (cut at \\n, \\r, \\v,
+        \\f, U+0085, U+2028 …). The array `words.lines` describes the non-blank lines: byte positions, numbers of chunks
+        and sentences.
         """
         return self.view("lines", str.splitlines)
 
     @property
     def lower(self) -> str:
-        """The text in lower case, for searches for a phrase anywhere in it."""
+        """Return the text in lower case, for searches for a phrase anywhere in it."""
         return self.view("lower", str.lower)
 
     @property
     def utf8(self) -> bytes:
-        """The text as UTF-8, in which a lone surrogate takes three bytes."""
+        """Return the text as UTF-8, in which a lone surrogate takes three bytes."""
         return self.view("utf8", _utf8)
 
     def __repr__(self) -> str:

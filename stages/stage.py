@@ -139,21 +139,22 @@ class Stage:
     libraries: tuple[str, ...] = ()
     #: True: `process_batch` is called with lists of documents, not `process`
     batched: ClassVar[bool] = False
-    #: True for stages that remove personal data; the `prepare` stage of a dedup is placed before the first of them
+    #: True for stages that remove personal data. The `prepare` stage of a deduplication, which hashes texts, is placed
+    #: before the first of them
     scrubs: bool = False
     #: True when the stage reads `doc.raw` (bytes) and makes `doc.text`
     extracts: bool = False
     #: the reader for files that `tokenmill extract --as` accepts under the name of this step; "": no such files
     read_by: ClassVar[str] = ""
-    #: False when the stage does not read the text; it may then stand before the step that makes the text
+    #: False when the stage does not read the text; a recipe may then list it before the step that makes the text
     reads_text: ClassVar[bool] = True
     #: the kind of stage that `tokenmill steps` shows; "": derived from the other attributes
     does: ClassVar[str] = ""
-    #: True when the stage sets `doc.language`. The stored language is then not the one that earlier steps saw, so their
-    #: verdicts by language cannot be derived from it
+    #: True when the stage sets `doc.language`. Earlier steps then saw another language than the stored one, so their
+    #: verdicts by language cannot be derived from stored documents
     sets_language: ClassVar[bool] = False
-    #: False when `process` also drops documents for reasons that `verdict` does not know, such as a list of addresses,
-    #: although it has written signals of the document. No verdict then tells that such a document would be kept
+    #: False when `process` may write all signals of a document and still drop it for a reason that `verdict` cannot
+    #: find in the signals, such as an address on a list. A verdict of None then does not mean that the document is kept
     verdict_is_whole: ClassVar[bool] = True
     #: columns of the side table this stage fills by `doc.side[name] = {column: value}`; None: no side table
     side: pa.Schema | None = None
@@ -234,21 +235,22 @@ class Stage:
         return []
 
     def reads(self) -> dict[str, str]:
-        """Return the signals of earlier steps that this stage needs, as {signal: config field that names it}. The key
-        "language" is added if the verdict uses `doc.language`. A recipe is refused if one of these signals is written
-        by no earlier step."""
+        """Return the signals (numbers per document) of earlier steps that this stage needs, as {signal: config field
+        that names it}. The key "language" is added if the verdict uses `doc.language`. A recipe is refused if one of
+        these signals is written by no earlier step."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove the stage's signals from a document, which may have old values from an earlier dataset. A stage that
-        does not write all its signals for every document calls this method first, so that no old value remains."""
+        """Remove the stage's signals (numbers per document) from a document, which may have old values of them from an
+        earlier dataset. A stage that does not write all its signals for every document calls this method first, so that
+        no old value remains."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the stage may drop documents under the settings `config`. Lint uses the answer to judge the order of
-        steps, because the work of earlier steps on dropped documents is wasted."""
+        """Return whether the stage may drop documents under the settings `config`. Lint uses the answer to judge the
+        order of steps, because the work of earlier steps on dropped documents is wasted."""
         return cls.drops
 
     def programs(self) -> tuple[str, ...]:
@@ -257,8 +259,8 @@ class Stage:
         return ()
 
     def scored(self) -> tuple[str, ...]:
-        """Return the signals whose distribution the report shows: `scores`, if it is not None. Otherwise they are all
-        signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
+        """Return the signals (numbers per document) whose distribution the report shows: `scores`, if it is not None.
+        Otherwise they are all signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
         return self.scores if self.scores is not None else () if self.exact else self.signals
 
     def counts(self, doc: Document) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ class Inputs(Protocol):
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
         """Open the file to which `ref` refers for seeking and reading. The bytes of the file are not verified: the task
-        must check them against checksums of its own."""
+        must check them, against checksums that it knows."""
 
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
         """Return the exception that the task must raise for a file whose bytes do not match their checksum. `ref`
@@ -55,7 +55,8 @@ class Cursor(Protocol):
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """The function `set(first row, last row, stage)`, with which the task reports on which rows it is working."""
+        """Return the function `set(first row, last row, stage)`, with which the task reports on which rows it is
+        working."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""
@@ -67,8 +68,8 @@ class Segments(Protocol):
     buckets: int
 
     def write(self, buckets: NDArray[Any], records: NDArray[Any]) -> None:
-        """Add records to the exchange file: record i goes to the bucket with the number buckets[i], an integer below
-        `self.buckets`. Both arrays have shape [n]."""
+        """Add records to the exchange file (by which a task passes records to later tasks): record i goes to the bucket
+        with the number buckets[i], an integer below `self.buckets`. Both arrays have shape [n]."""
 
 
 class Out(Protocol):

@@ -57,7 +57,7 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def expand(text: str | list[Any]) -> str:
     """Return the text of a case (a line of a file of test vectors) as one string. The text may be a list of pieces; a
-    piece [text, n] stands for n repetitions of the text."""
+    piece [text, n] means n repetitions of the text."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)

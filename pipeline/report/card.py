@@ -25,7 +25,7 @@ LANGUAGE_SHARE = 0.01
 #: most characters of the title
 LONGEST_NAME = 100
 _CODE = re.compile(r"([a-z]{2,3})(?:[_-][A-Za-z0-9]{2,8})*")
-#: the hub's categories of size: fewer documents than the bound
+#: the hub's size categories, each with its bound: a corpus of the category has fewer documents than the bound
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
           (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"), (10**11, "10B<n<100B"),
           (10**12, "100B<n<1T"))
@@ -46,8 +46,8 @@ def render_card(document: dict[str, Any]) -> str:
 
 
 def title(document: Mapping[str, Any]) -> str:
-    """Return the title of the dataset card. It is the title of the ready recipe that the run follows, or else the name
-    of the recipe's file, or else the name of the run."""
+    """Return the title of the dataset card. It is the title of the ready recipe (a recipe that Tokenmill ships) that
+    the run follows. Without such a title, it is the name of the recipe's file, or else the name of the run."""
     about = document["about"] or {}
     name = about.get("title") or document["made"]["name"] or document["run"]
     return " ".join(visible(name).split())[:LONGEST_NAME] or "corpus"
@@ -55,8 +55,8 @@ def title(document: Mapping[str, Any]) -> str:
 
 def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the front matter of the dataset card: those fields of `huggingface_hub.DatasetCardData` that are known.
-    The files of each final dataset are listed as a config of the hub's viewer. A licence is given only if every
-    document states a known one."""
+    The files of each final dataset (one from which no other dataset is made) are listed as a config, which the hub's
+    viewer shows. A licence is given only if every document states a known licence."""
     final = document["names"]["final"]
     docs = sum(document["datasets"][name]["docs"] for name in final)
     matter: dict[str, Any] = {"pretty_name": title(document), "size_categories": [size_category(distinct(document))]}
@@ -81,7 +81,7 @@ def size_category(docs: int) -> str:
 
 
 def language_codes(counts: Mapping[str, int]) -> list[str]:
-    """Return the ISO 639 codes of the languages that at least the share LANGUAGE_SHARE of the documents has, the most
+    """Return the ISO 639 codes of the languages that have at least the share LANGUAGE_SHARE of the documents, the most
     frequent first. The script in a code such as `eng_Latn` is left out, because the hub knows only languages."""
     total = sum(counts.values())
     codes: dict[str, int] = {}

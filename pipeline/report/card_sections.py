@@ -13,8 +13,8 @@ from pipeline.report.totals import shared
 
 #: most rows of a table, names in a list, and lines of the recipe
 ROWS, NAMES, RECIPE_LINES = 50, 20, 400
-#: a source with more than this share of the kept text is named as a limitation, and so is a share of unknown languages
-#: or unreadable records of more than SMALL
+#: DOMINANT: a source with more than this share of the kept text is named as a limitation. SMALL: a larger share of
+#: documents of unknown language, or of unreadable records, is named as a limitation
 DOMINANT, SMALL = 0.5, 0.01
 
 #: sentence for a corpus in which several final datasets have documents of the same source
@@ -42,8 +42,8 @@ def more(rows: Sequence[Any], what: str) -> list[str]:
 
 
 def language_counts(document: Report) -> dict[str, int]:
-    """Return the number of documents in the final datasets by language, the most frequent language first. Documents
-    whose language was not identified are counted under ''."""
+    """Return the number of documents in the final datasets (from which no other dataset is made) by language, the most
+    frequent language first. Documents whose language was not identified are counted under ''."""
     counts: dict[str, int] = {}
     for name in document["names"]["final"]:
         for by_language in document["datasets"][name]["languages"].values():
@@ -53,8 +53,8 @@ def language_counts(document: Report) -> dict[str, int]:
 
 
 def licence_counts(document: Report) -> dict[str, int]:
-    """Return the number of documents in the final datasets by the licence that the documents state, the most frequent
-    licence first."""
+    """Return the number of documents in the final datasets (from which no other dataset is made) by the licence that
+    the documents state, the most frequent licence first."""
     counts: dict[str, int] = {}
     for name in document["names"]["final"]:
         for by_licence in document["licences"].get(name, {}).values():

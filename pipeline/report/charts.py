@@ -40,8 +40,8 @@ def stacked(parts: Sequence[tuple[str, float, int]], *, height: int = 22, label:
 
 
 def meter(share: float, color: int = 0) -> Element:
-    """A thin bar for a table cell, which fills the fraction `share` (0 to 1) of the cell's width. It has no text,
-    because the neighbouring cell states the number."""
+    """Draw a thin bar for a table cell. The bar fills the fraction `share` (0 to 1) of the cell's width. It has no
+    text, because the neighbouring cell states the number."""
     width = max(100 * min(share, 1.0), 0.6)
     bars = [tag("rect", class_="track", width="100%", height=8, rx=2)]
     if share > 0:
@@ -83,8 +83,8 @@ def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, flo
 
 
 def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str) -> Element:
-    """A chart of the lengths of documents. Bin b counts documents with 2^b to 2^(b+1) characters; the bins from `low`
-    to `high` are shown."""
+    """Draw a chart of the lengths of documents. Bin b counts documents with 2^b to 2^(b+1) characters; the bins from
+    `low` to `high` are shown."""
     values = [(count(2 ** b), bins.get(str(b), 0),
                f"{count(2 ** b)} to {count(2 ** (b + 1))} characters: {plural(bins.get(str(b), 0), 'document')}")
               for b in range(low, high + 1)]
@@ -92,8 +92,8 @@ def lengths(bins: dict[str, int], color: int, *, low: int, high: int, label: str
 
 
 def similarities(bins: dict[str, int], color: int, *, of: int, label: str) -> Element:
-    """A chart of removed documents by their similarity to the document that was kept instead. `of` is the number of
-    bins over [0, 1]. The chart begins at the lowest bin with documents."""
+    """Draw a chart of removed documents by their similarity to the document that was kept instead. `of` is the number
+    of bins over [0, 1]. The chart begins at the lowest bin with documents."""
     low = min(map(int, bins), default=of - 1)
     values = [(f"{b / of:.2f}", bins.get(str(b), 0),
                f"similarity {b / of:.2f} to {(b + 1) / of:.2f}: {plural(bins.get(str(b), 0), 'document')}")

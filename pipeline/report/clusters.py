@@ -46,8 +46,8 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
     `sizes` counts groups (a kept document with its removed duplicates) by log2 of their number of documents.
     `components` is given for near-duplicates only. It counts the connected groups of documents that were candidates for
     comparison, over all documents. `pairs` counts removed documents by their source and the source of the kept
-    document. `unknown` counts the removed documents whose kept document was not found, because its part was not read or
-    a later step dropped it.
+    document. `unknown` counts the removed documents whose kept document was not found, because its part (file of
+    documents) was not read or a later step dropped it.
     """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]
@@ -83,8 +83,8 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
 
 
 def _removed(appliers: list[Node], step: str) -> list[FileInfo]:
-    """Return the files that hold documents which the deduplication `step` removed, among the tasks that the report
-    reads."""
+    """Return the files with the documents that the deduplication `step` removed. Only files of the tasks that the
+    report samples are returned."""
     files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(sampled.PARTS)
              if record.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped")]
     return [info for info in files if info.rows]
@@ -109,9 +109,9 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
 
 
 def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
-    """Return (key of the task, file) for files with the texts of documents that a pass kept. At most PARTS files are
-    returned, those of the tasks with the smallest keys. Some passes write no texts, but only lists of the rows that are
-    gone (row sets). Instead of these, the files of the passes before them are returned."""
+    """Return (key of the task, file) for files with the texts of the documents that a pass (a group of steps that run
+    together) kept. Files of at most PARTS tasks are returned, the tasks with the smallest keys. If the pass wrote no
+    texts, but only lists of the rows that are gone (row sets), the files of the passes before it are returned."""
     if "gone.parquet" not in node.writes:
         return [(record.key, info) for record in node.choose(sampled.PARTS)
                 if (info := record.files["kept.parquet"]).rows]

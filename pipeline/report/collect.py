@@ -48,10 +48,11 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     """Collect the report of a run and write runs/RUN/report.{json,md,html} and STORE/report.json. Returns the content
     of report.json.
 
-    `get` returns the commit record of a task's key: `Log.get`, or `Log.read(store).get` in a process that is not a
-    driver. `check_lease` (`Log.check_lease`) is called before anything is written. It raises if another driver has
-    taken over the store, which may happen while the report is collected. `sums` maps names of plan nodes to the sums of
-    their counters. For nodes that are not in `sums`, all records are read and added up.
+    `get` returns the commit record of the task with a given key. It is `Log.get` in the driver (the process that plans
+    a run and commits its results), and `Log.read(store).get` in any other process. `check_lease` (`Log.check_lease`) is
+    called before anything is written. It raises if another driver has taken over the store, which may happen while the
+    report is collected. `sums` maps names of plan nodes (passes, deduplications …) to the sums of their counters. For
+    nodes that are not in `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
     _write(store, document, latest=True, check_lease=check_lease)
@@ -79,8 +80,8 @@ def add_training(store: Store, run: str) -> bool:
 def _write(store: Store, document: dict[str, Any], *, latest: bool,
            check_lease: Callable[[], None] = lambda: None) -> None:
     """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
-    written to the root of the store. `check_lease` is called before anything is written; it raises if another driver
-    has taken over the store."""
+    written to the root of the store. `check_lease` is called before anything is written. It raises if another driver (a
+    process that plans and commits a run) has taken over the store."""
     from pipeline.report.card import render_card
     from pipeline.report.html import render
 
@@ -135,8 +136,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
 
 
 def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
-    """Return the content of a run's plan.json, and the nodes of the plan (passes, barriers …) with the summed counters
-    of their tasks."""
+    """Return the content of a run's plan.json, and the nodes of the plan (passes, deduplications …) with the summed
+    counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
@@ -144,19 +145,20 @@ def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})
 
 
 def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
-    """Return the commit records of the `n` tasks of a node that have the smallest keys."""
+    """Return the commit records of those `n` tasks of a node of the plan that have the smallest keys."""
     keys = dict.fromkeys(heapq.nsmallest(2 * n, tasks.keys(node)))       # a task that was asked for twice occurs twice
     return [record for key in list(keys)[:n] if (record := get(key)) is not None]
 
 
 def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
-    """Yield the commit records of the tasks of a plan's node, in plan order. Tasks without a record are left out."""
+    """Yield the commit records of the tasks of a node of the plan, in plan order. Tasks without a record are left
+    out."""
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
 def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the names of sources, datasets and streams as lists in plan order, because the keys of a JSON object have
-    no order. `final` lists the datasets from which no other dataset is made."""
+    """Return the names of sources, datasets and token streams as lists in plan order, because the keys of a JSON object
+    have no order. `final` lists the datasets from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]
     inputs = {d for n in passes for d in n.deps if d != n.dataset}
     return {"sources": list(plan["sources"]), "datasets": datasets, "streams": list(tokens),

@@ -66,9 +66,10 @@ class Run:
 
     @classmethod
     def open(cls, store: Store, name: str, get: Callable[[str], PartRecord | None] | None = None) -> Run:
-        """Read a finished run. `get` returns the commit record of a task's key; by default the log is read. The run's
-        report.json is used if it is of this version and of the same plan. Otherwise the report is collected again, but
-        not written. Raises NotFinished for a run without a plan or without a list of tasks."""
+        """Read a finished run. `get` returns the commit record of the task with a given key; by default the log is
+        read. The run's report.json is used if it has the current format version and names the recipe of the run's plan.
+        Otherwise the report is collected again, but not written. Raises NotFinished for a run without a plan or without
+        a list of tasks."""
         if not all(store.exists(f"runs/{name}/{file}") for file in ("plan.json", "tasks.parquet")):
             raise NotFinished(f"run '{name}' in {store.root} has not finished, so there is nothing to compare yet; run "
                               f"its recipe again (`tokenmill resume`)")
@@ -81,7 +82,7 @@ class Run:
         return [node["dataset"] for node in self.plan["nodes"] if node["kind"] == "pass" and node["publishes"]]
 
     def side(self, dataset: str) -> Side:
-        """Return one dataset of the run, in the form in which it is compared with the dataset of another run."""
+        """Return one dataset of the run as a `Side`, by which it is compared with the dataset of another run."""
         nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
         tasks = RunTasks(self.store, self.name)
         passes = [Node(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]

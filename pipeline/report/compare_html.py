@@ -40,8 +40,8 @@ def render(document: dict[str, Any]) -> str:
 
 def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of figures that are always shown: documents and bytes of every dataset and of its sources, and
-    documents and tokens of every stream and of its sources. Each row has a `name` (dataset, stream or source) and a
-    `what` (the quantity)."""
+    documents and tokens of every token stream and of its sources. Each row has a `name` (dataset, stream or source) and
+    a `what` (the quantity)."""
     out = []
     for row in document["figures"]:
         section, *path = row["path"]

@@ -28,16 +28,16 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _before(node: Node) -> float:
-    """Return the CPU seconds that earlier tasks spent on results which the tasks of this node reused (replayed) after a
-    change of thresholds."""
+    """Return the CPU seconds of earlier tasks whose results were reused. After a change of thresholds, the tasks of
+    `node` (a pass of the plan) replay, that is, they derive their results from these stored results."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
 def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
-    """Return one row for every stage of every pass: documents in and dropped, CPU seconds, documents per CPU second,
-    and the stage's share of the CPU time of all rows. The removals of a barrier (such as deduplication) are carried out
-    by the pass after the barrier, and are the first row of this pass. In each pass, the row "read and write" is the CPU
-    time that no stage used."""
+    """Return one row for every stage (step) of every pass (group of steps that run together): documents in and dropped,
+    CPU seconds, documents per CPU second, and the stage's share of the CPU time of all rows. The removals of a barrier
+    (such as deduplication) are carried out by the pass after the barrier, and are the first row of this pass. In each
+    pass, the row "read and write" is the CPU time that no stage used."""
     rows = []
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
@@ -67,7 +67,7 @@ def _dropped(stats: dict[str, Any]) -> int:
 
 
 def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
-    """Return one row for every node of the plan (pass, barrier …): its tasks, their CPU and wall seconds, and the
+    """Return one row for every node of the plan (pass, deduplication …): its tasks, their CPU and wall seconds, and the
     largest memory of a task in MB."""
     return [{"node": n.name, "kind": n.kind, "tasks": n.tasks, "cpu_s": n.cpu_s, "wall_s": n.wall_s,
              "max_rss_mb": n.max_rss_mb} for n in nodes]

@@ -1,5 +1,5 @@
 """Makes the report's sections about the course of a training: the planned and the realised mixture over the tokens, and
-the losses by stream that the trainer has written so far."""
+the losses by token stream that the trainer has written so far."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 
 
 def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
-    """Return the mixture of the streams over the course of the training, in stretches of the order of samples: {at,
-    phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for each
-    stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. A stretch
-    lies in one phase, and a phase has at least two stretches if it has two samples."""
+    """Return the mixture of the token streams over the course of the training, in stretches of the order of samples:
+    {at, phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for
+    each stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. Each
+    stretch lies in one phase. A phase of two or more samples has at least two stretches."""
     if curriculum is None or not curriculum.tokens:
         return None
     ends, phases = [0], []
@@ -73,7 +73,7 @@ class Losses:
         self._kept = {"step": _Thinned(), "eval": _Thinned()}
 
     def add(self, text: bytes) -> tuple[str, int] | None:
-        """Add a line. Returns its event and step, or None for a line that a kill has cut off."""
+        """Add a line. Returns its event and step, or None for an incomplete line, which a killed trainer may leave."""
         head = _HEAD.match(text)
         if head is None or not text.endswith(b"\n"):
             return None
@@ -87,16 +87,17 @@ class Losses:
         return event, step
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines that were kept, as they were written: first the steps, then the evaluations."""
+        """Return the lines that were kept, as they were written: first those of steps, then those of evaluations."""
         return [line for points in self._kept.values() for line in points.lines()]
 
     def numbers(self) -> list[list[int]]:
-        """The numbers of the steps whose lines were kept: of steps, and of evaluations."""
+        """Return two lists of step numbers: those of the kept lines of steps, and those of the kept lines of
+        evaluations."""
         return [points.numbers() for points in self._kept.values()]
 
     def points(self) -> dict[str, list[dict[str, Any]]]:
-        """{steps, evals}. Each entry has `tokens`, `loss`, the losses of its `streams` and, for a step, the learning
-        rate `lr`."""
+        """Return {steps, evals}. Each entry has `tokens`, `loss`, the losses of its `streams` and, for a step, the
+        learning rate `lr`."""
         steps, evals = ([_point(line) for line in self._kept[event].lines()] for event in ("step", "eval"))
         return {"steps": [p for p in steps if p], "evals": [p for p in evals if p]}
 
@@ -132,7 +133,8 @@ class _Thinned:
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
     """Return the figures of a line of metrics.jsonl, or None if the line has no loss or no number of tokens. The loss
-    of a stream is a number in the line of a step, and a mapping with the key `loss` in the line of an evaluation."""
+    of a token stream is a number in the line of a step, and a mapping with the key `loss` in the line of an
+    evaluation."""
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

@@ -1,5 +1,5 @@
 """Draws the course of a training over its tokens: at the top the losses and the learning rate, and below them the
-mixture of streams as areas."""
+mixture of token streams as areas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVALUATIONS = 8
 
 def draw(course: Mapping[str, Any], losses: Mapping[str, Any] | None, color: Mapping[str, int]) -> Element:
     """Draw the course of a training as SVG: losses, learning rate and mixture. `course` and `losses` are the sections
-    of report.json with these names. `color` is the number of each stream's colour."""
+    of report.json with these names. `color` maps each token stream to the number of its colour."""
     total = course["at"][-1]
     panels: list[Element] = []
     y = TOP
@@ -53,8 +53,8 @@ def draw(course: Mapping[str, Any], losses: Mapping[str, Any] | None, color: Map
 
 def _losses(losses: Mapping[str, Any], x: Callable[[float], float], top: float,
             color: Mapping[str, int]) -> list[Element]:
-    """Draw the loss of the steps, the held-out loss, and the loss of each stream. The line of a stream is its held-out
-    loss if there are at least EVALUATIONS evaluations, and otherwise its loss in the steps."""
+    """Draw the loss of the steps, the held-out loss, and the loss of each token stream. The line of a stream is its
+    held-out loss if there are at least EVALUATIONS evaluations, and otherwise its loss in the steps."""
     steps, evals = losses["steps"], losses["evals"]
     points = evals if len(evals) >= EVALUATIONS or not steps else steps
     values = [p["loss"] for p in (*steps, *evals)] + [v for p in points for v in p["streams"].values()]
@@ -95,8 +95,8 @@ def _rate(steps: Sequence[Mapping[str, Any]], x: Callable[[float], float], top: 
 
 def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
            color: Mapping[str, int]) -> tuple[list[Element], str]:
-    """Draw the realised mixture as areas that fill the panel, one for each stream, and the planned borders between the
-    areas as dashed lines. Returns the elements and a label for screen readers."""
+    """Draw the realised mixture as areas that fill the panel, one for each token stream, and the planned borders
+    between the areas as dashed lines. Returns the elements and a label for screen readers."""
     ends = course["at"]
     streams = course["streams"]
     totals = {name: sum(s["realised"]) for name, s in streams.items()}
@@ -136,7 +136,7 @@ def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], fl
 
 
 def keys(course: Mapping[str, Any], color: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the legend of the chart as (stream, colour)."""
+    """Return the legend of the chart as (token stream, number of its colour)."""
     totals = {name: sum(s["realised"]) for name, s in course["streams"].items()}
     ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
     return [*((n, color.get(n, OTHERS)) for n in ordered[:STREAMS]),

@@ -1,7 +1,8 @@
 """Draws the plan of a run as a graph from top to bottom, with the number of documents on each arrow.
 
-The nodes are the passes, barriers and other parts of the plan. Each node stands one row below the lowest node that it
-gets documents from. An arrow across several rows passes between the boxes of the rows in the middle.
+The nodes are the passes (groups of steps that run together), the deduplications and the other parts of the plan. Each
+node is drawn one row below the lowest node that it gets documents from. An arrow across several rows passes between the
+boxes of the rows in the middle.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def draw(document: Mapping[str, Any]) -> Element | None:
 
 def _rows(names: list[str], edges: list[dict[str, Any]]) -> dict[str, int]:
     """Return the row of each node of the graph. It is one more than the largest row of the node's predecessors. A node
-    without predecessors (a source) stands right above the first node that reads it."""
+    without predecessors (a source) is placed right above the first node that reads it."""
     before: dict[str, list[str]] = {name: [] for name in names}
     for edge in edges:
         before[edge["to"]].append(edge["from"])

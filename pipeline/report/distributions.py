@@ -24,9 +24,10 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the template `signals.html.j2`. `signals` are the charts of signals by dataset, and
-    `scores` are those charts of the argument `scores` whose signal has no such chart. At most SHOWN signals of a
-    dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
+    """Return the arguments of the template `signals.html.j2`. The argument `signals` of the template holds the charts
+    of signals (numbers per document), by dataset. The argument `scores` of the template holds the charts in `scores`,
+    except those of signals that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 ·
+    `rows` in all; signals with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -45,8 +46,8 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal with its histogram, thresholds and other values, as the page shows it. `only` is the approximate
-    value of the signal if all documents fall into one bin of the histogram, else None."""
+    """Return a signal (a number per document) with its histogram, thresholds and other values, as the page shows it.
+    `only` is the approximate value of the signal if all documents fall into one bin of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
@@ -54,8 +55,8 @@ def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[st
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a threshold as the page shows it. For this and other values of the threshold, it has the share of all
-    documents with the signal that pass, and the share of the kept documents that pass."""
+    """Return a threshold as the page shows it. For this and other values of the threshold, the result states which
+    share of all documents with the signal would pass, and which share of the kept documents."""
     return {**bound, "now": _number_text(bound["value"]), "at": [
         {"value": _number_text(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
@@ -63,8 +64,8 @@ def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histogram(row: Mapping[str, Any]) -> Element:
-    """Draw a histogram of a signal: bars of kept documents, bars of dropped documents on top of them, and a dashed line
-    at each threshold."""
+    """Draw a histogram of a signal (a number per document): bars of kept documents, bars of dropped documents on top of
+    them, and a dashed line at each threshold."""
     kept, dropped = ({int(b): n for b, n in row["bins"][word].items()} for word in ("kept", "dropped"))
     low, high = min([*kept, *dropped]), max([*kept, *dropped])
     marks = [b for b in row["bounds"] if b["value"]]
@@ -120,8 +121,8 @@ def _name(number: int, skipped: int) -> str:
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """Return the data of one SVG path with all bars of a histogram. Each bar stands at its height in `feet`. A bar with
-    documents is at least 1.5 high, so that it can be seen."""
+    """Return the data of one SVG path with all bars of a histogram. `feet` holds the vertical position at which each
+    bar begins. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
                    for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)

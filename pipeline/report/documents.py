@@ -20,8 +20,8 @@ PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
 def readers(name: str, passes: list[Node]) -> list[Node]:
-    """Return the passes that read the files of the source `name`. There are several if several datasets use the source;
-    all of them read the same records."""
+    """Return the passes (groups of steps that run together) that read the files of the source `name`. There are several
+    if several datasets use the source; they all read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
@@ -43,7 +43,7 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
 def funnel(sources: Mapping[str, Any], passes: list[Node],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return, for each source, rows that show how much of the source is left: the documents and bytes that were read,
-    then those that each dataset kept, then the documents and tokens of each stream (training and held-out data
+    then those that each dataset kept, then the documents and tokens of each token stream (training and held-out data
     together).
 
     `bytes` counts UTF-8 bytes of text. The first row is an exception: if a later step extracts the text, it counts raw
@@ -64,11 +64,11 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
 
 
 def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
-    """Make the report's section about a dataset, which the `passes` made. It has the numbers of kept, dropped and
-    quarantined documents, and the reasons for dropping, with samples. It has the languages, lengths and personal data
-    of kept documents, and the languages and lengths of dropped documents. The distributions of scores cover all
-    documents that the scoring stage saw (`pipeline.passes.tally`). Everything except the samples comes from counters of
-    the passes."""
+    """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. It has
+    the numbers of kept, dropped and quarantined documents, and the reasons for dropping, with samples. It has the
+    languages, lengths and personal data of kept documents, and the languages and lengths of dropped documents. The
+    distributions of scores cover all documents that the scoring stage saw (`pipeline.passes.tally`). Everything except
+    the samples comes from counters of the passes."""
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -98,7 +98,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[Node], name: str) -> Counters:
-    """Return the counters with the name `name`, added up over the passes."""
+    """Return the counters with the name `name`, added up over the passes (groups of steps that run together)."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))

@@ -33,7 +33,7 @@ def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:
-        by_scale: dict[float, Counter[str]] = defaultdict(Counter)             # by what a row stands for
+        by_scale: dict[float, Counter[str]] = defaultdict(Counter)             # by documents per row
         for batch, scale in part.rows(store, ["url"]):
             by_scale[scale].update(map(domain_of, batch.column("url").to_pylist()))
         for scale, by in by_scale.items():

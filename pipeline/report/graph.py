@@ -1,5 +1,5 @@
-"""Makes the report's section about the plan as a graph: the nodes (passes, barriers …), and the number of documents or
-tokens that each node hands to the next."""
+"""Makes the report's section about the plan as a graph: the nodes (passes, deduplications …), and the number of
+documents or tokens that each node hands to the next."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from pipeline.report.nodes import Node
 from tokenizer.mixture.curriculum import Curriculum
 
-#: nodes of a kind with the same successors are drawn as one if there are more of them
+#: nodes of a kind with the same successors are drawn as one node if there are more of them than this
 ALIKE = 5
 
 
 def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
-    documents, `dropped`. An edge leads from the node `from` to the node `to`. It has `docs`, the number of documents
-    that `to` gets from `from`, or `tokens`, all tokens of a stream that the curriculum reads (a token counts
-    once, however often it is read).
+    documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
+    documents that `to` gets from `from`. An edge from a token stream to the curriculum has `tokens` instead, the number
+    of tokens of the stream.
 
-    The pass after a barrier (such as deduplication) has an edge from the barrier, not from the passes before it. If a
-    pass reads several passes and selects documents by `where`, `docs` is left out, because a pass counts what it reads
-    by source, not by the pass that it comes from.
+    The pass (group of steps that run together) after a barrier (such as deduplication) has an edge from the barrier,
+    not from the passes before it. A pass counts the documents that it reads by source, not by the pass that they come
+    from. If it reads several passes and selects documents by `where`, `docs` is therefore unknown and left out.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -69,8 +69,9 @@ def _docs_kept(node: Node) -> int:
 
 
 def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
-    """Return the number of documents that the pass `node` reads from the pass `parent`. Returns None if this is
-    unknown, because `node` has several parents and reads fewer documents than the parents kept."""
+    """Return the number of documents that `node` reads from `parent`, both of them passes (groups of steps that run
+    together). Returns None if this is unknown, because `node` has several parents and reads fewer documents than the
+    parents kept."""
     parents = [by_name[d] for d in node.deps if d in by_name]
     if parents == [parent]:
         return _docs_read(node)
@@ -81,8 +82,8 @@ def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | N
 
 
 def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
-    """Count the documents that some stages of a pass dropped: the stages whose labels begin with `prefix`, or (without
-    `with_prefix`) the other stages."""
+    """Count the documents that stages of a pass (steps that run together) dropped. With `with_prefix`, only stages
+    whose labels begin with `prefix` count; without it, only the other stages count."""
     return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == with_prefix
                for by in stats["dropped"].values() for n in by.values())
 
@@ -113,7 +114,8 @@ def joined(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unused(name: str, used: set[str]) -> str:
-    """Return `name`, with a number behind it if a node has this name already: two groups may have as many nodes."""
+    """Return `name`, or `name` followed by a number if `name` is in `used`. The name of a group states its kind and its
+    number of nodes, so two groups may get the same name."""
     return next(n for i in itertools.count(1) if (n := name + (f" ({i})" if i > 1 else "")) not in used)
 
 

@@ -83,8 +83,8 @@ def environment() -> Environment:
 
 
 def colors(document: dict[str, Any]) -> dict[str, int]:
-    """Return the number of the colour of each source and stream, by name. A stream and a source with the same name have
-    the same colour."""
+    """Return the number of the colour of each source and token stream, by name. A stream and a source with the same
+    name have the same colour."""
     names = [*document["names"]["sources"], *document["names"]["streams"]]
     return {name: i % (charts.COLORS - 1) for i, name in enumerate(dict.fromkeys(names))}
 
@@ -104,9 +104,10 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one stream. It
-    gets its share of the windows (training samples) that the phase really takes, and the difference between this number
-    of windows and the planned one. In a phase the largest streams come first."""
+    """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one token stream.
+    Two figures are added to a row: `share`, the stream's share of the windows (training samples) that the phase really
+    takes, and `difference`, the real minus the planned number of windows of the stream. In a phase the largest streams
+    come first."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in document["mixture"]:
         grouped.setdefault(row["phase"], []).append(row)
@@ -120,8 +121,9 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """Return the parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes is added up by stage, CPU
-    time of other tasks by the kind of their node. The largest parts come first, and the smallest ones are combined."""
+    """Return the parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes (groups of steps that run
+    together) is added up by step, CPU time of other tasks by the kind of their node in the plan. The largest parts come
+    first, and the smallest ones are combined."""
     cpu_s: dict[str, float] = {}
     for row in document["stages"]:
         cpu_s[row["stage"]] = cpu_s.get(row["stage"], 0.0) + row["cpu_s"]
@@ -134,8 +136,8 @@ def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[str, Any]]:
-    """Draw a histogram of document lengths for each source, over the documents that the final datasets kept. All
-    histograms have the same axis."""
+    """Draw a histogram of document lengths for each source, over the documents that the final datasets (from which no
+    other dataset is made) kept. All histograms have the same axis."""
     by_source: dict[str, dict[str, int]] = {}
     for name in document["names"]["final"]:
         for source, bins in document["datasets"][name]["lengths"].items():
@@ -150,8 +152,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Count, for each source, the documents that the final datasets kept, by language. The most common languages come
-    first, and the other languages are combined."""
+    """Count, for each source, the documents that the final datasets (from which no other dataset is made) kept, by
+    language. The most common languages come first, and the other languages are combined."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}
@@ -220,8 +222,8 @@ def bars_of(bins: dict[int, int]) -> list[tuple[float, float, int]]:
 
 def language_fates(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Count, for each language of a dataset, the documents that were kept, those that were dropped, and those that each
-    stage dropped. The most common languages come first, and the other languages are combined. Empty when the dataset
-    has at most one language."""
+    stage dropped. The most common languages come first, and the other languages are combined. The result is empty if
+    the dataset has at most one language."""
     row_of_language: dict[str, dict[str, Any]] = {}
 
     def row_of(language: str) -> dict[str, Any]:

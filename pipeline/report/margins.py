@@ -8,8 +8,9 @@ and dropped for the same reason with a threshold just before it, then this signa
 pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
 
 The distance is unknown (NaN) if the verdict does not follow from one stored signal and one number of the recipe.
-Examples are lists of languages, thresholds inside a stage's own table, ratios of two signals, and stages that replay
-cannot judge. It is also unknown for stages of a recipe's own code, which a comparison never runs.
+Examples are lists of languages, thresholds inside a stage's own table, ratios of two signals, and stages whose verdict
+cannot be derived from stored signals. The distance is also unknown for stages that a recipe imports from its own code,
+because a comparison never runs such code.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from stages.stage import Stage, StageConfig, role_of
 
 log = logging.getLogger("tokenmill")
 
-#: number of documents of one (stage, reason, language) from which no rule was learned; after them, the distance of
-#: further ones counts as unknown
+#: after so many documents of one (stage, reason, language) from which no rule could be learned, no more are tried
 TRIES = 16
 #: the columns of a dropped part that `Margins.distances` needs
 COLUMNS = ("id", "source", "language", "signals", "meta", "reason", "stage")
@@ -56,8 +56,8 @@ class Rule(NamedTuple):
     below: bool
 
     def distances(self, values: np.ndarray) -> np.ndarray:
-        """Return how far values lie on the dropped side of the threshold, relative to the threshold (absolute if the
-        threshold is 0). NaN for null, and for values on the other side."""
+        """Return how far each value lies on the dropped side of the threshold, relative to the threshold (absolute if
+        the threshold is 0). The result is NaN for null, and for values on the kept side."""
         beyond = self.threshold - values if self.below else values - self.threshold
         return np.where(beyond >= 0, beyond / (abs(self.threshold) or 1.0), np.nan)
 
@@ -70,7 +70,7 @@ class Margins:
         self._stages: dict[str, list[Stage]] = {}
         for step in steps:
             for name, config in step.items() if isinstance(step, dict) else ():
-                if ":" not in name:                      # code of the recipe's own
+                if ":" not in name:                      # the recipe's own code, which is not run
                     self._stages.setdefault(name, []).extend(_loaded(name, config))
         self._rules: dict[Key, list[Rule]] = {}
         self._tried: dict[Key, int] = {}
@@ -156,8 +156,8 @@ class Margins:
         return out
 
     def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[Rule]:
-        """Yield the rules (pairs of a threshold and a signal) that made a stage drop a document for its recorded
-        reason. The rules are found by trial."""
+        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop a document
+        for its recorded reason. The rules are found by trial."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
         document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
         for stage in self._stages[key[0]]:
@@ -172,13 +172,13 @@ class Margins:
                             yield rule
 
     def _decides(self, stage: Stage, rule: Rule, document: Document, key: Key) -> bool:
-        """Whether `rule` (a threshold and a signal) gave the document the reason for which it was dropped. Three things
-        must hold. The document has this reason while the threshold lies just before the value of the signal. It is kept
-        once the threshold lies just beyond the value. It has the reason again if the value then moves past the
-        threshold.
+        """Return whether `rule` (a threshold and a signal) is why the document was dropped for its reason, `key[1]`.
+        This is so if the stage judges three changed inputs as follows. With the threshold just before the value of the
+        signal, it drops the document for this reason. With the threshold just beyond the value, it keeps the document.
+        If the value is then moved past that threshold, it drops the document for this reason again.
 
-        With the threshold just beyond the value, another rule of the stage may drop the document for another reason.
-        Such a reason is accepted only if rules that are already known explain it (`_keeps`).
+        In the second case, another rule of the stage may still drop the document for another reason. This is accepted
+        if rules that are already known explain it (`_keeps`).
         """
         value = document.signals[rule.signal]
         if math.isnan(rule.distances(np.array([value]))[0]):
@@ -197,9 +197,10 @@ class Margins:
         return _verdict(stage, config, moved) == key[1]
 
     def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
-        """Whether a stage keeps a document under a config if known rules do not count. While known rules drop the
-        document, their thresholds are moved out of its way, except the threshold at `moved`. Returns False if no such
-        rule explains why the document is dropped."""
+        """Return whether a stage would keep a document under a config if no known rule dropped it. As long as the
+        document is dropped, the thresholds of the known rules for the reason are moved beyond the document's values.
+        The threshold at `moved` is left as it is. Returns False if no known rule explains why the document is
+        dropped."""
         given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
             rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way
@@ -226,7 +227,7 @@ def _loaded(name: str, config: Any) -> Iterator[Stage]:
 
 def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | None:
     """Return the verdict of a stage on a document under a config: the reason to drop it, or None to keep it. None is
-    also returned when the stage cannot give a verdict from stored signals."""
+    also returned when the stage cannot give a verdict from stored signals (numbers per document)."""
     judge = copy.copy(stage)
     judge.config = config
     verdicts = stored_verdicts(document, judge)

@@ -10,15 +10,15 @@ from typing import Any
 from stages.catalog import STAGES, stage_class
 from stages.scrub.pii import scrub_text
 
-#: characters of a text that are searched, characters that are shown before the first place and in all
+#: numbers of characters: searched in a text, shown before the first passage, shown in all
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 
 
 def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[str, list[list[str]]]:
     """Return {"match": [[kind, text], …]}: an excerpt around the first passage that gave a document the reason for
     which the stage dropped it. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). Returns {} if
-    the stage cannot name a passage. Personal data is removed before the search, because a later cut could halve an
-    address."""
+    the stage cannot name a passage. Personal data is removed before the search and not from the finished excerpt,
+    because the excerpt may end within an address, and half an address is not recognised."""
     finder = _finder(stage)
     if finder is None or verdict(meta, stage) is not None:
         return {}
@@ -31,9 +31,9 @@ def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[s
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
-    """Return why the barrier (a deduplication step) removed a document, as it noted in the document's `meta`: {"kept":
-    id of the document it duplicates, "similarity"}. Returns None if `meta` has no such note. A metadata field of the
-    source with the same name as the step is not mistaken for a note."""
+    """Return why the barrier (a deduplication step) removed a document, as the barrier noted in the document's `meta`:
+    {"kept": id of the document it duplicates, "similarity"}. Returns None if `meta` has no such note. A metadata field
+    of the source with the same name as the step is not mistaken for a note."""
     verdict = json.loads(meta or "{}").get(barrier) if barrier and meta and "kept" in meta else None
     if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
         return None

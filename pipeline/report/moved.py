@@ -42,7 +42,8 @@ CHANGES = ("newly_dropped", "newly_kept", "changed_text", "other_reason", "only_
 #: numbers of its source and of its fate (`Names`)
 FACT = np.dtype([("high", "<u8"), ("low", "<u8"), ("text_high", "<u8"), ("text_low", "<u8"), ("distance", "<f8"),
                  ("file", "<u4"), ("row", "<u4"), ("source", "<u4"), ("fate", "<u4")])
-#: facts kept in memory before they are written to disk (56 bytes each), and most rows of a row group decoded at a time
+#: records (`FACT`) kept in memory before they are written to disk (56 bytes each), and most rows of a row group decoded
+#: at a time
 FACTS, ROWS = 1 << 19, 4096
 #: unreadable parts that are named
 NAMED = 10
@@ -67,8 +68,9 @@ class Side:
 
     def parts(self) -> Iterator[tuple[str, FileInfo]]:
         """Yield (fate, file) for all files with documents of the dataset; the fates are kept, dropped and quarantined.
-        Kept documents are read only from the last pass, because earlier passes keep documents only for later ones. At
-        the end, `records` is the number of tasks that have a record in the log."""
+        Kept documents are read only from the last pass (group of steps that run together), because what earlier passes
+        keep is only the input of later ones. At the end, `records` is the number of tasks that have a record in the
+        log."""
         self.records = 0
         for node in self.passes:
             for record in node.records():
@@ -85,8 +87,8 @@ class Side:
 
 
 class Names:
-    """Gives numbers to names that many documents share, so that a document's record holds a number: names of sources,
-    and tuples (fate, stage, reason)."""
+    """Numbers the names that many documents share, so that the record of a document holds a number instead of a name.
+    The names are those of sources, or tuples (fate, stage, reason)."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -140,8 +142,8 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
     """Return (fate, content hash) of the files of documents that both runs have. Within a run, no two files are equal,
-    because their documents have different ids. Files of quarantined records are left out: some of these records have no
-    id and must not count as documents."""
+    because their documents have different ids. Files of quarantined records are left out, because all rows of an equal
+    file count as unchanged documents, but a quarantined record without an id is no document."""
     before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
     return before_parts & after_parts
@@ -175,8 +177,8 @@ class _Spill:
 
 
 def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
-    """Add the records of the documents in one file. A file that is missing or damaged is noted as such before any of
-    its rows is used."""
+    """Add the records of the documents in one file. A file that is missing or damaged is noted as missing. If the
+    damage shows only after some rows were added, DamagedFile is raised."""
     number, first = len(side.files), 0
     columns = list(FILES[fate][1])
     try:
@@ -233,7 +235,7 @@ def _sorted(path: str) -> np.ndarray:
     return facts[np.concatenate(([True], ~again))]
 
 
-#: file number of a fact that stands for "not in this run"
+#: file number in the placeholder record for a document that a run does not have
 _NOWHERE = 2**32 - 1
 _NONE = np.zeros((), FACT)
 _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan

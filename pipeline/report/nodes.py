@@ -1,9 +1,9 @@
-"""Joins each node of plan.json (a pass, a barrier, the shards of a stream …) with the commit records of its tasks. The
-sections of the report are made from these nodes.
+"""Joins each node of plan.json (a pass, a deduplication, the shards of a token stream …) with the commit records of its
+tasks. The sections of the report are made from these nodes.
 
 The report reads the files that the run's own records name. It does not read the published folders, because a later run
-may have replaced their files. Published parts are the same files under other names (`store.dataset.publish`), so every
-figure can be checked by a query over the published parts.
+may have replaced their files. Published parts (files of documents) are the same files under other names
+(`store.dataset.publish`), so every figure can be checked by a query over the published parts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pipeline.store.records import FileInfo, PartRecord
 
 
 class Node:
-    """A node of the plan (a pass, a barrier …) with the records of its tasks and the sums of their counters. The
-    counters of a pass are added up over all tasks. The counters of other nodes are added up by wave (a group of tasks
-    of one kind), because the tasks of different waves count different things."""
+    """A node of the plan (a pass, a deduplication …) with the records of its tasks and the sums of their counters. The
+    counters of a pass (a group of steps that run together) are added up over all tasks. The counters of other nodes are
+    added up by wave (a group of tasks of one kind), because the tasks of different waves count different things."""
 
     def __init__(self, doc: dict[str, Any], records: Callable[[], Iterator[PartRecord]], sums: NodeSums | None = None,
                  choose: Callable[[int], list[PartRecord]] | None = None) -> None:
@@ -48,9 +48,10 @@ class Node:
         return (r.files[name] for r in self.records() if name in r.files and r.files[name].rows)
 
     def lineage(self) -> dict[str, Any]:
-        """Return the node's inputs, its costs and a hash of its output, for the section `lineage` of the report. The
-        hash is made from the sorted `content` hashes of the node's output files, so it does not depend on their order.
-        Of a pass over documents, only the files with the kept documents (or with the numbers of their rows) count."""
+        """Return the inputs, the costs and an output hash of this node of the plan, for the section `lineage` of the
+        report. The hash is made from the sorted `content` hashes of the output files, so it does not depend on their
+        order. If the node is a pass over documents, only the files with the kept documents (or with the numbers of
+        their rows) count."""
         return {"name": self.name, "kind": self.kind, "deps": self.deps, "steps": self.steps, "tasks": self.tasks,
                 "bytes": self.bytes, "cpu_s": round(self.cpu_s, 2), "content": self.content}
 

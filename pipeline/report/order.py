@@ -1,5 +1,5 @@
 """Makes the report's section about the quality of the order of training samples. It says whether batches have the
-planned mixture, and whether windows (samples) that are neighbours in a stream are far apart in the order, as in a
+planned mixture, and whether windows (samples) that are neighbours in a token stream are far apart in the order, as in a
 random order."""
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import numpy as np
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 
-#: steps that are looked at, evenly spread; most samples of a step
+#: approximate number of steps that are examined, evenly spread; most samples examined of a step
 STEPS, SAMPLES = 64, 4096
 
 
 def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
     """Measure how well the order of training samples is mixed, on some of the steps: {steps, of, samples, deviation,
-    streams}. `steps` of all `of` steps are examined, with `samples` in all. `deviation` is the largest difference
-    between the number of windows (samples) that a stream has in a step and the number that its weight gives it.
+    streams}. `steps` is the number of steps examined, `of` the number of all steps, and `samples` the number of samples
+    examined. `deviation` is the largest difference between the number of windows (samples) that a token stream has in a
+    step and the number that its weight gives it.
 
     For each stream, `windows` is the number examined, and `neighbours` is the number of pairs in one step that are
     adjacent in the stream. `expected` is the number of such pairs if windows were drawn at random from the whole
-    stream; it is lower, because a phase draws from a part of the stream. `spread` is the mean distance in the stream
-    between windows that follow each other in the order, divided by this distance in a random order.
+    stream. A phase draws from only a part of the stream, so `neighbours` may be larger than `expected` even in a random
+    order. `spread` is the mean distance in the stream between windows that follow each other in the order, divided by
+    this distance in a random order.
     """
     if curriculum is None or not curriculum.tokens:
         return None

@@ -16,7 +16,8 @@ SUMS = ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "t
 def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of the table of sources: one for each source in `shown`, then one for all other sources together
     (its name is None). `share` is the share of the documents read that were kept. It is None if nothing was read, or if
-    several final datasets kept documents of the source, so that documents may be counted twice."""
+    several final datasets (from which no other dataset is made) kept documents of the source, so that documents may be
+    counted twice."""
     rows, several = _source_rows(document["totals"], shown), shared(document)
     for row in rows:
         of = several & {row["name"]} if row["name"] is not None else several - set(shown)
@@ -35,8 +36,8 @@ def _source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[s
 
 def beside(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return, for each dataset that dropped documents, samples of kept and dropped documents by source. The dropped
-    ones of a source have different reasons, the most frequent reasons first. A source is listed even if it has only
-    kept or only dropped samples."""
+    documents of a source all have different reasons, the most frequent reasons first. A source is listed even if it has
+    only kept or only dropped samples."""
     out = []
     for dataset in document["names"]["datasets"]:
         section, rows = document["datasets"][dataset], []

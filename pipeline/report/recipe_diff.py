@@ -16,7 +16,7 @@ def compare_recipes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[
 
     Keys are written as in the option `--set`: `datasets.clean.steps.language.min`. Steps and phases are matched by
     name, so that a step added before others does not change their keys. If the steps that both lists have are in
-    another order, this is a change of the key of the list.
+    another order, the key of the list counts as changed.
     """
     return [scrub_value(redact_json(row)) for row in _compare(before, after, "")]
 

@@ -1,10 +1,10 @@
 """Chooses the parts (files of documents) of a dataset that the report reads. The report of a run with a million tasks
 therefore reads as little as that of a run with 64.
 
-Counters give totals. Values that no counter has (signals, addresses) are read from at most PARTS tasks of a pass. At
-most ROWS rows of each kind (kept documents, or documents that one pass dropped) are read. The tasks chosen are those
-with the smallest keys. Keys are hashes, so the choice is random, yet it is the same in each report of a run. Figures
-are scaled to the totals; if all rows were read, they are exact.
+Counters give totals. Values that no counter has (signals, addresses) are read from the files of at most PARTS tasks of
+each pass (group of steps that run together). At most ROWS rows of each kind (kept documents, or documents that one pass
+dropped) are read. The tasks chosen are those with the smallest keys. Keys are hashes, so the choice is random, yet it
+is the same in each report of a run. Figures are scaled to the totals; if all rows were read, they are exact.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stratum:
 
     @property
     def quota(self) -> int:
-        """The largest number of rows that the report reads from each file."""
+        """Return the largest number of rows that the report reads from each file."""
         return max(1, ROWS // max(1, len(self.files)))
 
     @property
@@ -42,13 +42,13 @@ class Stratum:
         return sum(min(info.rows, self.quota) for info in self.files)
 
     def scale(self, info: FileInfo) -> float:
-        """Return the number of documents that each row read from this file stands for. The limit on the rows read is
-        equal for all files, so a row of a large file stands for more documents."""
+        """Return the number of documents that each row read from this file represents. The limit on the rows read is
+        equal for all files, so a row of a large file represents more documents."""
         return info.rows / min(info.rows, self.quota) * self.total / sum(f.rows for f in self.files)
 
     def rows(self, store: Store, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
         """Yield batches of the rows that are read, with these columns, and the number of documents that each row of the
-        batch stands for."""
+        batch represents."""
         for info in self.files:
             remaining = self.quota
             for batch in batches(store, info, columns):
@@ -59,8 +59,8 @@ class Stratum:
 
 
 def strata(passes: list[Node]) -> list[Stratum]:
-    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass kept, and
-    those that each of its passes dropped."""
+    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass (group of
+    steps that run together) kept, and those that each of its passes dropped."""
     out = []
     for node in passes:
         files = [record.files for record in node.choose(PARTS)]

@@ -2,9 +2,9 @@
 duplicates.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
-parts (files of documents) of a pass. Ids are hashes, so this is like a random choice, but each report of the same data
-shows the same samples. Personal data is removed from everything shown (text, URL, path, error), even if a step has
-already removed it, because the recipe of a dataset may have no such step.
+parts (files of documents) of a pass (group of steps that run together). Ids are hashes, so this is like a random
+choice, but each report of the same data shows the same samples. Personal data is removed from everything shown (text,
+URL, path, error), even if a step has already removed it, because the recipe of a dataset may have no such step.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
 
 def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
     """Choose a few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier`
-    is the name of the deduplication's step, and `appliers` are the passes that left the removed documents out. Pairs
-    are ordered by id, but those with a similarity of 1 come last. The excerpts begin a few words before the first
-    difference. The similarity is None if it was not computed (`verify: 0`)."""
+    is the name of the deduplication's step, and `appliers` are the passes (groups of steps) that left the removed
+    documents out. Pairs are ordered by id, but those with a similarity of 1 come last. The excerpts begin a few words
+    before the first difference. The similarity is None if it was not computed (`verify: 0`)."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
@@ -173,8 +173,9 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
 
 
 def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
-    """Yield the files with the texts of the documents that a pass kept. Some passes write no texts, but only lists of
-    the rows that are gone (row sets). Instead of these, the files of the passes before them are yielded."""
+    """Yield the files with the texts of the documents that a pass (a group of steps that run together) kept. If the
+    pass wrote no texts, but only lists of the rows that are gone (row sets), the files of the passes before it are
+    yielded."""
     if "gone.parquet" not in node.writes:
         yield from node.files("kept.parquet")
         return

@@ -41,8 +41,8 @@ class Made(Part):
 
 
 class Names(Part):
-    """The names of sources, datasets and streams in the order of the plan, because the keys of a JSON object have no
-    order."""
+    """The names of sources, datasets and token streams in the order of the plan, because the keys of a JSON object have
+    no order."""
 
     sources: list[str] = fact("sources")
     datasets: list[str] = fact("datasets")
@@ -247,7 +247,8 @@ class MixtureRow(Part):
 
 
 class Training(Part):
-    """The training of a model on the run, from the trainer's summary. Fields that the summary lacks are null."""
+    """The training of a model on the tokens of the run, from the trainer's summary. Fields that the summary lacks are
+    null."""
 
     parameters: int | None = fact("parameters of the model", "parameters")
     parameters_without_embeddings: int | None = fact("those without embeddings", "parameters")
@@ -281,7 +282,7 @@ class PassCost(Part):
 
 
 class StageCost(Part):
-    """The cost of a stage (one step) in a pass."""
+    """The cost of a stage (one step) in a pass (steps that run together, document by document)."""
 
     pass_: str = fact("name of the pass", alias="pass")
     stage: str = fact("name of the stage, or `read and write`")

@@ -107,7 +107,8 @@ class Group(Part):
 
 
 class SourcePair(Part):
-    """The number of documents of one source that were removed as duplicates of documents of a source."""
+    """The number of documents of one source that were removed because of kept documents of another (or the same)
+    source."""
 
     removed: str = fact("source of the removed documents")
     kept: str = fact("source of the kept ones")
@@ -139,7 +140,7 @@ class CoursePhase(Part):
 
 
 class CourseStream(Part):
-    """The tokens of one stream in each stretch of the order of training."""
+    """The tokens of one token stream in each stretch of the order of training."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")

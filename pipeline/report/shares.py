@@ -133,8 +133,8 @@ def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
 
 
 def _languages(kept: Counts, dropped: Counts, name: str) -> dict[str, Any] | None:
-    """Return bars of the languages of all judged documents and of the kept ones, and the languages whose share changed
-    most. None if there are fewer than two languages."""
+    """Return bars of the languages of all judged (kept or dropped) documents and of the kept ones, and the languages
+    whose share changed most. Returns None if there are fewer than two languages."""
     before = _added(kept, dropped)
     ordered = sorted(before, key=lambda language: (-before[language], language))
     if len(ordered) < 2:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: what tells the items of a list apart
+#: the keys by whose values the items of a list are told apart
 IDENTITY = ("phase", "pass", "barrier", "node", "dataset", "name", "step", "stage", "reason", "stream", "source",
             "signal", "language", "domain", "key", "side")
 #: sections without figures, and lists without them further down: samples of documents, and what repeats other figures
@@ -16,7 +16,7 @@ SECTIONS = frozenset({"version", "run", "recipe", "about", "made", "names", "sam
 LISTS = frozenset({"samples", "quarantine_samples", "pairs", "largest", "listed", "alarms"})
 #: figures that differ between two runs of the same work on the same machine
 MEASURED = frozenset({"cpu_s", "wall_s", "max_rss_mb", "docs_per_core_s", "docs_per_cpu_s", "seconds", "tokens_per_s"})
-#: mappings in which a key that is missing stands for no document
+#: mappings of counts, in which a missing key means 0
 COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "dropped_lengths",
                     "scores", "pii", "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
 #: texts that are compared like figures: hashes of outputs and of the order of samples
@@ -47,8 +47,8 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _counts(path: Path) -> bool:
-    """Whether a figure counts documents or the like, so that a missing figure means 0. This depends on the keys in its
-    path. `licences` consists only of counts, and `dropped` is a mapping of counts only in the bins of a signal."""
+    """Return whether a figure is a count, so that a missing figure means 0. This depends on the keys in its path.
+    `licences` consists only of counts, and `dropped` is a mapping of counts only in the bins of a signal."""
     return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
 

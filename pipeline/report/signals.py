@@ -39,17 +39,17 @@ def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def tried(value: float) -> list[float]:
-    """Return the threshold `value` and other thresholds around it, in ascending order. A whole number gives only whole
-    numbers, except -1, 0 and 1."""
+    """Return the threshold `value` and other thresholds around it, in ascending order. If `value` is a whole number
+    other than -1, 0 and 1, only whole numbers are returned."""
     is_whole = value.is_integer() and abs(value) >= 2
     return sorted({float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS})
 
 
 @dataclass
 class _Signal:
-    """Counts of the documents that have one signal. Both `bins` and `within` have separate counts for kept documents
-    (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by (bound, threshold), the
-    documents that each tried threshold would let pass."""
+    """Counts of the documents that have one signal (a number per document). Both `bins` and `within` have separate
+    counts for kept documents (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by
+    (bound, threshold), the documents that each tried threshold would let pass."""
 
     step: str
     bounds: list[Bound]
@@ -99,8 +99,8 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
 
 def _declared(passes: list[Node]) -> dict[str, _Signal]:
     """Return the signals (numbers per document) that the steps of a dataset compute or judge, in the order of the
-    recipe. If several steps compute a signal, the last of them is given as its step, because the values of this step
-    are stored."""
+    recipe. If several steps compute a signal, the last of them counts as its step, because only the values of the last
+    step are stored."""
     declared: dict[str, _Signal] = {}
     for node in passes:
         for stage in node.measures:

@@ -14,10 +14,10 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
-    """Return counts for every token stream. It has the documents, tokens and targets of training data and, with the
-    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. It also has the documents
-    and tokens by source, for training and held-out data together, and the documents that could not be encoded, by
-    reason and with samples."""
+    """Return counts for every token stream. They cover the documents, tokens and targets of training data and, with the
+    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are the
+    documents and tokens by source, for training and held-out data together, and the documents that could not be
+    encoded, by reason and with samples."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -41,11 +41,11 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """Return one row for each phase of the curriculum and each stream with a weight in it. `planned` is the number of
-    windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the number that
-    the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the number of
-    tokens read of the stream by the end of the phase, divided by the stream's length in tokens. `repeats_from` is the
-    number of the first sample in the phase that reads the stream a second time, or None."""
+    """Return one row for each phase of the curriculum and each token stream with a weight in it. `planned` is the
+    number of windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the
+    number that the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the
+    number of tokens read of the stream by the end of the phase, divided by the stream's length in tokens.
+    `repeats_from` is the number of the first sample in the phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
     repeats_from = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}

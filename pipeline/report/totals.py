@@ -28,8 +28,8 @@ def totals(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
-    """Return the figures of one source, from its files to its tokens. Kept documents are those of the final datasets. A
-    document that two datasets drop counts twice as dropped."""
+    """Return the figures of one source, from its files to its tokens. Kept documents are those of the final datasets
+    (from which no other dataset is made). A document that two datasets drop counts twice as dropped."""
     info, rows = document["sources"][name], document["funnel"][name]
     kept = [document["datasets"][final]["kept"].get(name, {"docs": 0, "bytes": 0})
             for final in document["names"]["final"]]
@@ -42,16 +42,17 @@ def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shared(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the sources of which several final datasets kept documents. A document may be in more than one of these
-    datasets, so their sum cannot be compared with the number of documents read."""
+    """Return the sources of which several final datasets (from which no other dataset is made) kept documents. A
+    document may be in more than one of these datasets, so their sum cannot be compared with the number of documents
+    read."""
     finals = [{source for source, kept in document["datasets"][name]["kept"].items() if kept["docs"]}
               for name in document["names"]["final"]]
     return frozenset(s for s in document["names"]["sources"] if sum(s in kept for kept in finals) > 1)
 
 
 def distinct(document: Mapping[str, Any]) -> int:
-    """Return a lower bound for the number of different documents in the final datasets: for each source, the documents
-    of the dataset that has most of them, added up over the sources."""
+    """Return a lower bound for the number of different documents in the final datasets (from which no other dataset is
+    made). Of each source, only the documents in the final dataset that has most of them are counted."""
     finals = [document["datasets"][name]["kept"] for name in document["names"]["final"]]
     sources = {source for kept in finals for source in kept}
     return sum(max(kept.get(source, {"docs": 0})["docs"] for kept in finals) for source in sources)

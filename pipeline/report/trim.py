@@ -20,9 +20,9 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
     """Return the report with at most `rows` rows in every table, and the number of rows that each table lost: {table:
     rows}.
 
-    The rows that stay are the sources, datasets and drop reasons with the most documents, the streams with the most
-    tokens, and the nodes and passes that cost most. They keep their order. Sums over a table that was cut must be
-    computed from the whole report.
+    The rows that stay are the sources, datasets and drop reasons with the most documents, the token streams with the
+    most tokens, and the nodes of the plan and passes that cost most. They keep their order. Sums over a table that was
+    cut must be computed from the whole report.
     """
     cut: dict[str, int] = {}
 

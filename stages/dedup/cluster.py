@@ -1,7 +1,7 @@
 """Finds the clusters of near-duplicates: the connected components of a graph whose nodes are documents.
 
-An edge joins two documents that have the same band key (the hash of one band of a MinHash signature), directly or
-through other documents.
+Documents are connected if they have the same band key (the hash of one band of a MinHash signature). Not every pair of
+them has an edge of its own; edges through other documents suffice.
 
 If there are at most `Sizes.one_task_edges` edges, a single task computes the components. It holds the documents that
 occur in edges (typically 10-30 % of all), 40 bytes each. It reads the edge files one after another and keeps only a
@@ -36,12 +36,12 @@ class Clusters:
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records), `groups` (number of the first part of each group of parts; a part
-    is a file of documents). Under `$volatile`, which does not enter the task's key, stands `folded`: the number of
-    edges that are held in memory before they are reduced to a forest.
+    is a file of documents). `$volatile` holds arguments that do not change the task's key; here this is `folded`, the
+    number of edges that are held in memory before they are reduced to a forest.
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
-    group). It counts candidates (documents that have an edge), clusters, the documents of the largest cluster, and the
-    clusters by size (bin b: 2**b <= documents < 2**(b + 1)).
+    group). Its counters are the candidates (documents that have an edge), the clusters, the documents of the largest
+    cluster, and the clusters by size (bin b: 2**b <= documents < 2**(b + 1)).
     """
 
     name = "clusters"
@@ -63,9 +63,10 @@ class Clusters:
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
     """Yield the EDGE records (pairs of documents) of the files `links` in arrays.
 
-    Each end of an edge is a place: part number << 32 | row. In the files, parts are numbered from the start of a group
-    of parts or over all groups; `firsts` holds for each file the number to add, so that the result numbers them over
-    all groups. An array is yielded as soon as it holds more than `most` edges; the last array may hold fewer.
+    Each end of an edge is a place: part number << 32 | row. A part is a file of documents. Some of the files number
+    parts from the start of a group of parts; in the result, parts are numbered over all groups. `firsts` holds for each
+    file the number to add. An array is yielded as soon as it holds more than `most` edges; the last array may hold
+    fewer.
     """
     pending: list[NDArray[Any]] = []
     size = 0
@@ -88,7 +89,7 @@ def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) 
 
     A document is given by its place (part number << 32 | row): `nodes` holds the places of the documents, and `roots`
     for each document the smallest place in its cluster. `firsts` holds the number of the first part of each group of
-    parts.
+    parts (files of documents).
     """
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
@@ -106,9 +107,10 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
     """Return the waves (tasks that may run at the same time) that find the clusters of near-duplicates. They read the
     edges that the waves `bands` and `links` have written, and write files `members.seg` (which cluster a document
-    belongs to) in the wave `clusters`. `firsts` holds the number of the first part of each group of parts."""
+    belongs to) in the wave `clusters`. `firsts` holds the number of the first part (file of documents) of each group of
+    parts."""
     def linked(done: Done) -> int:
-        """Number of edges between documents that the waves `bands` and `links` have written."""
+        """Return the number of edges between documents that the waves `bands` and `links` have written."""
         return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
 
     def spread(done: Done) -> list[TaskDraft]:
@@ -142,7 +144,8 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
                 for b in range(buckets)]
 
     def edges_moved(done: Done) -> bool:
-        """Whether the last round of the wave `star` changed any edge. If it changed none, the clusters are complete."""
+        """Return whether the last round of the wave `star` changed any edge. If it changed none, the clusters are
+        complete."""
         return any(r.counters["moved"] for r in done["star"])
 
     def clusters(done: Done) -> list[TaskDraft]:
@@ -162,7 +165,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
 
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
-    """Number of buckets into which the edges of a graph are divided in each round of `stages.dedup.stars`. One task
-    handles one bucket, and reads a piece of the output of every task of the previous round."""
+    """Return the number of buckets into which the edges of a graph are divided in each round of `stages.dedup.stars`.
+    One task handles one bucket, and reads a piece of the output of every task of the previous round."""
     size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -1,4 +1,4 @@
-"""Exact duplicates, by text or by URL: the recipe step `exact`, and the stage that hashes.
+"""Removes exact duplicates, by text or by URL: the recipe step `exact`, and the stage that computes its hashes.
 
     - exact                        # the same text
     - {exact: {by: both}}          # first one document per URL, then one document per text
@@ -69,15 +69,15 @@ class ExactConfig(StageConfig):
 
 
 def same_text(text: str) -> str:
-    """The form in which `exact` compares texts: lower case, with one space for every run of white space and line breaks
-    and none at the ends."""
+    """Return the form in which `exact` compares texts: lower case, with one space for every run of white space and line
+    breaks, and no space at the ends."""
     return _SPACE.sub(" ", text.lower()).strip()
 
 
 def same_url(url: str) -> str:
-    """The form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https are
-    equal, the host is in lower case without its default port, an empty path becomes "/", and the fragment is removed.
-    Path and query stay unchanged."""
+    """Return the form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https
+    are equal, the host is in lower case without its default port, an empty path becomes "/", and the fragment is
+    removed. Path and query stay unchanged."""
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -139,9 +139,9 @@ class Exact(Barrier):
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
-            """References to the files that say which document is kept for each hash that several documents have.
-            `column` says whether the hashes are those of texts or URLs. The list is empty before the column's wave of
-            tasks has run."""
+            """Return references to the files that say which document is kept for each hash that several documents have.
+            `column` says whether the hashes are those of texts or URLs. The list is empty until the tasks that compute
+            these files have run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, after: str | None) -> WaveTasks:
@@ -227,8 +227,8 @@ class ExactMap:
 class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
-    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts), `ranks` (priority of each group),
-    `bucket` (number of the range).
+    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts, which are files of documents),
+    `ranks` (priority of each group), `bucket` (number of the range).
 
     The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group. A record
     goes to every group that has the hash. The task counts hashes, repeated hashes, removed documents, and how often the
@@ -269,7 +269,7 @@ class ExactSlices:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
     (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are two
-    columns, the first decides first.
+    columns, the second column decides only about documents that stay by the first.
 
     The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.

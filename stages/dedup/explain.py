@@ -28,12 +28,12 @@ class Explanation:
     """What two texts have in common, as `minhash` sees them."""
 
     similarity: float              # Jaccard similarity of their sets of word n-grams
-    threshold: float | None        # `verify`; None: no check, LSH alone decides
+    threshold: float | None        # the setting `verify`; None: the similarity is not checked, shared bands decide
     contained: float               # share of the removed text's n-grams that the kept text also has
     removed_ngrams: int            # distinct n-grams of the removed text, of the kept text, and of both
     kept_ngrams: int
     common_ngrams: int
-    shared_bands: int              # of `bands`; at least one makes the pair a candidate
+    shared_bands: int              # how many of the `bands` are equal; one is enough to compare the texts
     bands: int
     detection: float               # chance that a pair of this similarity shares a band: 1 - (1 - s^rows)^bands
     equal_text: bool               # whether the texts differ at most in white space and case (`exact` removes one)
@@ -42,7 +42,7 @@ class Explanation:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the step `minhash` may remove one of the two texts because of the other."""
+        """Return whether the step `minhash` may remove one of the two texts because of the other."""
         return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold)
 
     def to_json(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class Sizes:
     """How the work of a deduplication is divided into tasks.
 
     Which documents are removed never depends on these sizes. The contents of exchange files (by which a task passes
-    records to later tasks) do depend on them. A size that affects such a file therefore enters the key of the task that
-    writes the file.
+    records to later tasks) do depend on them. A size that affects such a file is therefore part of the key of the task
+    that writes the file (the hash under which the task's result is reused).
     """
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
@@ -60,8 +60,8 @@ class Sizes:
     shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
-        """The number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write the
-        records, and one task reads each bucket."""
+        """Return the number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write
+        the records, and one task reads each bucket."""
         return max(1, min(-(-total_bytes // self.bucket_bytes),
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 
@@ -97,8 +97,9 @@ class Group:
         return self.all_parts[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
-        """Return a reference to the side table (hashes of the documents) of each part. Raises ValueError if a part has
-        none, and names the first such part. `barrier` is the deduplication step, for the message."""
+        """Return a reference to the side table (hashes of the documents) of each part (file of documents). Raises
+        ValueError if a part has none, and names the first such part. `barrier` is the deduplication step, for the
+        message."""
         for part in self.parts:
             if part.side is None:
                 raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "
@@ -150,7 +151,8 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return (part, row) of documents' places, which are part << 32 | row."""
+    """Return (numbers of the parts, numbers of the rows) of documents' places. A place is part << 32 | row, where a
+    part is a file of documents."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
@@ -213,7 +215,8 @@ def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.
 
 def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -> pa.Table:
     """Read columns of a side table (a table that a stage wrote beside the documents of a part). `rows` (sorted, unique)
-    selects rows by the number of their document, and all of them must be in the table; without `rows`, all are read."""
+    holds the numbers of the documents whose rows are read; each of them must be in the table. Without `rows`, all rows
+    are read."""
     table = read_table(path, columns=["row", *columns])
     if rows is None:
         return table
@@ -252,9 +255,9 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
 
 
 def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
-    """Yield for every part of the groups a reference to its removal slice (the list of rows to drop), or None if it has
-    none. `results` holds for each group the result of the task that wrote its slices. If `results` is empty, no part
-    has a slice."""
+    """Yield for every part (file of documents) of the groups a reference to its removal slice (the list of rows to
+    drop), or None if it has none. `results` holds for each group the result of the task that wrote its slices. If
+    `results` is empty, no part has a slice."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}
         for i in range(group.size):
@@ -267,8 +270,8 @@ def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:
 
 
 def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Split records with the fields `part` and `row` by part. Yields (part, its records, sorted by row) for each part
-    that has records."""
+    """Split records with the fields `part` (number of a file of documents) and `row` by part. Yields (part, its
+    records, sorted by row) for each part that has records."""
     ordered = records[np.lexsort((records["row"], records["part"]))]
     edges = np.flatnonzero(np.diff(ordered["part"])) + 1
     for piece in np.split(ordered, edges):

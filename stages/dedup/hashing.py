@@ -11,7 +11,7 @@ dialects, which differ in how they find words and hash them:
 ``datatrove``   Bit-equal to datatrove 0.10.1. Words are spaCy's English words of the simplified text. A shingle is its
                 words joined by a space, hashed by sha1 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams).
                 The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.
-                datatrove's comment calls this a universal hash. It is none, but FineWeb's signatures were computed
+                datatrove's comment calls this a universal hash. It is not one, but FineWeb's signatures were computed
                 with it.
 
 MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman, "Mining
@@ -59,7 +59,7 @@ _WORD = re.compile(f"[{_CLASS}]|[^ {_CLASS}]+")
 
 @njit(cache=True)
 def _unspaced(code):
-    """Whether a code point belongs to one of the scripts in UNSPACED."""
+    """Return whether a code point belongs to one of the scripts in UNSPACED."""
     for i in range(_RANGES.shape[0]):  # noqa: SIM110 (numba knows no generator expressions)
         if _RANGES[i, 0] <= code <= _RANGES[i, 1]:
             return True
@@ -102,7 +102,7 @@ def _word_hashes(data):
 
 @njit(cache=True)
 def _join(words, ngram):
-    """The hash of every run of `ngram` words, from the hashes of the words."""
+    """Return the hash of every run of `ngram` words, computed from the hashes of the words."""
     total = words.shape[0] - ngram + 1
     out = np.empty(max(total, 0), np.uint64)
     for first in range(total):
@@ -160,7 +160,7 @@ def band_keys(signature, bands, rows):
 
 @njit(cache=True)
 def common(a, b):
-    """How many values two sorted arrays without repetitions share."""
+    """Return how many values two sorted arrays without repetitions share."""
     i, j, shared = 0, 0, 0
     while i < a.shape[0] and j < b.shape[0]:
         if a[i] == b[j]:
@@ -183,8 +183,8 @@ def mix(values):
 
 
 def jaccard(a: Hashes, b: Hashes) -> float:
-    """Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique); 0 when both
-    are empty."""
+    """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
+    It is 0 if both are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0
@@ -203,7 +203,7 @@ def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:
 
 
 class Permutations:
-    """The hash functions of a MinHash signature, `count` in number.
+    """Holds the `count` hash functions of a MinHash signature, and computes signatures with them.
 
     >>> signature = Permutations(112, seed=1, dialect="tokenmill")(shingles)      # uint64[112]
     """

@@ -107,9 +107,9 @@ def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
 def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Link all documents with one band key to the first of them. Returns (BAND records, EDGE records).
 
-    `key` holds band keys and `place` the documents that have them, as part << 32 | row. A BAND record holds a key (in
-    ascending order), its smallest place, and the sum of its `counts` (default: 1 for each place). The EDGE records are
-    a spanning forest that connects the places of each key.
+    `key` holds band keys and `place` the documents that have them, each as the number of its file << 32 | row. A BAND
+    record holds a key (in ascending order), its smallest place, and the sum of its `counts` (default: 1 for each
+    place). The EDGE records are a spanning forest that connects the places of each key.
     """
     if not len(key):
         return np.zeros(0, BAND), np.zeros(0, EDGE)
@@ -153,16 +153,16 @@ def _roots(ends, other_ends, size):
 
 def components(ends: U64, other_ends: U64) -> tuple[U64, U64]:
     """Find the connected components of a graph of documents. Edge i joins ends[i] and other_ends[i], each a document's
-    place (part << 32 | row). Returns (every place that occurs, ascending; the smallest place of its component, for each
-    place)."""
+    place (number of its file << 32 | row). Returns (every place that occurs, ascending; for each of these places, the
+    smallest place of its component)."""
     nodes, numbers = np.unique(np.concatenate([ends, other_ends]), return_inverse=True)
     return nodes, nodes[_roots(numbers[:len(ends)], numbers[len(ends):], len(nodes))]
 
 
 def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
     """Reduce edges between documents to a spanning forest: in each connected component, one edge from the smallest
-    place (part << 32 | row) to every other place. Returns EDGE records, sorted. The result depends only on the
-    components, not on which edges connect them."""
+    place (number of a file of documents << 32 | row) to every other place. Returns EDGE records, sorted. The result
+    depends only on the components, not on which edges connect them."""
     nodes, roots = components(ends, other_ends)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)

@@ -1,11 +1,12 @@
-"""Near-duplicate removal by MinHash-LSH with verification: the recipe step `minhash` and the stage for its signatures.
+"""Removes near-duplicates by MinHash-LSH with verification: the recipe step `minhash` and the stage for its signatures.
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
 `MinHashSignature` computes the signatures, document by document, and stores their band keys in side tables. `MinHash`
-then compares all documents, in waves of tasks. Many tasks handle a group of parts (files of documents):
+then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). Many tasks handle a group
+of parts (files of documents). A removal slice lists the documents that are dropped from one part:
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
@@ -117,15 +118,15 @@ class MinHashSignature(Stage):
         return hash_shingles(words, self.config.ngram), len(words)
 
     def words_of(self, simplified: str, language: str) -> Words:
-        """The words of a simplified text (lower case, no punctuation, single spaces), split as the dialect `datatrove`
-        does."""
+        """Return the words of a simplified text (lower case, no punctuation, single spaces), split as in the dialect
+        `datatrove`."""
         if self.config.words == "english":
             return words_of(simplified)
         rules = _rules(language)
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """The MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
+        """Return the MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 
@@ -160,8 +161,8 @@ class MinHash(Barrier):
     documents, one from the first dataset in `priority:` stays. Of several from that dataset the longest stays, and of
     equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
     similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). With
-    `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. In datatrove,
-    which one stays is arbitrary; as many documents are removed.
+    `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. datatrove
+    removes the same number of documents, but keeps an arbitrary document of each cluster.
 
     In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
     scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, words
@@ -248,9 +249,9 @@ class MinHash(Barrier):
                                 1 << 20, f"{group.dataset}: removals of {group.size} parts")
 
         def judges(done: Done) -> int:
-            """The number of buckets into which the clusters are divided, one for each task that compares documents. It
-            is estimated from the number of candidates for removal and the bytes of an average document's shingles
-            (hashes of word n-grams)."""
+            """Return the number of buckets into which the clusters are divided, one for each task that compares
+            documents. It is estimated from the number of candidates for removal and the bytes of an average document's
+            shingles (hashes of word n-grams)."""
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if verify else 0
@@ -267,7 +268,7 @@ class MinHashSlices:
     """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
     Arguments: `verdicts` and `near` (references to the files that `stages.dedup.verify:Verify` wrote), `group` (number
-    of the group, which is the bucket to read), `dataset`. The task writes `slice.PART.parquet` for every part with
+    of the group, and of its bucket in these files), `dataset`. The task writes `slice.PART.parquet` for every part with
     documents in clusters.
     """
 

@@ -34,12 +34,12 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """Task that prepares the first round of `Star`: it writes the edges of some files as arcs (an edge in both
-    directions).
+    """Task that prepares the first round of `Star`: it writes each edge of some files as two arcs, one in each
+    direction.
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
-    number to add to the part numbers in its records), `folded` (number of edges that are reduced to a spanning forest
-    at a time), `buckets` (number of buckets of arcs).
+    number to add to the part numbers in its records; a part is a file of documents), `folded` (number of edges that are
+    reduced to a spanning forest at a time), `buckets` (number of buckets of arcs).
 
     The task writes the exchange file `edges.seg` (ARC records, in buckets by a hash of their first node `u`).
     """
@@ -98,13 +98,13 @@ class Star:
 
 class Members:
     """Task that reads the clusters from one bucket of arcs (directed edges) of the last round of `Star`. The arcs form
-    stars, one for each cluster.
+    one star for each cluster: a node that is joined to all other nodes of the cluster.
 
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `groups` (number of
     the first part of each group of parts; a part is a file of documents).
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
-    group). It has the same counters as `cluster.Clusters`.
+    group). The task has the same counters as `cluster.Clusters`.
     """
 
     name = "stars_members"

@@ -2,16 +2,16 @@
 
 A cluster comes from locality-sensitive hashing (LSH), so its documents are only candidates for removal. If A shares a
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
-A template that thousands of pages share also puts them into one cluster, whatever their texts are (in Marin's audit of
-July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority of their
-dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with it and
-their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
+A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
+audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
+of their dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with
+it and their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
-hashes. The texts are cut after `max_chars` characters and simplified before. Anyone can recompute the similarity from
-the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is scrubbed,
-while texts are stored and compared after it. The text behind a document's band keys and the text that is compared may
-thus differ in an e-mail address, for example, but both come from the same page.
+hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
+from the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is
+scrubbed, while texts are stored and compared after it. The text behind a document's band keys and the text that is
+compared may thus differ in an e-mail address, for example, but both come from the same page.
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
 candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
@@ -61,24 +61,24 @@ def candidate(bands: int) -> np.dtype[Any]:
     """Return the dtype of the record of a candidate for removal, which is a document in a cluster. `bands` is the
     number of the document's band keys (hashes of the bands of its MinHash signature).
 
-    `root` identifies the cluster: it is the smallest place (part << 32 | row) of the cluster's documents. Then follow
-    the document's part and row within its group of parts, its id, its length in characters, and its band keys. Its
-    shingle set (hashes of word n-grams) consists of `count` values from value `offset` on in the group's
-    `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
+    `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents) of the
+    cluster's documents. Then follow the document's part and row within its group of parts, its id, its length in
+    characters, and its band keys. Its shingle set (hashes of word n-grams) consists of `count` values from value
+    `offset` on in the group's `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
     """
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
 
 
 class Shingles:
-    """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts that are
-    candidates for removal.
+    """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts (files of
+    documents) that are candidates for removal.
 
     Arguments: `members` (references to files of MEMBER records, which name the candidates and their clusters), `group`
-    (number of the group, which is the bucket to read), `parts` (for each part of the group references to its side table
-    and its text), `signature` and `signature_key` (config and key of the stage that made the signatures), `buckets`
-    (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk` (bytes of shingles that are
-    collected before they are ordered and written).
+    (number of the group, and of its bucket in the files of MEMBER records), `parts` (for each part of the group
+    references to its side table and its text), `signature` and `signature_key` (config and key of the stage that made
+    the signatures), `buckets` (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk`
+    (bytes of shingles that are collected before they are ordered and written).
 
     The task writes the exchange file `candidates.seg`, in buckets of clusters. If `texts` is true, it also writes
     `shingles.bin`, which holds each set as sorted unique uint64, little-endian.
@@ -137,8 +137,9 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 
 class _SetWriter:
-    """Writes shingle sets (hashes of the word n-grams of a document) into one file. The sets of a chunk are ordered by
-    the bucket of their cluster, so that a task that reads one bucket finds long runs of its sets."""
+    """Writes shingle sets (hashes of the word n-grams of a document) into one file, in chunks of limited size. The sets
+    of a chunk are ordered by the bucket of their cluster, so that a task that reads one bucket finds long runs of its
+    sets."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -212,8 +213,8 @@ class Verify:
     Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
     to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
     `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
-    compared), `max_comparisons` (most comparisons for one document). Under `$volatile`, which does not enter the task's
-    key, stands `cache`: the bytes of shingle sets that are held in memory.
+    compared), `max_comparisons` (most comparisons for one document). `$volatile` holds arguments that do not change the
+    task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
@@ -303,8 +304,8 @@ class _Judge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Look for a kept document because of which document `i` is removed. `start` is the first document of the
-        cluster, and `index` holds the kept documents by band key.
+        """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
+        of the cluster, and `index` holds the kept documents by band key.
 
         Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
         resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the

@@ -1,4 +1,5 @@
-"""A trained fastText classifier, with its kind (binary, grades or labels), its labels and its calibration."""
+"""Defines Classifier: a trained fastText model with its kind (binary, grades or labels), its labels and its
+calibration."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ GOOD, REST = "hq", "lq"
 
 @dataclass(frozen=True)
 class Scores:
-    """The results of a classifier for n texts, as integers: numbers of steps of `Quality.grid`, to which the step
-    `quality` rounds. `probabilities`, int64[n, labels], are those of the classifier's labels. `score`, int64[n], is the
-    probability of the target label or the expected grade; it is None if the classifier only chooses among labels."""
+    """The results of a classifier for n texts, as integers that count steps of the size `Quality.grid`. The recipe step
+    `quality` rounds scores to multiples of this size. `probabilities`, int64[n, labels], are those of the classifier's
+    labels. `score`, int64[n], is the probability of the target label or the expected grade; it is None if the
+    classifier only chooses among labels."""
 
     labels: list[str]
     probabilities: NDArray[np.int64]
@@ -35,12 +37,12 @@ class Scores:
         return len(self.probabilities)
 
     def values(self) -> NDArray[np.float64] | None:
-        """The scores as the step `quality` writes them: probabilities (0 … 1) or grades, not steps of a grid. None if
-        there are no scores."""
+        """Return the scores as the step `quality` writes them: probabilities (0 … 1) or grades, not steps of a grid.
+        Returns None if there are no scores."""
         return None if self.score is None else (self.score * np.float64(Quality.grid)).round(10)
 
     def best(self) -> list[str]:
-        """The most probable label of each text."""
+        """Return the most probable label of each text."""
         return [self.labels[i] for i in self.probabilities.argmax(axis=1)] if len(self) else []
 
 
@@ -101,6 +103,6 @@ def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
 
 
 def companion_path(model: str | os.PathLike[str], ending: str) -> Path:
-    """Path of the file that belongs to a model and has another ending, such as its card: for "card.json", quality.bin
-    gives quality.card.json."""
+    """Return the path of a file that belongs to a model, such as its card. It is the model's path with another ending:
+    for the model quality.bin and the ending "card.json" it is quality.card.json."""
     return Path(model).with_suffix("." + ending)

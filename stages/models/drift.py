@@ -38,9 +38,9 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     """Describe how scores, lengths and languages are distributed in a corpus, for the card of a classifier. `compare`
     later compares other texts with this profile.
 
-    Returns {"documents", "bytes", "scores", "lengths", "languages", "labels"}. A distribution is {"at": points
-    ascending, "below": share <= point, "bins": edges of ten bins, "counts"}. Scores are in the units of the step
-    `quality`, lengths in characters.
+    Returns {"documents", "bytes", "scores", "lengths", "languages"}; for a classifier that only chooses among labels,
+    "labels" takes the place of "scores". A distribution is {"at": points ascending, "below": share <= point, "bins":
+    edges of ten bins, "counts"}. Scores are in the units of the step `quality`, lengths in characters.
     """
     result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
@@ -95,8 +95,8 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """The distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges of ten bins,
-    "counts"}."""
+    """Return the distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges of ten
+    bins, "counts"}."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}
@@ -139,8 +139,8 @@ def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
 
 
 def _languages(texts: Sequence[str]) -> Counter[str] | None:
-    """Number of texts in each language; "" counts the texts for which no language was found. None if the language model
-    is not installed."""
+    """Count the texts of each language; "" counts those for which no language was found. Returns None if the language
+    model is not installed."""
     path = default_lid176()
     if path is None:
         return None

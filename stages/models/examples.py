@@ -25,10 +25,10 @@ from pipeline.base.prf import prf
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: sides of the split
+#: the three uses of a text
 SIDES = ("train", "calibrate", "test")
 _BANDS, _ROWS, _AGREE = 20, 5, 50
-#: _SPACE: characters that fastText takes for white space. _LABEL: words that it takes for labels. _END: the word at
+#: _SPACE: characters that fastText treats as white space. _LABEL: words that it treats as labels. _END: the word at
 #: which it stops reading a text, with everything after it.
 _SPACE = " \n\r\t\v\f\0"
 _LABEL = re.compile(rf"(?<![^{_SPACE}])__label__[^{_SPACE}]*")
@@ -46,8 +46,8 @@ class Example:
 
     @property
     def line(self) -> str:
-        """The text as a line of fastText's training file. Words that fastText would take for labels are removed, and
-        the text ends before a word `</s>`, so that training reads what prediction will read."""
+        """Return the text as a line of fastText's training file. Words that fastText would read as labels are removed,
+        and the text ends before a word `</s>`. Training therefore reads the same words of a text as prediction."""
         return _END.sub("", _LABEL.sub("", self.text.replace("\n", " "))).replace("\r", " ")
 
 
@@ -58,8 +58,8 @@ class Examples:
 
     kept: list[Example]
     sides: list[str]
-    repeated: int = 0                # the same text again, under the same label
-    contradicted: int = 0            # texts that stood under more than one label
+    repeated: int = 0                # texts that occurred again under the same label
+    contradicted: int = 0            # texts that occurred under more than one label
     surplus: Counter[str] = field(default_factory=Counter)        # beyond `most` of a label
     clusters: int = 0                # clusters of near-duplicates with two texts or more
     largest: int = 1                 # texts of the largest cluster
@@ -81,7 +81,7 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
     text under two labels is drawn under both, and then left out. Texts without a word are skipped. Up to `most` texts
     per label are held in memory.
     """
-    labels: dict[str, tuple[str, ...]] = {}           # key → the labels it stands under
+    labels: dict[str, tuple[str, ...]] = {}           # key → the labels of its text
     single: dict[str, tuple[str]] = {}                # label → (label,): one tuple, shared by all texts of the label
     heaps: dict[str, list[tuple[int, str]]] = {}      # label → heap of (-draw, key): the smallest draws stay
     texts_by_label: dict[str, dict[str, str]] = {}    # label → its texts in the heap, by key
@@ -95,7 +95,7 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
         if earlier_labels is not None and label in earlier_labels:
             repeated += 1
             if key in own_texts:
-                own_texts[key] = max(own_texts[key], text)      # of several spellings the same stays in any order
+                own_texts[key] = max(own_texts[key], text)      # which spelling stays must not depend on the order
             continue
         labels[key] = single.setdefault(label, (label,)) if earlier_labels is None else (*earlier_labels, label)
         own_texts[key] = text
@@ -120,8 +120,8 @@ def _side(seed: int, key: str, held_out: float) -> str:
 
 
 def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
-    """Draw at most `most` texts by their content. Returns (content key, text), sorted by key. Texts without a word are
-    skipped."""
+    """Draw at most `most` texts at random. The draw depends only on the seed and the content of the texts. Returns
+    (content key, text), sorted by key. Texts without a word are skipped."""
     heap: list[tuple[int, str, str]] = []
     for text in texts:
         if text and not text.isspace():

@@ -53,15 +53,15 @@ class Ranking:
                 np.add.reduceat(np.where(self.good, 0.0, by_rank), self.starts))
 
     def auc(self, weights: Floats | None = None) -> float:
-        """Probability that a good document has a higher score than one that is not good (the area under the ROC curve).
-        NaN if all documents are good or none is."""
+        """Return the probability that a good document has a higher score than one that is not good (the area under the
+        ROC curve). It is NaN if all documents are good or none is."""
         good, others = self.steps(weights)
         above = np.cumsum(good) - good / 2
         pairs = good.sum() * others.sum()
         return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
-        """Area under the precision-recall curve, taken as a step function; NaN if no document is good."""
+        """Return the area under the precision-recall curve, which is a step function; NaN if no document is good."""
         good, others = self.steps(weights)
         total = good.sum()
         if not total:
@@ -71,8 +71,9 @@ class Ranking:
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
-        """The precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold that
-        reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >= threshold`."""
+        """Return the precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold
+        that reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >=
+        threshold`."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:
@@ -117,8 +118,8 @@ def interval(values: Floats) -> list[float] | None:
 
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
-    """Expected calibration error. It is the mean of |mean probability - share of good documents| over bins of (nearly)
-    equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins)."""
+    """Return the expected calibration error. It is the mean of |mean probability - share of good documents| over bins
+    of (nearly) equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins)."""
     predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
@@ -127,12 +128,13 @@ def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10)
 
 
 def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
-    """Brier score: the mean squared difference between the probability of being good and the truth (0 or 1)."""
+    """Return the Brier score: the mean squared difference between the probability of being good and the truth (0 or
+    1)."""
     return float(np.mean((np.asarray(probabilities, np.float64) - np.asarray(good, np.float64)) ** 2))
 
 
 def threshold_keeping(scores: ArrayLike, share: float) -> float:
-    """The lowest score t for which at most a share `share` of the documents have `score >= t`.
+    """Return the lowest score t for which at most a share `share` of the documents have `score >= t`.
 
     If more documents than this share have the highest score, no score meets the condition, and the result is above
     every score.
@@ -145,36 +147,37 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
         return float(ordered[-1])
     if ordered[count - 1] > ordered[count]:
         return float(ordered[count - 1])
-    above = ordered[ordered > ordered[count]]                    # documents tied across the cut all stay out
+    above = ordered[ordered > ordered[count]]          # documents with equal scores across the cut all stay out
     return float(above[-1]) if len(above) else float(np.nextafter(ordered[0], np.inf))
 
 
 # -- how far two samples are apart -------------------------------------------------------------------------------------
 def stability_index(expected: Sequence[float] | Floats, observed: Sequence[float] | Floats) -> float:
-    """Population stability index of two histograms of counts: sum of (q - p) ln(q / p), each bin smoothed by half a
-    document. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
-    (Siddiqi 2006)."""
+    """Return the population stability index of two histograms of counts: the sum of (q - p) ln(q / p) over the bins,
+    where p and q are a bin's shares. Each bin is smoothed by half a document. By convention, an index below 0.1 means
+    no change, and an index of 0.25 or more means another population (Siddiqi 2006)."""
     p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(observed, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def stability_noise(bins: int, n: int, m: int) -> float:
-    """The approximate mean of `stability_index` over pairs of samples, of n and m documents, from one population: (bins
-    - 1) (1/n + 1/m)."""
+    """Return the approximate mean of `stability_index` over pairs of samples of n and m documents from one population.
+    It is (bins - 1) (1/n + 1/m)."""
     return (bins - 1) * (1 / n + 1 / m) if n and m else float("inf")
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Kolmogorov-Smirnov distance between a sample and a distribution that is known at some points: `below[i]` is the
-    share of values <= at[i]. Between the points the distribution is unknown, so the result is a lower bound."""
+    """Return the Kolmogorov-Smirnov distance between a sample and a distribution that is known at some points:
+    `below[i]` is the share of values <= at[i]. Between the points the distribution is unknown, so the result is a lower
+    bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))
 
 
 def ks_critical(n: int, m: int, alpha: float = 0.001) -> float:
-    """The critical Kolmogorov-Smirnov distance: samples of n and m documents from one population exceed it with
+    """Return the critical Kolmogorov-Smirnov distance: samples of n and m documents from one population exceed it with
     probability `alpha` (asymptotically)."""
     return float(np.sqrt(-np.log(alpha / 2) / 2) * np.sqrt((n + m) / (n * m))) if n and m else float("inf")
 

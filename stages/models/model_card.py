@@ -1,5 +1,5 @@
-"""A classifier's model card, as JSON and as a page: what the classifier was trained on, how well it performs, and which
-words decide its scores.
+"""Makes a classifier's model card, as JSON and as a page: what the classifier was trained on, how well it performs, and
+which words decide its scores.
 
 The card holds no text of a document. It shows only single words that consist of letters and occur at least ten times in
 the training texts; pairs of words are known only by their hashes. So it shows no numbers and no addresses, and hardly
@@ -69,7 +69,7 @@ def decimal(score: float) -> str:
 
 
 def markdown(card: dict[str, Any]) -> str:
-    """The card of a classifier as a Markdown page."""
+    """Return the card of a classifier as a Markdown page."""
     name, examples = card["model"]["file"], card["examples"]
     labels, settings = ", ".join(f"`{_cell(label)}`" for label in _first_names(card["labels"])), card["settings"]
     kind = {"binary": f"binary, for `{card['target']}`", "grades": "grades; the score is the expected one",
@@ -185,10 +185,10 @@ def _interval(pair: list[float] | None) -> str:
 
 
 def _first_names(names: list[str], most: int = 30) -> list[str]:
-    """The first `most` names, for display. If there are more, the last entry says how many more."""
+    """Return the first `most` names, for display. If there are more, a last entry says how many more."""
     return names if len(names) <= most else [*names[:most], f"… {len(names) - most} more"]
 
 
 def _cell(text: str) -> str:
-    """Text escaped for a cell of a Markdown table."""
+    """Return the text escaped for a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("\n", " ").replace("`", "'")

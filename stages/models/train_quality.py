@@ -34,7 +34,7 @@ from stages.stage import file_sha256, library_versions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: most labels of a classifier, and most bytes of one
+#: most labels of a classifier, and most bytes of a label
 MOST_LABELS, LONGEST_LABEL = 1000, 100
 #: most texts of a reference corpus that are scored; with this many, the share that a threshold keeps is known to 0.3 %
 #: (at 95 % confidence)
@@ -149,7 +149,7 @@ def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, A
 
 
 def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> None:
-    """Train a fastText model on the examples `part`, in a process of its own whose allocator hands out zeroed memory.
+    """Train a fastText model on the examples `part`, in a separate process whose allocator hands out zeroed memory.
 
     With one thread, fastText initialises only the first tenth of its matrix (DenseMatrix::uniform fills 10 blocks, one
     per thread). The other nine tenths keep the content of the allocated memory, and content of earlier use makes

@@ -1,12 +1,12 @@
-"""The reader `code`, which reads source code: one document per file. The text is the whole file, with its comments,
-docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and content
-(`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
+"""Defines the reader `code`, which reads source code: one document per file. The text is the whole file, with its
+comments, docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and
+content (`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
 
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line of more than
 1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines), `few_letters`
-(less than a quarter of the characters are alphanumeric), `too_large`, `other_type` (the name may be that of source
-code, but the content is no source code).
+(more than 400 non-blank characters, of which less than a quarter are alphanumeric), `too_large`, `other_type` (the name
+may be that of source code, but the content is no source code).
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).
@@ -30,7 +30,7 @@ from stages.text.encoding import decode
 #: languages written with one paragraph per line, which StarCoder2's rule of long lines exempts
 _PROSE = {"tex", "markdown", "restructuredtext", "smt"}
 _LONGEST_PROSE = 100_000
-#: A file of more non-blank characters than this must be a quarter alphanumeric. A shorter one may have more signs.
+#: The rule `few_letters` applies only to files of more non-blank characters than this.
 _FEW = 400
 #: byte order marks of UTF-16 and little-endian UTF-32, whose text is full of NULs
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
@@ -92,8 +92,8 @@ class Code(Files):
         yield from repository.documents()
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Yields the documents of several files, each given as (local file, slice). The files of one repository become
-        one document."""
+        """Yields the documents of several files, each given as (local file, slice of the file to read). The files of
+        one repository become one document."""
         repository, folder = None, ""
         for local, slice in files:
             group = self.group(slice.path)

@@ -98,15 +98,16 @@ class CodeTable(Parquet):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of the table that must be fetched to read a slice, or to split the file if `slice` is
-        None. The ranges are those of the reader `parquet`. With the setting `repository`, however, splitting needs the
-        whole file (the result is None), because it reads the column of repository names."""
+        """Return the byte ranges of a table in object storage that must be fetched to read a slice (the file or a piece
+        of it), or to split the file if `slice` is None. The ranges are those of the reader `parquet`. With the setting
+        `repository`, however, splitting needs the whole file (the result is None), because it reads the column of
+        repository names."""
         return None if slice is None and self.config.repository else super().needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after a record has crashed the process, as the reader `parquet`
-        does. With the setting `repository`, the result is None (reading does not resume), since a repository may
-        continue in the next row group."""
+        """Return the slice (piece of the file) with which reading resumes after a record has crashed the process, as
+        the reader `parquet` does. With the setting `repository`, the result is None (reading does not resume), since a
+        repository may continue in the next row group."""
         return None if self.config.repository else super().beyond(local, slice, record)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:

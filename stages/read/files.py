@@ -19,8 +19,8 @@ class Files(Reader):
     file's bytes.
 
     From a `.zip` or `.tar` (.gz, .bz2, .xz) archive, a document is made of each member with one of the reader's
-    suffixes. `sub` in the document's locator names the member. Other members are counted as `other_type`, encrypted
-    members as `encrypted`.
+    suffixes. `sub` in the document's locator (place in the input) names the member. Other members are counted as
+    `other_type`, encrypted members as `encrypted`.
     """
 
     in_archives = True
@@ -32,7 +32,7 @@ class Files(Reader):
 
     @property
     def most(self) -> int:
-        """Size in bytes, after decompression, of the largest file that is read. Larger files are counted as
+        """Return the size in bytes, after decompression, of the largest file that is read. Larger files are counted as
         `too_large`."""
         return self.config.max_bytes
 
@@ -51,7 +51,7 @@ class Files(Reader):
             yield self._from_bytes(data, slice, 0, "", 0)
 
     def _archive(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        occurrences: Counter[str] = Counter()            # of each name; a second member of one name has ordinal 1
+        occurrences: Counter[str] = Counter()            # by name; the second member with a name gets ordinal 1
         offset = 0
         try:
             for member in members(local, slice.path, self.member_suffixes or self.suffixes, self.most):

@@ -123,8 +123,8 @@ def inflate(data: bytes, wbits: int, cap: int) -> bytes | None:
     format, as in zlib. Raises `TooLarge` if the result has more than `cap` bytes, or the data more than `MAX_MEMBERS`
     gzip members.
 
-    The decompressor gets its input in small blocks, because it copies all input that it has not read yet at every call
-    and for every gzip member.
+    The decompressor gets its input in small blocks. At each call and for each gzip member, it copies all input that it
+    has not read yet, so large blocks would be copied many times.
     """
     out, at = bytearray(), 0
     for _ in range(MAX_MEMBERS):

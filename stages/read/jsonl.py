@@ -58,9 +58,9 @@ class Jsonl(Reader):
                 yield self._document(row, slice, offset, ordinal)
 
     def rows(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """Yields (number of the line, offset, row) for each line of a slice, or for each element of a JSON array. The
-        row is the JSON value of the line, None for a blank line, or a `BadRecord` for a faulty line. Strings may hold
-        lone surrogates."""
+        """Yields (number of the line, offset, row) for each line of a slice (a file or a piece of it), or for each
+        element of a JSON array. The row is the JSON value of the line, None for a blank line, or a `BadRecord` for a
+        faulty line. Strings may hold lone surrogates."""
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         array = slice.start == 0 and slice.stop is None and is_array(local)
@@ -109,10 +109,10 @@ class Jsonl(Reader):
                              meta_columns)
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
-        None. The result None stands for the whole file. A slice needs its own bytes and the first bytes of the file,
-        which show how the file is compressed. To split a compressed file, its first bytes suffice: they show that it
-        cannot be split."""
+        """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
+        of it), or to split the file if `slice` is None. The result is None if the whole file must be fetched. A slice
+        needs its own bytes and the first bytes of the file, which show how the file is compressed. To split a
+        compressed file, its first bytes suffice: they show that it cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if coding_of(read(0, 10)) else None
         return None if slice.stop is None else [(0, 10), (slice.start, slice.stop)]
@@ -148,7 +148,7 @@ class Jsonl(Reader):
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
+    """Return whether lists and objects are nested more than `MAX_DEPTH` levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [v for v in level if isinstance(v, (dict, list))]

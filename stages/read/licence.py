@@ -2,9 +2,10 @@
 licence, or a licence's notice.
 
 Identifiers are those of SPDX (https://spdx.org/licenses). The result "" means that the head names no known licence; the
-file may have one. A permissive licence is reported only if its whole text is in the head, unchanged (`licence_texts`),
-or if a sentence puts the file under the licence and no other terms stand beside that sentence. The rules are strict,
-because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that must not have it.
+file may still have one. A permissive licence is reported only if its whole text is in the head, unchanged
+(`licence_texts`), or if a sentence puts the file under the licence and no other terms stand beside that sentence. The
+rules are strict, because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that must
+not have it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ text of a licence are missing in a document, and which words were added.
 
 A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
 is standard if it is part of a triple of the form. All other words between the first and the last standard word are
-added words. Words of the form that are in no triple of the document are missing. Therefore even a single added "not" is
-noticed between standard words.
+added words. Words of the form that are in no triple of the document are missing. So a single "not" that was added
+between standard words is noticed.
 
 A form fits a document if few words are missing and no added words change the terms. Real notices add names, years and
 addresses of copyright holders, but no words of permission, prohibition or condition.
@@ -224,8 +224,9 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits_form(match: Match, words: list[str]) -> bool:
-    """Whether a text, at the place of a match, states the licence of the match's form (wording of a licence) unchanged:
-    few words of the form are missing, and no added words speak of terms. `words` are the words of the text."""
+    """Return whether a text, at the place of a match, states the licence of the match's form (wording of a licence)
+    unchanged: few words of the form are missing, and no added words speak of terms. `words` are the words of the
+    text."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
         return False
@@ -237,8 +238,8 @@ def fits_form(match: Match, words: list[str]) -> bool:
 
 
 def stands_alone(match: Match, words: list[str]) -> bool:
-    """Whether a licence text stands alone in a document: only few words stand around the match, and none of them speak
-    of other terms. `words` are the words of the document."""
+    """Return whether a document holds a licence text and little else: only few words are around the match, and none of
+    them speak of other terms. `words` are the words of the document."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:
         before = []
@@ -246,8 +247,8 @@ def stands_alone(match: Match, words: list[str]) -> bool:
 
 
 def _holders_terms(text: str, form: Form) -> bool:
-    """Whether a copyright line of a text, or the lines below such a line, set other terms than the licence of `form`.
-    Words of the licence text itself are ignored."""
+    """Return whether a copyright line of a text, or the lines below such a line, set other terms than the licence of
+    `form`. Words of the licence text itself are ignored."""
     lower = text.lower()
     for line in _HOLDER.finditer(lower):
         below = _BLANK.split(lower[line.end():line.end() + _PARAGRAPH], maxsplit=1)[0]
@@ -266,10 +267,10 @@ def _outside_form(lower: str, form: Form) -> str:
 
 
 def other_terms(text: str) -> bool:
-    """Whether a text speaks of conditions, exceptions, or another licence."""
+    """Return whether a text speaks of conditions, exceptions, or another licence."""
     return _OTHER.search(text) is not None
 
 
 def _has_second_licence(match: Match, near: list[Match]) -> bool:
-    """Whether one of the matches `near` is the text of another licence at another place than `match`."""
+    """Return whether one of the matches `near` is the text of another licence at another place than `match`."""
     return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)

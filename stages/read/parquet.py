@@ -19,8 +19,9 @@ from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
 from stages.stage import SettingsError, signal
 
-#: Limits on the rows turned into documents at a time: their number; their bytes if each row were the largest entry of a
-#: dictionary, since a text that a million rows share is stored once; their bytes if each row had the mean size.
+#: Limits on the rows turned into documents at a time. _BATCH limits their number. _BATCH_BYTES limits their bytes if
+#: each row were the largest entry of a dictionary, which stores a text once even if a million rows share it.
+#: _LIKELY_BYTES limits their bytes if each row had the mean size.
 _BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
 #: rows whose dictionary entries are counted at a time
 _COUNTED_ROWS = 1 << 16
@@ -35,12 +36,12 @@ _TAIL = 64 << 10
 class Parquet(Reader):
     """Reads Parquet tables: one document per row.
 
-    In the locator of a document, `offset` is the number of the row group. A missing column is an error if it is `text`
-    or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says how columns that no
-    setting names are kept; binary ones among these columns are not read. Rows of which no document is made are counted
-    under `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or `bad_value` (an id, url,
-    date or language that Python cannot represent, e.g. a timestamp beyond the year 9999). `pipeline.passes.reading`
-    quarantines rows that cannot be read.
+    In the locator (place in the input) of a document, `offset` is the number of the row group. A missing column is an
+    error if it is `text` or named by `keep` or `signals`; any other column may be missing. `stages.read.columns` says
+    how columns that no setting names are kept; binary ones among these columns are not read. Rows of which no document
+    is made are counted under `invalid_utf8`, `missing_text` (null), `empty`, `too_large`, `corrupt_parquet` or
+    `bad_value` (an id, url, date or language that Python cannot represent, e.g. a timestamp beyond the year 9999).
+    `pipeline.passes.reading` quarantines rows that cannot be read.
     """
 
     name = "parquet"
@@ -229,9 +230,9 @@ class Parquet(Reader):
         return docs
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a file that must be fetched: the footer and, in the row groups of the slice, the
-        columns that are read. If `slice` is None, the ranges are those for `splits`. The result None stands for the
-        whole file."""
+        """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
+        of it): the footer and, in the row groups of the slice, the columns that are read. If `slice` is None, the
+        ranges are those for `splits`. The result is None if the whole file must be fetched."""
         first = max(0, size - _TAIL)
         try:
             tail = read(first, size)
@@ -260,8 +261,9 @@ class Parquet(Reader):
         return ranges
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after row number `record` of the file has crashed the process. It
-        is the part of `slice` after the row group of this row; None if nothing comes after this row group."""
+        """Return the slice (piece of the file) with which reading resumes after row number `record` of the file has
+        crashed the process. It is the part of `slice` after the row group of this row; None if nothing comes after this
+        row group."""
         metadata, first = pq.read_metadata(local), slice.ordinal
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
@@ -326,7 +328,7 @@ def _nanoseconds(column: pa.Array) -> list[Any]:
 
 
 def _sound(column: list[Any]) -> bool:
-    """Whether a document's `meta` can hold the values of a column unchanged."""
+    """Return whether a document's `meta` can hold the values of a column unchanged."""
     kinds = {type(v) for v in column} - {NoneType}
     if kinds == {str}:
         return max(len(v) for v in column if v is not None) <= MAX_VALUE
@@ -334,7 +336,7 @@ def _sound(column: list[Any]) -> bool:
 
 
 def _numbers(column: list[Any]) -> bool:
-    """Whether the values of a column can become signals (floats) without a change of value."""
+    """Return whether the values of a column can become signals (floats) without a change of value."""
     kinds = {type(v) for v in column} - {NoneType}
     return kinds <= {bool} or (kinds <= {int, float} and all(v is None or (isfinite(v) and float(v) == v)
                                                               for v in column))
@@ -348,7 +350,7 @@ def unread_columns(columns: Columns, schema: pa.Schema) -> list[str]:
 
 
 def _binary(kind: pa.DataType) -> bool:
-    """Whether values of a type are binary or contain binary values."""
+    """Return whether values of a type are binary or contain binary values."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or (
             pa.types.is_binary_view(kind)):
         return True

@@ -131,22 +131,23 @@ class Reader:
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice, or that
-        `splits` needs if `slice` is None. The result None stands for the whole file. Of a file in object storage, only
-        these ranges are fetched. All other bytes of its local copy are a hole, which reads as zeros. `size` is the size
-        of the file, and the argument `read(start, stop)` returns its bytes.
+        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice (the file or
+        a piece of it), or that `splits` needs if `slice` is None. The result is None if the whole file must be fetched.
+        Of a file in object storage, only these ranges are fetched. All other bytes of its local copy are a hole, which
+        reads as zeros. `size` is the size of the file, and the argument `read(start, stop)` returns its bytes.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
-        """Return the slice with which reading resumes after record number `record` of the file has killed the process.
-        It is the part of `slice` after the smallest piece of the file, such as a row group, that contains the record.
-        Returns None if reading cannot resume.
+        """Return the slice (piece of the file) with which reading resumes after record number `record` of the file has
+        killed the process. It is the part of `slice` after the smallest piece of the file, such as a row group, that
+        contains the record. Returns None if reading cannot resume.
         """
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
-        """Return how many of the `size` bytes of a stored file (compressed, if it is) belong to a slice."""
+        """Return how many of the `size` bytes of a stored file, which may be compressed, belong to a slice (the file or
+        a piece of it)."""
         return (size if slice.stop is None else slice.stop) - slice.start
 
     def group(self, path: str) -> str:
@@ -156,20 +157,21 @@ class Reader:
         return ""
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
-        """Yield the documents of several files, each given as (local file, slice), one file after the other."""
+        """Yield the documents of several files, one file after the other. Each file is given as (local file, slice of
+        the file to read)."""
         for local, slice in files:
             yield from self.read(local, slice)
 
     def read(self, local: str, slice: Slice) -> Iterator[Document | BadRecord]:
-        """Yield the documents of a slice in the order of the file. A `BadRecord` or `Skipped` is yielded in place of
-        each record of which no document is made."""
+        """Yield the documents of a slice (a file or a piece of it) in the order of the file. A `BadRecord` or `Skipped`
+        is yielded in place of each record of which no document is made."""
         raise NotImplementedError(f"{type(self).__name__} does not define read")
 
 
 def is_machine_fault(e: BaseException) -> bool:
-    """Whether the machine, and not the file, is at fault for an error while reading. The machine is at fault when
-    memory ran out or the operating system reported the error. Such an error must fail the task. If the error were taken
-    for damage in the file, the part of the file after it would be recorded as lost.
+    """Return whether the machine, and not the file, is at fault for an error while reading. The machine is at fault
+    when memory ran out or the operating system reported the error. Such an error must fail the task. If it were treated
+    as damage in the file, the part of the file after it would be recorded as lost.
 
     An OSError without errno comes from a decoder, so the file is at fault. EINVAL counts as the file's fault, too: it
     comes from a seek to an impossible offset, which a damaged archive directory can cause.
@@ -197,14 +199,14 @@ def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any
 
 def bad(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "",
         fatal: bool = False) -> BadRecord:
-    """Return a `BadRecord` for a record of a slice, with the id and the locator that the record's document would have
-    had."""
+    """Return a `BadRecord` for a record that cannot be read, with the id and the locator (place in the input) that the
+    record's document would have had."""
     return BadRecord(reason, id=document_id(slice.source, slice.path, member, record),
                      locator=locator(slice.path, offset, record, member), detail=detail, fatal=fatal)
 
 
 def skipped(reason: str, slice: Slice, offset: int, record: int, *, member: str = "", detail: str = "") -> Skipped:
-    """Return a `Skipped` for a record of a slice, with the id and the locator that the record's document would have
-    had."""
+    """Return a `Skipped` for a record of which no document is made, with the id and the locator (place in the input)
+    that the record's document would have had."""
     return Skipped(reason, id=document_id(slice.source, slice.path, member, record),
                    locator=locator(slice.path, offset, record, member), detail=detail)

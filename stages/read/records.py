@@ -87,8 +87,8 @@ class Records(Reader):
                 yield from self._documents(row, slice, offset, ordinal)
 
     def _table(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
-        """Yields (number of the row, number of its row group, row) for each row of a Parquet file that a slice covers.
-        The row is a dict or a `BadRecord`."""
+        """Yields (number of the row, number of its row group, row) for each row of a Parquet file that a slice (the
+        file or a piece of it) covers. The row is a dict or a `BadRecord`."""
         check_file(local, slice.path)
         ordinal, group = slice.ordinal, slice.start
         try:
@@ -153,9 +153,9 @@ class Records(Reader):
         return {part for name in named for part in (name, name.partition(".")[0])} - {""}
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
-        None. For JSON they are the ranges that the reader `jsonl` needs. For a Parquet table the result is None (the
-        whole file), since only its footer shows which columns it has."""
+        """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
+        of it), or to split the file if `slice` is None. For JSON they are the ranges that the reader `jsonl` needs. For
+        a Parquet table the result is None (the whole file), since only its footer shows which columns it has."""
         return None if read(max(0, size - 4), size) == b"PAR1" else self._lines.needs(slice, size, read)
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:

@@ -1,6 +1,6 @@
 """Joins the source files of a repository into one document. The files are in the order of their paths, and a `header`
 stands before each (StarCoder2's `<file_sep>`, arXiv 2402.19173 §2.9). A document of more than `max_repository` bytes is
-cut between files into pieces of at most that size; a larger file is a piece of its own."""
+cut between files into pieces of at most that size; a larger file forms a piece alone."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ class Stream:
 
 
 def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (offset in the decompressed stream, line without its line end) for each line of a stream. None stands for a
-    line of more than `cap` bytes.
+    """Yield (offset in the decompressed stream, line without its line end) for each line of a stream. A line of more
+    than `cap` bytes is replaced with None.
 
     Reading stops after `length` bytes. Memory is bounded by `cap` and one block. If the file is damaged, `Damaged` is
     raised after the last whole line before the damage. A line that the damage cuts is not yielded.
@@ -132,7 +132,7 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
 
 
 def is_array(local: str) -> bool:
-    """Whether a file is one JSON array. The answer is False for JSON Lines whose first line is an array."""
+    """Return whether a file is one JSON array. The result is False for JSON Lines whose first line is an array."""
     with Stream(local) as stream:
         try:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()

@@ -166,9 +166,10 @@ class Warc(Reader):
         return doc
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a file that must be fetched to read a slice, or to split the file if `slice` is
-        None. The result None stands for the whole file. A slice needs its own bytes and the `BEYOND` bytes after them.
-        Splitting needs the whole file, but only the beginning of an lz4 or zstd file, which cannot be split."""
+        """Return the byte ranges of a file in object storage that must be fetched to read a slice (the file or a piece
+        of it), or to split the file if `slice` is None. The result is None if the whole file must be fetched. A slice
+        needs its own bytes and the `BEYOND` bytes after them. Splitting needs the whole file, but only the beginning of
+        an lz4 or zstd file, which cannot be split."""
         if slice is None:
             return [(0, BEYOND)] if _coding(read(0, 16)) in ("lz4", "zstd") else None
         return None if slice.stop is None else [(slice.start, slice.stop + BEYOND)]
@@ -243,9 +244,9 @@ def _archive(stream: Any) -> ArchiveIterator:
 
 
 def _broken_input(e: BaseException) -> bool:
-    """Whether an error that fastwarc raised is the fault of the file, not of the machine. A panic of fastwarc's Rust
-    code is raised as a BaseException and is the file's fault. An error of the operating system, which has an errno, is
-    the machine's fault."""
+    """Return whether an error that fastwarc raised is the fault of the file, not of the machine. A panic of fastwarc's
+    Rust code is raised as a BaseException and is the file's fault. An error of the operating system, which has an
+    errno, is the machine's fault."""
     return not is_machine_fault(e) and (isinstance(e, (OSError, ValueError, EOFError))
                                         or type(e).__name__ == "PanicException")
 
@@ -283,8 +284,8 @@ def _head(file: BinaryIO, offset: int, size: int = _HEAD) -> bytes:
 
 
 def _record_starts(file: BinaryIO, gzip: bool) -> Iterator[tuple[int, int]]:
-    """Yields (offset of a record, number of uncompressed bytes before the record) for each record of a WARC file. The
-    records end at damage and, in a gzip file, at the first member that does not contain exactly one record."""
+    """Yields (offset of a record, number of uncompressed bytes before the record) for each record of a WARC file. It
+    stops at damage and, in a gzip file, at the first member that does not contain exactly one record."""
     file.seek(0, os.SEEK_END)
     full = _Range(file, 0, file.tell())
     stream: Any = GzipReader(full) if gzip else full

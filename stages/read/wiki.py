@@ -89,9 +89,9 @@ class Wiki(Reader):
         return pages
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges of a dump that must be fetched to read a slice, or to split the dump if `slice` is
-        None. The result None stands for the whole file. A slice needs its own bytes and the head of the dump, which is
-        the part before the first page."""
+        """Return the byte ranges of a dump in object storage that must be fetched to read a slice (the dump or a piece
+        of it), or to split the dump if `slice` is None. The result is None if the whole file must be fetched. A slice
+        needs its own bytes and the head of the dump, which is the part before the first page."""
         return None if slice is None or slice.stop is None else [(0, min(size, BEYOND)), (slice.start, slice.stop)]
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:

@@ -83,7 +83,7 @@ _SIGNS = {"spaced ndash": " – ", "snd": " – ", "ndash": "–", "mdash": "—
           "c.": "c. ", "ad": "AD", "bc": "BC", "okina": "ʻ", "pi": "π", "thinsp": " ", "hairsp": " ", "en dash": "–",
           "em dash": "—", "snds": " – ", "times": "×", "minus": "−", "bull": " • ", "slash": "/", "pipe": "|",
           "sterling": "£", "euro": "€", "degree": "°", "prime": "′"}
-#: brackets nested deeper are taken as text
+#: brackets nested deeper than this are left as text
 _DEPTH = 60
 #: most rows, columns and characters of a table; larger tables are removed
 _ROWS, _COLUMNS, _TABLE = 300, 40, 30_000

@@ -1,10 +1,10 @@
 """Turns a classifier's scores into probabilities, by a calibration that is fitted once on held-out documents and
 applied as a table of integers.
 
-fastText is overconfident: of the documents to which it gives 0.999, perhaps two in three are good. A calibration is a
-monotone, piecewise linear map from scores to probabilities. Both are integers, in steps of the stage's grid (0 … 10⁶
-for 0 … 1), so applying the map is integer arithmetic with the same result on every machine. The map never reverses the
-order of two documents, but two neighbours may get the same probability.
+fastText is overconfident: of the documents to which it gives a probability of 0.999, perhaps two in three are good. A
+calibration is a monotone, piecewise linear map from scores to probabilities. Both are integers, in steps of the grid of
+the recipe step `quality` (0 … 10⁶ for 0 … 1), so applying the map is integer arithmetic with the same result on every
+machine. The map never reverses the order of two documents, but two neighbours may get the same probability.
 
 There are two ways to fit the map. With 1,000 documents or more, and always for grades, it is *isotonic* regression:
 adjacent violators are pooled, and lines join the centres of the blocks (Oron and Flournoy 2017). With fewer documents
@@ -38,8 +38,8 @@ Knots = list[list[int]]
 
 
 class CalibrationError(ValueError):
-    """A file is no calibration of a classifier, or it is the calibration of another model. The message names the
-    problem and the remedy."""
+    """Raised for a file that is no calibration of a classifier, or is the calibration of another model. The message
+    names the problem and the remedy."""
 
     permanent = True
 
@@ -70,8 +70,8 @@ def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool 
     int64[n] and `truths` float64[n]; both are in steps of the grid to which scores are rounded, from `low` to `high`.
 
     Returns (method, knots of the map), or None if there are too few documents, or if all scores or all truths are
-    equal. The truths of a label are `low` or `high`. The truths of grades may lie between, which only isotonic
-    regression can fit.
+    equal. For a label, each truth is `low` or `high`. For grades, truths may also lie between these values, which only
+    isotonic regression can fit.
     """
     x, y = np.asarray(scores, np.int64), np.asarray(truths, np.float64)
     if len(x) < FEWEST_DOCUMENTS or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
@@ -93,7 +93,7 @@ def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int)
         while len(blocks) > 1 and blocks[-2][2] * blocks[-1][0] >= blocks[-1][2] * blocks[-2][0]:
             last = blocks.pop()
             blocks[-1] = [before + after for before, after in zip(blocks[-1], last)]
-    # no score is certain, so values stay half a document away from low and high
+    # no score makes a document certainly good or bad, so values stay half a document away from low and high
     doubt = (high - low) / (2 * len(x))
     knots = [[round(x_sum / weight), round(min(max(y_sum / weight, low + doubt), high - doubt))]
              for weight, x_sum, y_sum in blocks]

@@ -22,7 +22,7 @@ MOST_CHECKED_BYTES = 64 << 20
 
 
 class MissingModel(TokenmillError, FileNotFoundError):
-    """A model file is missing and must be fetched first. The message says how."""
+    """Raised when a model file is missing and must be fetched first. The message says how to fetch it."""
 
     exit_code = 2
 
@@ -30,7 +30,7 @@ class MissingModel(TokenmillError, FileNotFoundError):
 
 
 def lid176() -> Path:
-    """Path of lid.176.ftz, fastText's model for identifying languages.
+    """Return the path of lid.176.ftz, fastText's model for identifying languages.
 
     Raises:
         MissingModel: the file is missing; the message says where it was searched for and how to get it.
@@ -44,7 +44,7 @@ def lid176() -> Path:
 
 
 def default_lid176() -> Path | None:
-    """Path of lid.176.ftz, fastText's model for identifying languages; None if it is not installed."""
+    """Return the path of lid.176.ftz, fastText's model for identifying languages; None if it is not installed."""
     return next((folder / LID176 for folder in folders() if (folder / LID176).is_file()), None)
 
 
@@ -54,8 +54,8 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """The labels of a fastText model, for checking settings before anything runs. The result is None if the file is
-    missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
+    """Return the labels of a fastText model, for checking settings before anything runs. The result is None if the file
+    is missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
     take seconds."""
     try:
         info = os.stat(path or "")
@@ -108,8 +108,8 @@ class FastText:
         return list(words), [int(count) for count in counts], vectors, outputs, self.labels()
 
     def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
-        """Return the k most probable labels of a text, as (label, probability). The text is taken as one line. The
-        result is [] if the model knows no word of it."""
+        """Return the k most probable labels of a text, as (label, probability). Line breaks in the text count as
+        spaces. The result is [] if the model knows no word of it."""
         line = text.replace("\n", " ") + "\n"
         predictions = self._model.predict(line, k, 0.0, "strict")
         return [(label.removeprefix("__label__"), score) for score, label in predictions]

@@ -41,7 +41,8 @@ MOST_BYTES, MOST_WORDS = 128 << 20, 1 << 18
 
 
 class UnknownFormat(ValueError):
-    """A file holds no fastText model that `WordSums` can read. fastText's own library may be able to read it."""
+    """Raised for a file that holds no fastText model that `WordSums` can read. fastText's own library may be able to
+    read it."""
 
     permanent = True
 
@@ -77,8 +78,8 @@ class WordSums:
         return list(self._labels)
 
     def predict(self, text: str) -> list[tuple[str, float]]:
-        """Return the most probable label of a text, as a list with one (label, probability). The text is taken as one
-        line. The list is empty if the model knows no word of it."""
+        """Return the most probable label of a text, as a list with one (label, probability). Line breaks in the text
+        count as spaces. The list is empty if the model knows no word of it."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
             best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,
@@ -193,7 +194,7 @@ def _table(entries: int) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
-    """A 64-bit hash of the bytes of `data` from `begin` up to `end`, which depends on the seed. It is never 0."""
+    """Return a 64-bit hash of the bytes of `data` from `begin` up to `end`. It depends on the seed. It is never 0."""
     hashed = np.uint64(seed)
     for place in range(begin, end):
         hashed = (hashed ^ np.uint64(data[place])) * np.uint64(0x9E3779B97F4A7C15)
@@ -203,8 +204,8 @@ def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _find(hashes: Any, hashed: Any) -> np.int64:
-    """Slot of a word's hash in a hash table. If the table lacks the word, the result is the free slot where it
-    belongs."""
+    """Return the slot of a word's hash in a hash table. If the table lacks the word, the result is the free slot where
+    it belongs."""
     mask = len(hashes) - 1
     slot = np.int64(hashed & np.uint64(mask))
     while hashes[slot] != np.uint64(0) and hashes[slot] != hashed:
@@ -269,7 +270,7 @@ def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, row
 
 @njit(cache=True, nogil=True)
 def _starts(data: Any, begin: int, end: int, word: Any) -> bool:
-    """Whether the bytes of `data` from `begin` up to `end` start with the bytes of `word`."""
+    """Return whether the bytes of `data` from `begin` up to `end` start with the bytes of `word`."""
     equal = 0
     while equal < len(word) and begin + equal < end and data[begin + equal] == word[equal]:
         equal += 1
@@ -304,7 +305,7 @@ def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places:
                 count = 0
                 for column in range(len(total)):       # loops: numba takes seconds to compile an assignment of a row
                     total[column] = 0.0
-                if row >= 0 or not _starts(data, begin, place, _LABEL):     # the library takes it for a label
+                if row >= 0 or not _starts(data, begin, place, _LABEL):     # the library treats it as a label
                     count = _sum(data, begin, place, row, grams, places, rows, total)
                 for column in range(len(hidden)):
                     single[column] = total[column]
