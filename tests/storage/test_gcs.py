@@ -239,12 +239,13 @@ def test_a_check_for_files_ends_with_the_first_page_that_has_one(gcs):
     gcs.objects |= {f"in/{i:04d}.{'txt' if i > 150 else 'log'}": (b"x", i) for i in range(1000)}
     gcs.page, starts = 100, []
     gcs.on_list = lambda query: starts.append(query.get("startOffset", ""))
-    # whether a path is an object takes a listing, too
-    for pattern, suffixes, pages in (("gs://bucket/in", (), 1 + 1), ("gs://bucket/in/*.txt", (), 2),
-                                     ("gs://bucket/in", (".txt",), 1 + 2), ("gs://bucket/in/0999.txt", (".gz",), 1)):
+    # gcsfs asks for an object and lists the folder of that name at the same time, and drops what answers last
+    for pattern, suffixes, pages in (("gs://bucket/in", (), {1 + 1}), ("gs://bucket/in/*.txt", (), {2}),
+                                     ("gs://bucket/in", (".txt",), {1 + 2}),
+                                     ("gs://bucket/in/0999.txt", (".gz",), {0, 1})):
         starts.clear()
         check_patterns("s", [pattern], suffixes=suffixes)
-        assert len(starts) == pages, pattern
+        assert len(starts) in pages, pattern
     for pattern, suffixes in (("gs://bucket/in/*.gz", ()), ("gs://bucket/in", (".gz",)), ("gs://bucket/inn", ())):
         with pytest.raises(InputError, match=f"no object matches '{re.escape(pattern)}'"):
             check_patterns("s", ["gs://bucket/in", pattern], suffixes=suffixes)
