@@ -46,6 +46,7 @@ class Format(StrEnum):
     """Formats of other projects, the keys of `tokenizer.export.export.FORMATS`."""
 
     ds = "ds"
+    megatron = "megatron"
 
 
 def register(app: typer.Typer) -> None:
@@ -255,7 +256,7 @@ def find(shards: ShardsArg,
 
 
 def export(shards: ShardsArg,
-           format: Annotated[Format, typer.Option(help="ds (datatrove, nanotron).")],
+           format: Annotated[Format, typer.Option(help="ds (datatrove, nanotron), megatron (Megatron-LM).")],
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from tokenizer.export.ds import Ds
 from tokenizer.export.format import Format
+from tokenizer.export.megatron import Megatron
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import appearing
 from tokenizer.shards.reader import ShardSet
 
-FORMATS: Mapping[str, Format] = {"ds": Ds()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron()}
 
 
 class Exported(NamedTuple):
