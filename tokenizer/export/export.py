@@ -9,11 +9,12 @@ from typing import NamedTuple
 from tokenizer.export.ds import Ds
 from tokenizer.export.format import Format
 from tokenizer.export.megatron import Megatron
+from tokenizer.export.olmo import Olmo
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import appearing
 from tokenizer.shards.reader import ShardSet
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo()}
 
 
 class Exported(NamedTuple):
