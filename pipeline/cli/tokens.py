@@ -48,6 +48,7 @@ class Format(StrEnum):
     ds = "ds"
     megatron = "megatron"
     olmo = "olmo"
+    nanogpt = "nanogpt"
 
 
 def register(app: typer.Typer) -> None:
@@ -258,7 +259,8 @@ def find(shards: ShardsArg,
 
 def export(shards: ShardsArg,
            format: Annotated[Format, typer.Option(
-               metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma).")],
+               metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
+                    "nanogpt (llm.c, modded-nanogpt).")],
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from tokenizer.export.ds import Ds
 from tokenizer.export.format import Format
 from tokenizer.export.megatron import Megatron
+from tokenizer.export.nanogpt import NanoGpt
 from tokenizer.export.olmo import Olmo
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import appearing
 from tokenizer.shards.reader import ShardSet
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt()}
 
 
 class Exported(NamedTuple):
