@@ -49,6 +49,7 @@ class Format(StrEnum):
     megatron = "megatron"
     olmo = "olmo"
     nanogpt = "nanogpt"
+    parquet = "parquet"
 
 
 def register(app: typer.Typer) -> None:
@@ -260,7 +261,7 @@ def find(shards: ShardsArg,
 def export(shards: ShardsArg,
            format: Annotated[Format, typer.Option(
                metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
-                    "nanogpt (llm.c, modded-nanogpt).")],
+                    "nanogpt (llm.c, modded-nanogpt), parquet (a row per document).")],
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,

@@ -11,11 +11,13 @@ from tokenizer.export.format import Format
 from tokenizer.export.megatron import Megatron
 from tokenizer.export.nanogpt import NanoGpt
 from tokenizer.export.olmo import Olmo
+from tokenizer.export.parquet import Parquet
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import appearing
 from tokenizer.shards.reader import ShardSet
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
+                                 "parquet": Parquet()}
 
 
 class Exported(NamedTuple):

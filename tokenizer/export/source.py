@@ -30,10 +30,6 @@ class Documents(NamedTuple):
     tokens: np.ndarray            # in the shard's dtype
     targets: np.ndarray | None    # whether each token is a target, u8; None: the export has no loss masks
 
-    def lengths(self) -> np.ndarray:
-        """Tokens of each document, its EOS included; int64."""
-        return np.diff(self.ends, prepend=0)
-
 
 class Origins(NamedTuple):
     """Consecutive rows of a shard's document table."""
