@@ -50,6 +50,7 @@ class Format(StrEnum):
     olmo = "olmo"
     nanogpt = "nanogpt"
     parquet = "parquet"
+    mds = "mds"
 
 
 def register(app: typer.Typer) -> None:
@@ -261,7 +262,8 @@ def find(shards: ShardsArg,
 def export(shards: ShardsArg,
            format: Annotated[Format, typer.Option(
                metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
-                    "nanogpt (llm.c, modded-nanogpt), parquet (a row per document).")],
+                    "nanogpt (llm.c, modded-nanogpt), parquet (a row per document), mds (MosaicML "
+                    "streaming).")],
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
