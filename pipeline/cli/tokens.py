@@ -51,6 +51,7 @@ class Format(StrEnum):
     nanogpt = "nanogpt"
     parquet = "parquet"
     mds = "mds"
+    litdata = "litdata"
 
 
 def register(app: typer.Typer) -> None:
@@ -263,7 +264,7 @@ def export(shards: ShardsArg,
            format: Annotated[Format, typer.Option(
                metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
                     "nanogpt (llm.c, modded-nanogpt), parquet (a row per document), mds (MosaicML "
-                    "streaming).")],
+                    "streaming), litdata (litdata's TokensLoader).")],
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,

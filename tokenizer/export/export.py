@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tokenizer.export.ds import Ds
 from tokenizer.export.format import Format
+from tokenizer.export.litdata import LitData
 from tokenizer.export.mds import Mds
 from tokenizer.export.megatron import Megatron
 from tokenizer.export.nanogpt import NanoGpt
@@ -18,7 +19,7 @@ from tokenizer.export.target import appearing
 from tokenizer.shards.reader import ShardSet
 
 FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
-                                 "parquet": Parquet(), "mds": Mds()}
+                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
 
 
 class Exported(NamedTuple):
