@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import re
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 from pipeline.cli.app import run_command
 from pipeline.cli.tokens import Format
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
+from tests.tokenizer.test_encode_tasks import CONFIG, Runner, encode
+from tests.tokenizer.test_loss_spans import mixed
 from tokenizer.export.export import FORMATS, export
 from tokenizer.export.source import BLOCK_TOKENS, ExportError
 from tokenizer.shards.layout import ShardError
@@ -67,8 +72,10 @@ def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path, name, kind):
 
 def unread(name: str) -> set[str]:
     """The kinds of files that a format needs nothing of."""
-    return ({"loss"} if name in UNMASKED else set()) | ({"table"} if name in ("ds", "megatron", "nanogpt") else set()) | (
-        {"ends"} if name == "nanogpt" else set())
+    kinds = {"loss"} if name in UNMASKED else set()
+    if name in ("ds", "megatron", "nanogpt"):
+        kinds.add("table")
+    return kinds | {"ends"} if name == "nanogpt" else kinds
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -148,6 +155,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return corpus(tmp_path_factory.mktemp("large"), 50_000, shards=(lengths,))
 
 
+def test_a_set_of_the_pipeline_is_the_same_for_any_partition_size(tmp_path):
+    """Documents of which only spans count, among others; the names of parts and their rows differ."""
+    trees: dict[str, list[dict[str, bytes]]] = {name: [] for name in FORMATS}
+    for size in (500, 9):
+        (tmp_path / str(size)).mkdir()
+        run = Runner(tmp_path / str(size))
+        info, _ = encode(run, run.parts(mixed(), size), CONFIG, 3000)
+        shards = ShardSet(run.store.local / info["train"]["path"])
+        assert len(shards.manifest.shards) > 5 and shards.targets() < shards.tokens
+        for name in FORMATS:
+            export(shards, name, tmp_path / f"{size}-{name}", drop_loss=name in UNMASKED)
+            trees[name].append(tree(tmp_path / f"{size}-{name}"))
+    for name, (first, second) in trees.items():
+        assert first == second, name
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_says_what_it_wrote(tmp_path, capsys):
     made = corpus(tmp_path / "set", 300)
@@ -161,13 +184,25 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
     assert 0 < row["linked"] < row["bytes"]
 
 
+def test_progress_has_a_rate_and_the_time_left(tmp_path, capsys, monkeypatch):
+    made, seconds = corpus(tmp_path / "set", 300), itertools.count(step=11)
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    line = ["shards", "export", str(made.folder), "--format", "megatron", "--out"]
+    assert run_command([*line, str(tmp_path / "shown")]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 3                                      # one for each shard, which is one block
+    assert re.fullmatch(r"\S+ k?B of \d+ kB, \S+ k?B/s, about \d+ s left", shown[0])
+    assert shown[-1].endswith("about 0 s left")
+    for option in ("--quiet", "--json"):
+        assert run_command([*line, str(tmp_path / option), option]) == 0
+        assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("out", "key"), [("s3://bucket/x", "--out"), ("set", "--out"), ("out", "--drop-loss")])
 def test_errors_of_the_command_are_one_line(tmp_path, capsys, monkeypatch, out, key):
     made = corpus(tmp_path / "set", 300, masked=(0,))
     monkeypatch.chdir(tmp_path)
     name = "megatron" if key == "--drop-loss" else "ds"
-    if name not in FORMATS:
-        pytest.skip("no format without masks")
     assert run_command(["shards", "export", str(made.folder), "--format", name, "--out", out]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and key in err

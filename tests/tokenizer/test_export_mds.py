@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
-from tokenizer.export.chunks import offsets_of, pack
+from tokenizer.export.chunks import check_size, offsets_of, pack
 from tokenizer.export.export import export
 from tokenizer.export.mds import Mds
 from tokenizer.export.source import ExportError, Source
@@ -96,6 +96,9 @@ def test_files_are_packed_up_to_the_limit_and_offsets_stay_below_four_gib():
     assert offsets_of([2**31, 2**31 - 17], 0).tolist() == [16, 16 + 2**31, 2**32 - 1]
     with pytest.raises(ExportError, match="4 GiB"):
         offsets_of([2**31, 2**31 - 16], 0)
+    check_size(2**32 - 1, "document 5")
+    with pytest.raises(ExportError, match="document 5"):
+        check_size(2**32, "document 5")
 
 
 @pytest.mark.parametrize("limit", [LIMIT * 4, 1 << 26])

@@ -29,7 +29,7 @@ def test_bytes_are_those_of_the_layout(made, tmp_path):
     size = 2 if made.manifest.vocab_size <= 65536 else 4
     for number, info in enumerate(made.manifest.shards):
         documents = [made.documents[i].tolist() for i in made.of_shard(number)]
-        index = (tmp_path / "out" / f"{number:05d}.idx").read_bytes()
+        index = (tmp_path / "out" / f"shard_{number:05d}.idx").read_bytes()
         head = struct.unpack_from("<9sQBQQ", index)
         assert head == (b"MMIDIDX\0\0", 1, {2: 8, 4: 4}[size], len(documents), len(documents) + 1)
         n = len(documents)
@@ -37,11 +37,11 @@ def test_bytes_are_those_of_the_layout(made, tmp_path):
         sizes = struct.unpack_from(f"<{n}i", index, 34)
         begins = struct.unpack_from(f"<{n}q", index, 34 + 4 * n)
         assert struct.unpack_from(f"<{n + 1}q", index, 34 + 12 * n) == tuple(range(n + 1))
-        body = (tmp_path / "out" / f"{number:05d}.bin").read_bytes()
+        body = (tmp_path / "out" / f"shard_{number:05d}.bin").read_bytes()
         assert len(body) == size * sum(sizes)
         for begin, tokens, document in zip(begins, sizes, documents):
             assert struct.unpack_from(f"<{tokens}{'H' if size == 2 else 'i'}", body, begin) == tuple(document)
-        assert os.path.samefile(tmp_path / "out" / f"{number:05d}.bin", made.folder / info.body)
+        assert os.path.samefile(tmp_path / "out" / f"shard_{number:05d}.bin", made.folder / info.body)
     assert len(os.listdir(tmp_path / "out")) == 2 * 3
 
 
@@ -59,9 +59,9 @@ def test_a_vocabulary_beyond_i32_is_refused(tmp_path):
 
 
 def test_a_document_beyond_i32_is_refused():
-    assert lengths(np.array([0]), np.array([2**31 - 1])).tolist() == [2**31 - 1]
-    with pytest.raises(ExportError, match="choose another format"):
-        lengths(np.array([0, 5]), np.array([5, 5 + 2**31]))
+    assert lengths(np.array([0]), np.array([2**31 - 1]), "x-tokens").tolist() == [2**31 - 1]
+    with pytest.raises(ExportError, match="x-tokens"):
+        lengths(np.array([0, 5]), np.array([5, 5 + 2**31]), "x-tokens")
 
 
 def test_megatron_reads_the_same_documents(made, tmp_path):
@@ -69,7 +69,7 @@ def test_megatron_reads_the_same_documents(made, tmp_path):
         warnings.simplefilter("ignore")
         indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
     for number in range(3):
-        prefix = str(tmp_path / "out" / f"{number:05d}")
+        prefix = str(tmp_path / "out" / f"shard_{number:05d}")
         assert indexed.IndexedDataset.exists(prefix)
         dataset = indexed.IndexedDataset(prefix, mmap=True)
         documents = [made.documents[i] for i in made.of_shard(number)]

@@ -13,6 +13,8 @@ import pytest
 
 from tests.tokenizer.exports import VOCABS, Corpus, corpus
 from tokenizer.export.export import export
+from tokenizer.export.parquet import offsets_of
+from tokenizer.export.source import ExportError
 from tokenizer.shards.reader import ShardSet
 
 NAMES = [f"train-{i:05d}-of-00003.parquet" for i in range(3)]
@@ -46,6 +48,12 @@ def test_a_set_without_masks_has_no_column_of_them(tmp_path):
     plain = corpus(tmp_path / "set", 300)
     export(ShardSet(plain.folder), "parquet", tmp_path / "out")
     assert pq.read_schema(tmp_path / "out" / NAMES[0]).names == ["id", "input_ids"]
+
+
+def test_a_document_beyond_i32_is_refused():
+    assert offsets_of(["a", "b"], np.array([3, 2**31 - 1])).to_pylist() == [0, 3, 2**31 - 1]
+    with pytest.raises(ExportError, match="document b"):
+        offsets_of(["b"], np.array([2**31]))
 
 
 def test_datasets_finds_the_split_and_the_documents(made, tmp_path):

@@ -47,12 +47,12 @@ def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
     """Return where each sample begins in a file, and the size of the file; int64. `sizes` are those of the samples,
     `config` is that of the configuration. Raises ExportError when the file is too large."""
     offsets = np.cumsum([4 + 4 * (len(sizes) + 1) + config, *sizes], dtype=np.int64)
-    check_size(int(offsets[-1]))
+    check_size(int(offsets[-1]), "a document")
     return offsets
 
 
-def check_size(size: int) -> None:
-    """Raise ExportError when a file of `size` bytes has a byte that no offset can name."""
+def check_size(size: int, subject: str) -> None:
+    """Raise ExportError, which names the `subject`, when it needs a file with a byte that no offset can name."""
     if size >= LIMIT:
-        raise ExportError(f"a document needs a file of {size:,} bytes: this --format holds files below 4 GiB; choose "
-                          f"another format")
+        raise ExportError(f"{subject} needs a file of {size:,} bytes: this --format has files below 4 GiB; choose "
+                          f"another")

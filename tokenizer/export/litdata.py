@@ -59,7 +59,7 @@ def items(source: Source) -> Iterator[bytes]:
     for number in source.numbers:
         for documents in source.documents(number):
             begin = 0
-            for end in documents.ends.tolist():
-                check_size((end - begin) * documents.tokens.itemsize)
+            for id, end in zip(documents.ids, documents.ends.tolist()):
+                check_size((end - begin) * documents.tokens.itemsize, f"document {id}")
                 yield documents.tokens[begin:end].tobytes()
                 begin = end

@@ -65,7 +65,7 @@ def samples(source: Source) -> Iterator[bytes]:
                 arrays = [documents.tokens[begin:end]]
                 if documents.targets is not None:
                     arrays.insert(0, documents.targets[begin:end])
-                check_size(sum(array.nbytes for array in arrays))
+                check_size(sum(array.nbytes for array in arrays), f"document {id}")
                 parts = [id.encode(), *map(ndarray, arrays)]
                 yield b"".join([*(len(part).to_bytes(4, "little") for part in parts), *parts])
                 begin = end

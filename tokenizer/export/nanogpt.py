@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
-from tokenizer.shards.layout import REMEDY, ShardError
+from tokenizer.shards.layout import REMEDY, Shard, ShardError
 
 #: magic and version, by the bytes of a token
 HEADS = {2: (20240520, 1), 4: (20240801, 7)}
@@ -32,13 +32,13 @@ class NanoGpt:
 
     def check(self, source: Source) -> None:
         for number in source.numbers:
-            header(source.info(number).tokens, source.dtype)
+            header(source.info(number), source.dtype)
 
     def write(self, source: Source, target: Target) -> None:
         for number in source.numbers:
             info = source.info(number)
             with target.create(f"{source.manifest.split}_{info.index:06d}.bin") as file:
-                file.write(header(info.tokens, source.dtype).data)
+                file.write(header(info, source.dtype).data)
                 held = np.array([source.eos], source.dtype)
                 for block in source.tokens(number):
                     file.write(held.data)
@@ -49,11 +49,11 @@ class NanoGpt:
                                      f"({source.eos}): {REMEDY}")
 
 
-def header(tokens: int, dtype: np.dtype) -> np.ndarray:
-    """Return the header of a file with so many tokens. Raises ExportError when they are too many for it."""
-    if tokens >= LIMIT:
-        raise ExportError(f"a shard has {tokens:,} tokens: --format nanogpt holds files below {LIMIT:,} tokens; choose "
-                          f"another format")
+def header(info: Shard, dtype: np.dtype) -> np.ndarray:
+    """Return the header of a shard's file. Raises ExportError when the shard has too many tokens for it."""
+    if info.tokens >= LIMIT:
+        raise ExportError(f"{info.body}: a shard of {info.tokens:,} tokens: --format nanogpt holds files of fewer than "
+                          f"{LIMIT:,}; choose another format")
     fields = np.zeros(256, "<i4")
-    fields[:3] = *HEADS[dtype.itemsize], tokens
+    fields[:3] = *HEADS[dtype.itemsize], info.tokens
     return fields

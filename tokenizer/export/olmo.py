@@ -3,12 +3,13 @@
     part-0-00000.npy           u8, u16 or u32 per token, documents back to back, without the header of NumPy; the bytes
                                of the shard's body, except for u8
     part-0-00000.csv.gz        a line START,END,ID,SRC,LOC per document: its tokens [START, END) in the file, its id,
-                               the part of the dataset and the row in it that it was encoded from; no header line
+                               the stream, and its number in the shard set from 1; no header line
     labels_mask-0-00000.npy    u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
 
 A file does not say how wide its tokens are. OLMo-core reads the smallest of u8, u16 and u32 that holds the vocabulary
 of its settings, so a vocabulary of at most 256 tokens is written as u8. The masks are for OLMo-core's setting
 `label_mask_paths`, which wants as many files as `paths`, in the same order; their names do not match `part-*.npy`.
+OLMo-core reads the first two columns of a line. dolma has the path of a source file as SRC and a line in it as LOC.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class Olmo:
                 target.write(mask, source.targets(number))
 
     def write_documents(self, source: Source, number: int, target: Target) -> None:
-        parts = source.manifest.parts
+        place = 1 + sum(info.documents for info in source.manifest.shards[:number])
         # without a time and a name in its header, the compressed file depends only on the lines
         with target.create(f"part-0-{source.info(number).index:05d}.csv.gz") as file, gzip.GzipFile(
                 filename="", mode="wb", fileobj=file, mtime=0) as packed:
             begin = 0
-            for table in source.origins(number):
+            for table in source.rows(number):
                 lines = io.StringIO()
                 writer = csv.writer(lines, lineterminator="\n")
-                for id, end, part, row in zip(table.ids, table.ends.tolist(), table.parts, table.rows):
-                    writer.writerow((begin, end, id, parts[part] if part < len(parts) else "", row))
-                    begin = end
+                for id, end in zip(table.ids, table.ends.tolist()):
+                    writer.writerow((begin, end, id, source.manifest.stream, place))
+                    begin, place = end, place + 1
                 packed.write(lines.getvalue().encode())

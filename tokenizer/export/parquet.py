@@ -10,10 +10,11 @@ row group has about four million tokens.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
-from tokenizer.export.source import Source, list_array
+from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
 
 
@@ -34,7 +35,18 @@ class Parquet:
             name = f"{source.manifest.split}-{source.info(number).index:05d}-of-{count:05d}.parquet"
             with target.create(name) as file, parquet_writer(file, schema, use_dictionary=False) as writer:
                 for documents in source.documents(number):
-                    columns = [pa.array(documents.ids, pa.string()), list_array(documents.tokens, documents.ends)]
+                    offsets = offsets_of(documents.ids, documents.ends)
+                    columns = [pa.array(documents.ids, pa.string()),
+                               pa.ListArray.from_arrays(offsets, pa.array(documents.tokens))]
                     if documents.targets is not None:
-                        columns.append(list_array(documents.targets.view(bool), documents.ends))
+                        columns.append(pa.ListArray.from_arrays(offsets, pa.array(documents.targets.view(bool))))
                     writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def offsets_of(ids: list[str], ends: np.ndarray) -> pa.Array:
+    """Return the offsets of an Arrow array of lists, which are i32, from the ends of documents. Raises ExportError for
+    a document that is too long for them."""
+    if int(ends[-1]) >= 1 << 31:
+        raise ExportError(f"document {ids[-1]} has {int(ends[-1]):,} tokens: --format parquet holds documents of fewer "
+                          f"than {1 << 31:,}; choose another format")
+    return pa.array(np.concatenate(([0], ends)).astype(np.int32))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.base.files import sha256
 from tokenizer.shards.layout import REMEDY, TABLE_ROWS, Shard, ShardError
@@ -31,13 +30,11 @@ class Documents(NamedTuple):
     targets: np.ndarray | None    # whether each token is a target, u8; None: the export has no loss masks
 
 
-class Origins(NamedTuple):
+class Rows(NamedTuple):
     """Consecutive rows of a shard's document table."""
 
     ids: list[str]
     ends: np.ndarray              # exclusive end of each document in the shard, int64
-    parts: list[int]              # index in the manifest's `parts` of the part that each was encoded from
-    rows: list[int]               # row in that part
 
 
 class Source:
@@ -80,7 +77,7 @@ class Source:
             if len(ends := self._ends(number, start, stop)):
                 yield ends
 
-    def origins(self, number: int) -> Iterator[Origins]:
+    def rows(self, number: int) -> Iterator[Rows]:
         """Yield the rows of a shard's document table. The table is compared with its sha256 first, and its ends with
         those in the file of ends."""
         info, begin = self.info(number), 0
@@ -88,18 +85,17 @@ class Source:
         with self.shards.table(number) as table:
             if sha256(path) != info.table_sha256:
                 raise ShardError(f"{path}: sha256 differs from the manifest: damaged or replaced: {REMEDY}")
-            for batch in table.iter_batches(TABLE_ROWS, columns=["end", "id", "part", "row"], use_threads=False):
+            for batch in table.iter_batches(TABLE_ROWS, columns=["end", "id"], use_threads=False):
                 ends = batch.column("end").to_numpy().astype(np.int64)
                 if not np.array_equal(ends, self._ends(number, begin, int(ends[-1]))):
                     raise ShardError(f"{path}: `end` differs from {info.ends}: {REMEDY}")
-                yield Origins(batch.column("id").to_pylist(), ends, batch.column("part").to_pylist(),
-                              batch.column("row").to_pylist())
+                yield Rows(batch.column("id").to_pylist(), ends)
                 begin = int(ends[-1])
 
     def documents(self, number: int) -> Iterator[Documents]:
         """Yield the documents of a shard, about BLOCK_TOKENS tokens at a time and at least one document."""
         begin = 0
-        for table in self.origins(number):
+        for table in self.rows(number):
             first = 0
             while first < len(table.ids):
                 last = max(first + 1, int(np.searchsorted(table.ends, begin + BLOCK_TOKENS, side="right")))
@@ -134,8 +130,3 @@ class Source:
         """Return the ends e of documents of a shard with start < e <= stop, counted in tokens of the shard."""
         offset = self.shards.offsets[number]
         return self.shards.ends(offset + start + 1, offset + stop + 1) - offset
-
-
-def list_array(values: np.ndarray, ends: np.ndarray) -> pa.ListArray:
-    """Return an Arrow array of lists. List i is the values between the ends i - 1 and i."""
-    return pa.ListArray.from_arrays(pa.array(np.concatenate(([0], ends)).astype(np.int32)), pa.array(values))
