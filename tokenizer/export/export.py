@@ -48,8 +48,9 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
     if not source.numbers:
         raise ExportError(f"{shards.folder}: the shard set has no documents, so there is nothing to export")
     if source.masked and not format.holds_loss:
-        raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold: all "
-                          f"tokens would count in the loss; add --drop-loss to leave the masks out")
+        holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
+        raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold; choose one of "
+                          f"{holding}, or add --drop-loss, with which all tokens count in the loss")
     format.check(source)
     with appearing(out) as target:
         format.write(source, target)
