@@ -1,8 +1,9 @@
-"""`tokenmill tokenizer …` and `tokenmill shards …`: train and evaluate tokenizers, and inspect token shards."""
+"""`tokenmill tokenizer …` and `tokenmill shards …`: train and evaluate tokenizers, inspect and export token shards."""
 
 from __future__ import annotations
 
 import json
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.base.files import replacing
+from pipeline.base.humanize import plural, size
 from pipeline.base.visible import json_text, visible
 from pipeline.cli.errors import BadUsage, UserError, writing
-from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
+from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt, QuietOpt
 from pipeline.cli.texts import texts
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 ShardsArg = Annotated[Path, typer.Argument(metavar="SHARDS", help="A shard set: STORE/shards/NAME/split=train.")]
 FilesArg = Annotated[list[Path], typer.Argument(
     metavar="FILES...", help="Parquet or text files, or folders of them, say STORE/datasets/NAME.")]
+
+#: seconds between two lines of progress
+PROGRESS_S = 10.0
 
 
 class Kind(StrEnum):
@@ -37,13 +42,25 @@ class Model(StrEnum):
     bpe = "bpe"
 
 
+class Format(StrEnum):
+    """Formats of other projects, the keys of `tokenizer.export.export.FORMATS`."""
+
+    ds = "ds"
+    megatron = "megatron"
+    olmo = "olmo"
+    nanogpt = "nanogpt"
+    parquet = "parquet"
+    mds = "mds"
+    litdata = "litdata"
+
+
 def register(app: typer.Typer) -> None:
     tokenizer = typer.Typer(help="Train and judge tokenizers.", no_args_is_help=True, rich_markup_mode=None)
     tokenizer.command("train")(train)
     tokenizer.command("eval")(evaluate)
     app.add_typer(tokenizer, name="tokenizer")
-    shards = typer.Typer(help="Look into token shards.", no_args_is_help=True, rich_markup_mode=None)
-    for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find)):
+    shards = typer.Typer(help="Look into token shards, and export them.", no_args_is_help=True, rich_markup_mode=None)
+    for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find), ("export", export)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
 
@@ -241,3 +258,47 @@ def find(shards: ShardsArg,
         hits += 1
     if not hits:
         raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")
+
+
+def export(shards: ShardsArg,
+           format: Annotated[Format, typer.Option(
+               metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
+                    "nanogpt (llm.c, modded-nanogpt), parquet (a row per document), mds (MosaicML "
+                    "streaming), litdata (litdata's TokensLoader).")],
+           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
+           drop_loss: Annotated[bool, typer.Option(
+               "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
+           quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+    """Write a shard set in the format of another project.
+
+    Documents, tokens and their order stay as they are. A file whose bytes are those of a file of the shard set is a
+    hard link to it if both are on one disk. Never change such a file: the shard set would change, too.
+
+    \b
+    Example:
+      tokenmill shards export store/shards/web/split=train --format ds --out web-ds
+    """
+    from tokenizer.export.export import export as write
+
+    if "://" in out:
+        raise BadUsage(f"--out {out}: an export is written to a folder of this machine; copy it from there")
+    began = reported = time.monotonic()
+
+    def show_progress(done: int, total: int) -> None:
+        nonlocal reported
+        now = time.monotonic()
+        if quiet or json_lines or now - reported < PROGRESS_S:
+            return
+        reported = now
+        rate = done / max(now - began, 1e-3)
+        typer.echo(f"{size(done)} of {size(total)}, {size(rate)}/s, about {(total - done) / max(rate, 1):.0f} s left",
+                   err=True)
+
+    shard_set = opened(shards)
+    with writing(Path(out)):
+        result = write(shard_set, format.value, Path(out), drop_loss, show_progress)
+    if json_lines:
+        typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
+    elif not quiet:
+        typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+                   f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")

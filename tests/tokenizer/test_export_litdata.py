@@ -1,0 +1,70 @@
+"""Exports for litdata: byte by byte, and read by litdata where it is installed (seen with 0.2.76)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tokenizer.exports import VOCABS, Corpus, corpus
+from tokenizer.export.litdata import LitData
+from tokenizer.export.source import Source
+from tokenizer.export.target import appearing
+from tokenizer.shards.reader import ShardSet
+
+#: less than the longest document, so that it gets a file of its own
+LIMIT = 20_000
+
+
+@pytest.fixture(params=VOCABS)
+def made(request, tmp_path) -> Corpus:
+    return corpus(tmp_path / "set", request.param)
+
+
+def write(made: Corpus, out: Path, limit: int = LIMIT) -> None:
+    with appearing(out) as target:
+        LitData(limit).write(Source(ShardSet(made.folder), False, lambda size: None), target)
+
+
+@pytest.mark.parametrize("limit", [LIMIT, 64_000_000])
+def test_bytes_are_those_of_the_layout(made, tmp_path, limit):
+    write(made, tmp_path / "out", limit)
+    size = 2 if made.manifest.vocab_size <= 65536 else 4
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert index["config"]["data_format"] == [f"no_header_numpy:{5 if size == 2 else 6}"]
+    assert index["updated_at"] == made.manifest.sha256
+    documents = []
+    for number, chunk in enumerate(index["chunks"]):
+        assert chunk["filename"] == f"chunk-0-{number}.bin"
+        data = (tmp_path / "out" / chunk["filename"]).read_bytes()
+        [count] = struct.unpack_from("<I", data)
+        offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
+        assert (offsets[0], offsets[-1]) == (4 + 4 * (count + 1), len(data))
+        assert (chunk["chunk_size"], chunk["chunk_bytes"]) == (count, len(data))
+        assert chunk["dim"] == (len(data) - offsets[0]) // size
+        assert len(data) <= limit or count == 1
+        documents += [struct.unpack(f"<{(b - a) // size}{'H' if size == 2 else 'I'}", data[a:b])
+                      for a, b in pairwise(offsets)]
+    assert documents == [tuple(document.tolist()) for document in made.documents]
+    assert (len(index["chunks"]) >= 3) is (limit == LIMIT)
+
+
+@pytest.mark.parametrize("block", [32, 65])
+def test_litdata_reads_the_same_blocks(made, tmp_path, block):
+    pytest.importorskip("litdata", exc_type=ImportError)
+    from litdata import StreamingDataset, TokensLoader
+
+    write(made, tmp_path / "out")
+    dataset = StreamingDataset(str(tmp_path / "out"), item_loader=TokensLoader(block_size=block), shuffle=False)
+    expected, at = [], 0
+    for chunk in json.loads((tmp_path / "out" / "index.json").read_text())["chunks"]:
+        tokens = np.concatenate(made.documents[at:at + chunk["chunk_size"]])
+        at += chunk["chunk_size"]
+        expected += [tokens[k:k + block] for k in range(0, len(tokens) - block + 1, block)]
+    assert len(dataset) == len(expected) > 100
+    for k, tokens in enumerate(expected):
+        assert np.array_equal(dataset[k], tokens)

@@ -1,0 +1,58 @@
+"""Files of several samples, as MosaicML streaming and litdata write them; all integers are little-endian::
+
+    u32            number of samples, N
+    (N + 1) × u32  byte of the file at which each sample begins; the last is the size of the file
+    bytes          the configuration (MosaicML; none in litdata)
+    bytes          the samples, back to back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from tokenizer.export.source import ExportError
+
+#: first size of a file that its offsets cannot hold
+LIMIT = 1 << 32
+
+
+def pack(samples: Iterable[bytes], fixed: int, limit: int) -> Iterator[list[bytes]]:
+    """Divide consecutive samples among files of at most `limit` bytes. A larger sample gets a file of its own. `fixed`
+    is the size of a file without samples."""
+    chunk: list[bytes] = []
+    size = fixed
+    for sample in samples:
+        if chunk and size + 4 + len(sample) > limit:
+            yield chunk
+            chunk, size = [], fixed
+        chunk.append(sample)
+        size += 4 + len(sample)
+    if chunk:
+        yield chunk
+
+
+def write_chunk(file: BinaryIO, samples: Sequence[bytes], config: bytes = b"") -> int:
+    """Write a file of samples. Returns its size."""
+    offsets = offsets_of([len(sample) for sample in samples], len(config))
+    file.write(len(samples).to_bytes(4, "little") + offsets.astype("<u4").tobytes() + config)
+    for sample in samples:
+        file.write(sample)
+    return int(offsets[-1])
+
+
+def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
+    """Return where each sample begins in a file, and the size of the file; int64. `sizes` are those of the samples,
+    `config` is that of the configuration. Raises ExportError when the file is too large."""
+    offsets = np.cumsum([4 + 4 * (len(sizes) + 1) + config, *sizes], dtype=np.int64)
+    check_size(int(offsets[-1]), "a document")
+    return offsets
+
+
+def check_size(size: int, subject: str) -> None:
+    """Raise ExportError, which names the `subject`, when it needs a file with a byte that no offset can name."""
+    if size >= LIMIT:
+        raise ExportError(f"{subject} needs a file of {size:,} bytes: this --format has files below 4 GiB; choose "
+                          f"another")

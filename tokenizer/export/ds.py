@@ -1,0 +1,45 @@
+"""The format of datatrove and nanotron (TokenizedBytes). Each shard is these files; all integers are little-endian::
+
+    00000.ds             u16 or u32 per token, documents back to back; the bytes of the shard's body
+    00000.ds.index       u64 per document: its exclusive end in tokens; the bytes of the shard's ends
+    00000.ds.loss        u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
+    00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and the
+                         same for people. BYTES is the size of a token (2 or 4)
+
+If one shard has a loss mask, all get one, because datatrove wants as many files of each kind. TOKENIZER is
+`tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store; a shard set does not know the
+tokenizer's name on a hub. datatrove needs BYTES to merge files of u32. nanotron loads the tokenizer that the line
+names, so for nanotron the name must be replaced by one that it can load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.base.humanize import count
+from tokenizer.export.source import Source
+from tokenizer.export.target import Target
+from tokenizer.shards.layout import ENDS
+
+
+class Ds:
+    """Writes .ds files, as hard links where possible."""
+
+    holds_loss = True
+
+    def check(self, source: Source) -> None:
+        pass
+
+    def write(self, source: Source, target: Target) -> None:
+        folder, name = source.shards.folder, f"tokenizer-{source.manifest.tokenizer[:12]}"
+        for number in source.numbers:
+            info = source.info(number)
+            stem = f"{info.index:05d}.ds"
+            target.share(stem, folder / info.body, source.tokens(number))
+            target.share(f"{stem}.index", folder / info.ends, (e.astype(ENDS) for e in source.ends(number)))
+            if source.masked and info.loss:
+                target.share(f"{stem}.loss", folder / info.loss, source.targets(number))
+            elif source.masked:
+                target.write(f"{stem}.loss", source.targets(number))
+            text = f"{name}|{source.dtype.itemsize}\n{info.tokens}\n{count(info.tokens)} T"
+            target.write(f"{stem}.metadata", [np.frombuffer(text.encode(), np.uint8)])

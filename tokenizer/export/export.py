@@ -1,0 +1,57 @@
+"""Writes a shard set in the format of another project, document by document and with its tokens unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizer.export.ds import Ds
+from tokenizer.export.format import Format
+from tokenizer.export.litdata import LitData
+from tokenizer.export.mds import Mds
+from tokenizer.export.megatron import Megatron
+from tokenizer.export.nanogpt import NanoGpt
+from tokenizer.export.olmo import Olmo
+from tokenizer.export.parquet import Parquet
+from tokenizer.export.source import ExportError, Source
+from tokenizer.export.target import appearing
+from tokenizer.shards.reader import ShardSet
+
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
+                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
+
+
+class Exported(NamedTuple):
+    """What an export has written."""
+
+    files: int
+    bytes: int
+    linked: int                   # bytes of the files that are hard links to files of the shard set
+    documents: int
+    tokens: int
+
+
+def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
+           progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
+    """Write a shard set to the new folder `out` in the format `name`. With `drop_loss`, loss masks are left out.
+    `progress` gets the bytes read and the bytes to read. Raises ExportError before anything is written if the format
+    cannot hold the set, and ShardError if a file of the set is damaged; then `out` does not exist."""
+    done = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, source.bytes())
+
+    source, format = Source(shards, drop_loss, read), FORMATS[name]
+    if not source.numbers:
+        raise ExportError(f"{shards.folder}: the shard set has no documents, so there is nothing to export")
+    if source.masked and not format.holds_loss:
+        holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
+        raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold; choose one of "
+                          f"{holding}, or add --drop-loss, with which all tokens count in the loss")
+    format.check(source)
+    with appearing(out) as target:
+        format.write(source, target)
+    return Exported(target.files, target.bytes, target.linked, shards.manifest.documents, shards.manifest.tokens)

@@ -1,0 +1,21 @@
+"""What a format of another project says of itself."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tokenizer.export.source import Source
+from tokenizer.export.target import Target
+
+
+class Format(Protocol):
+    """A format in which another project stores tokens. The docstring of its module gives the layout of its files."""
+
+    #: whether the format can say which tokens are targets
+    holds_loss: bool
+
+    def check(self, source: Source) -> None:
+        """Raise ExportError when the format cannot hold the shard set. It is called before anything is written."""
+
+    def write(self, source: Source, target: Target) -> None:
+        """Write all documents of `source`, in their order. Equal shard sets give equal bytes."""

@@ -1,0 +1,65 @@
+"""The format of litdata, for its `TokensLoader`. An item is a document; all integers are little-endian::
+
+    chunk-0-0.bin    a file of items (`tokenizer.export.chunks`), at most 64 MB unless one document is larger. An item
+                     is its tokens, u16 or u32, without a header
+    index.json       for each file its name, size, number of items and number of tokens; and how tokens are encoded
+
+`TokensLoader` reads the tokens of a file as if they were one document. It cuts them into blocks and drops what is left
+at the end of the file. In the index, `no_header_numpy:5` means u16 and `no_header_numpy:6` means u32; the numbers are
+litdata's for NumPy's types. litdata empties its cache when `updated_at` changes. Here it is the sha256 of the shard
+set, so that equal sets give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.source import Source
+from tokenizer.export.target import Target
+
+#: litdata's numbers of NumPy's types, by the bytes of a token
+TYPES = {2: 5, 4: 6}
+
+
+class LitData:
+    """Writes chunk-0-N.bin files of at most `chunk_bytes` bytes."""
+
+    holds_loss = False
+
+    def __init__(self, chunk_bytes: int = 64_000_000) -> None:
+        self.chunk_bytes = chunk_bytes
+
+    def check(self, source: Source) -> None:
+        pass
+
+    def write(self, source: Source, target: Target) -> None:
+        size = source.dtype.itemsize
+        chunks: list[dict[str, Any]] = []
+        for chunk in pack(items(source), 8, self.chunk_bytes):
+            name = f"chunk-0-{len(chunks)}.bin"
+            with target.create(name) as file:
+                written = write_chunk(file, chunk)
+            chunks.append({"chunk_bytes": written, "chunk_size": len(chunk), "dim": sum(map(len, chunk)) // size,
+                           "filename": name})
+        config = {"chunk_bytes": self.chunk_bytes, "chunk_size": None, "compression": None,
+                  "data_format": [f"no_header_numpy:{TYPES[size]}"],
+                  "data_spec": json.dumps([1, {"type": None, "context": None, "children_spec": []}]),
+                  "encryption": None, "item_loader": "TokensLoader"}
+        index = {"chunks": chunks, "config": config, "updated_at": source.manifest.sha256}
+        target.write("index.json", [np.frombuffer(json.dumps(index, sort_keys=True).encode(), np.uint8)])
+
+
+def items(source: Source) -> Iterator[bytes]:
+    """Yield the tokens of each document of a shard set."""
+    for number in source.numbers:
+        for documents in source.documents(number):
+            begin = 0
+            for id, end in zip(documents.ids, documents.ends.tolist()):
+                check_size((end - begin) * documents.tokens.itemsize, f"document {id}")
+                yield documents.tokens[begin:end].tobytes()
+                begin = end

@@ -1,0 +1,78 @@
+"""The format of MosaicML streaming (MDS). A sample is a document; all integers are little-endian::
+
+    shard.00000.mds    a file of samples (`tokenizer.export.chunks`), at most 64 MiB unless one document is larger. Its
+                       configuration is JSON with sorted keys: version 2, format, compression, hashes, size_limit, and
+                       the names, encodings and sizes of the columns
+    index.json         version 2 and, for each file, its configuration, its name, its size and its number of samples
+
+    sample             u32 for each column, its size in bytes, then the columns:
+                       id      the document's id, UTF-8
+                       loss    ndarray:uint8, 1 if the token is a target, else 0; only if the set has loss masks
+                       tokens  ndarray:uint16 or ndarray:uint32, EOS included
+    ndarray            u8, 4 × number of dimensions (1) + k; the length as u8 (k = 0), u16 (1) or u32 (2); the values
+
+The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.source import Source
+from tokenizer.export.target import Target
+
+
+class Mds:
+    """Writes .mds files of at most `size_limit` bytes."""
+
+    holds_loss = True
+
+    def __init__(self, size_limit: int = 1 << 26) -> None:
+        self.size_limit = size_limit
+
+    def check(self, source: Source) -> None:
+        pass
+
+    def write(self, source: Source, target: Target) -> None:
+        columns = {"id": "str", **({"loss": "ndarray:uint8"} if source.masked else {}),
+                   "tokens": f"ndarray:{source.dtype.name}"}
+        config = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": self.size_limit,
+                  "column_names": list(columns), "column_encodings": list(columns.values()),
+                  "column_sizes": [None] * len(columns)}
+        head = json.dumps(config, sort_keys=True).encode()
+        shards: list[dict[str, Any]] = []
+        for chunk in pack(samples(source), 8 + len(head), self.size_limit):
+            name = f"shard.{len(shards):05d}.mds"
+            with target.create(name) as file:
+                size = write_chunk(file, chunk, head)
+            shards.append({"samples": len(chunk), "raw_data": {"basename": name, "bytes": size, "hashes": {}},
+                           "zip_data": None, **config})
+        index = json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode()
+        target.write("index.json", [np.frombuffer(index, np.uint8)])
+
+
+def samples(source: Source) -> Iterator[bytes]:
+    """Yield each document of a shard set as a sample."""
+    for number in source.numbers:
+        for documents in source.documents(number):
+            begin = 0
+            for id, end in zip(documents.ids, documents.ends.tolist()):
+                arrays = [documents.tokens[begin:end]]
+                if documents.targets is not None:
+                    arrays.insert(0, documents.targets[begin:end])
+                check_size(sum(array.nbytes for array in arrays), f"document {id}")
+                parts = [id.encode(), *map(ndarray, arrays)]
+                yield b"".join([*(len(part).to_bytes(4, "little") for part in parts), *parts])
+                begin = end
+
+
+def ndarray(values: np.ndarray) -> bytes:
+    """Encode an array of one dimension whose dtype the configuration names."""
+    size = len(values)
+    code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
+    return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little") + values.tobytes()

@@ -1,0 +1,62 @@
+"""The format of OLMo-core and dolma. Each shard is these files; all integers are little-endian::
+
+    part-0-00000.npy           u8, u16 or u32 per token, documents back to back, without the header of NumPy; the bytes
+                               of the shard's body, except for u8
+    part-0-00000.csv.gz        a line START,END,ID,SRC,LOC per document: its tokens [START, END) in the file, its id,
+                               the stream, and its number in the shard set from 1; no header line
+    labels_mask-0-00000.npy    u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
+
+A file does not say how wide its tokens are. OLMo-core reads the smallest of u8, u16 and u32 that holds the vocabulary
+of its settings, so a vocabulary of at most 256 tokens is written as u8. The masks are for OLMo-core's setting
+`label_mask_paths`, which wants as many files as `paths`, in the same order; their names do not match `part-*.npy`.
+OLMo-core reads the first two columns of a line. dolma has the path of a source file as SRC and a line in it as LOC.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+
+import numpy as np
+
+from tokenizer.export.source import Source
+from tokenizer.export.target import Target
+
+
+class Olmo:
+    """Writes raw .npy files, as hard links where possible, and the documents in them as .csv.gz files."""
+
+    holds_loss = True
+
+    def check(self, source: Source) -> None:
+        pass
+
+    def write(self, source: Source, target: Target) -> None:
+        folder, narrow = source.shards.folder, source.manifest.vocab_size <= 1 << 8
+        for number in source.numbers:
+            info = source.info(number)
+            self.write_documents(source, number, target)
+            if narrow:
+                target.write(f"part-0-{info.index:05d}.npy", (t.astype(np.uint8) for t in source.tokens(number)))
+            else:
+                target.share(f"part-0-{info.index:05d}.npy", folder / info.body, source.tokens(number))
+            mask = f"labels_mask-0-{info.index:05d}.npy"
+            if source.masked and info.loss:
+                target.share(mask, folder / info.loss, source.targets(number))
+            elif source.masked:
+                target.write(mask, source.targets(number))
+
+    def write_documents(self, source: Source, number: int, target: Target) -> None:
+        place = 1 + sum(info.documents for info in source.manifest.shards[:number])
+        # without a time and a name in its header, the compressed file depends only on the lines
+        with target.create(f"part-0-{source.info(number).index:05d}.csv.gz") as file, gzip.GzipFile(
+                filename="", mode="wb", fileobj=file, mtime=0) as packed:
+            begin = 0
+            for table in source.rows(number):
+                lines = io.StringIO()
+                writer = csv.writer(lines, lineterminator="\n")
+                for id, end in zip(table.ids, table.ends.tolist()):
+                    writer.writerow((begin, end, id, source.manifest.stream, place))
+                    begin, place = end, place + 1
+                packed.write(lines.getvalue().encode())

@@ -1,0 +1,84 @@
+"""Writes the files of an export into a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pipeline.base.files import beside, link, sync
+from tokenizer.export.source import ExportError
+
+
+class Target:
+    """The folder of an export while it is written. `files` counts its files, `bytes` their size, and `linked` the bytes
+    of the files that are hard links to files of the shard set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = self.bytes = self.linked = 0
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """A context manager for writing a file. The file is synced at the end."""
+        path = self.folder / name
+        with open(path, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
+
+    def write(self, name: str, contents: Iterable[np.ndarray]) -> None:
+        """Write a file that consists of the bytes of the given arrays."""
+        with self.create(name) as file:
+            for block in contents:
+                file.write(np.ascontiguousarray(block).data)
+
+    def share(self, name: str, original: Path, contents: Iterable[np.ndarray]) -> None:
+        """Make the file `name` a hard link to `original`, or a copy where the file system allows no link. `contents`
+        are the bytes of `original`. They are read in both cases, because reading them checks them."""
+        try:
+            linked = link(original.resolve(), self.folder / name)
+        except OSError:                           # another disk, a disk without hard links, or too many of them
+            linked = False
+        if not linked:
+            self.write(name, contents)
+            return
+        for _ in contents:
+            pass
+        size = (self.folder / name).stat().st_size
+        self.files, self.bytes, self.linked = self.files + 1, self.bytes + size, self.linked + size
+
+
+@contextlib.contextmanager
+def appearing(out: Path) -> Iterator[Target]:
+    """A context manager for writing the folder `out`. The files are written to a hidden folder beside `out`, which is
+    renamed to `out` when the body ends and removed when the body raises. Raises ExportError when `out` exists, except
+    as an empty folder."""
+    check_free(out)
+    part = beside(out.absolute())
+    part.mkdir()
+    try:
+        yield Target(part)
+        sync(part)
+        try:
+            os.rename(part, out)                  # replaces an empty folder, and nothing else
+        except OSError:
+            check_free(out)
+            raise
+        sync(out.absolute().parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def check_free(out: Path) -> None:
+    """Raise ExportError when `out` exists, except as an empty folder."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise ExportError(f"--out {out}: exists and is no folder; name a new folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ExportError(f"--out {out}: the folder is not empty; name a new one, or remove it first")
