@@ -122,9 +122,9 @@ class Barrier(Stage):
         raise NotImplementedError
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        """Return, for each part (output of one task) of the input in order, a reference to its removal slice: a Parquet
-        file with SLICE_SCHEMA that lists the documents to drop or annotate. The entry is None if there are no such
-        documents in the part."""
+        """Return one reference for each part of the input, in order. A part is the output of one task. The reference
+        names the part's removal slice, a Parquet file with SLICE_SCHEMA that lists the documents to drop or annotate.
+        It is None if the part has no such documents."""
         raise NotImplementedError
 
 

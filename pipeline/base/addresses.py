@@ -1,5 +1,5 @@
-"""Tells whether a network address may belong to another machine, or only to this machine and to services that only this
-machine reaches."""
+"""Classifies network addresses. An address is local if it belongs to this machine, or to a service that no other
+machine can reach. Any other address may belong to another machine."""
 
 from __future__ import annotations
 

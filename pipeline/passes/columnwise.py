@@ -263,8 +263,8 @@ class Column:
 
 
 class CallerColumn(Column):
-    """A column of numbers that the caller supplies, for example one threshold for each document. `compared` collects
-    the values of the signals that are compared with it."""
+    """A column of numbers that the caller supplies, for example one threshold for each document. If a signal (a number
+    stored for each document) is compared with this column, its values are appended to the list `compared`."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

@@ -242,8 +242,8 @@ _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
 
 
 def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
-    """Join the records of both runs by id. Returns an array [n, 2], sorted by id; a run that does not have the document
-    has _NONE in its column."""
+    """Join what is known of the documents of two runs by id. Returns an array [n, 2] with a row for each id, sorted by
+    id. Column r has what run r knows of the document, or _NONE if run r does not have the document."""
     both = list(pair)
     # as big-endian bytes, which sort as the numbers do
     keys = [np.frombuffer(np.stack([f["high"], f["low"]], axis=1).astype(">u8").tobytes(), "S16") for f in both]

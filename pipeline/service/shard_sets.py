@@ -136,10 +136,10 @@ def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
 # -- where a document is ---------------------------------------------------------------------------------------------
 def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = False, stream: str = "", split: str = "",
          run: str = "") -> dict[str, Any]:
-    """Find the documents in the shards whose id begins with `id` (with `exact`: whose id is `id`). Each place has the
-    range of the document's tokens in a stream. For each sequence length in the run's curriculum, it also has the first
-    and the last window (training sample) with one of these tokens, and the steps that read these windows. `more` says
-    that there are more places than are returned."""
+    """Find documents by the beginning of their ids (with `exact`: by the whole id), and return the places in the shards
+    where they are. A place gives the range of the document's tokens in one stream. For each sequence length in the
+    run's curriculum, it also gives the first and the last window (training sample) with one of these tokens, and the
+    steps that read these windows. `more` is true if some places were left out."""
     planned = curriculum_of(store, run)
     lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
     spans: list[dict[str, Any]] = []

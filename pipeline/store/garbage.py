@@ -136,10 +136,11 @@ def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[st
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Return the names of the segments (files of the log) that may be removed: those before segment number `before`
-    that a pack (file of compacted segments) holds. Each pack is read and verified first. Segments that open an epoch
-    (the term of a driver) are kept: a driver that has lost the log to another driver meets such a segment at its next
-    append, and so learns of the loss."""
+    """Return the names of the segments (files of the log) that may be removed. The number of such a segment is below
+    `before`, and a pack (a file of compacted segments) contains it. Each pack is read and verified first.
+
+    The first segment of each epoch (the time in which one driver owns the log) is kept. If another driver takes the log
+    over, the earlier driver finds that segment at its next append, and so learns that it no longer owns the log."""
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):

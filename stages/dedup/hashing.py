@@ -197,7 +197,8 @@ def split_words(simplified: str) -> list[str]:
 
 def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:
     """Return (hash of every run of `ngram` words in order, number of words) of a simplified text (lower case, no
-    punctuation, single spaces). Words and hashes are those of the dialect ``tokenmill``."""
+    punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of the sets
+    of rules that `minhash` knows."""
     words = _word_hashes(np.frombuffer(simplified.encode("utf-8", "surrogatepass"), np.uint8))
     return _join(words, ngram), len(words)
 

@@ -41,8 +41,9 @@ class Finder:
     """Finds the national identity numbers of some countries in texts, by the countries' rules."""
 
     def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
-        """Compile the rules. The weak forms of a rule (which other numbers may have, too) normally count only after a
-        word for the number, such as "ssn". With `anywhere`, they count without such a word."""
+        """Compile the rules. A rule may have weak forms, which other numbers may match, too. A match of a weak form is
+        normally accepted only after a word that names the number, such as "ssn". With `anywhere` it is accepted without
+        such a word."""
         #: form → (rule, pattern of the words that must stand before; None: no word needed)
         self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
         #: gate → (pattern of whole values, rule, pattern of the words before) of the rules that have this gate

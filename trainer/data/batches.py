@@ -279,8 +279,9 @@ class Data:
 
 
 def without_repeats(batch: Batch, windows: Sequence[np.ndarray], config: RepeatsConfig) -> Batch:
-    """Return `batch` with the targets inside repetitions left out of the loss. `windows` has the tokens of each row of
-    the batch and its last target. The attribute `repeated` of the result is the number of targets left out."""
+    """Return `batch` with the targets inside repetitions left out of the loss. `windows` has an array for each row of
+    the batch: the input tokens of the row, followed by the last target of the row. The attribute `repeated` of
+    the result is the number of targets left out."""
     if not windows:
         return batch
     left_out = torch.from_numpy(np.stack([repeated(w, config.ngram, config.times)[1:] for w in windows]))
