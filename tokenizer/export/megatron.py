@@ -12,7 +12,7 @@
 
 Tokens of four bytes are signed, so ids from 2**31 on are refused; smaller ids have the same bytes as in u32. Megatron
 chooses u16 for vocabularies below 65,500 when it writes, but obeys the code when it reads. A path for `--data-path` is
-that of a pair without `.bin`. The names are no numbers, because `--data-path` would take a number for a weight.
+that of a pair without `.bin`. The names are not plain numbers, because `--data-path` would take a number for a weight.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                                     loss       list<bool>  whether each of them is a target; only if the set has masks
 
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A
-row group has about four million tokens.
+row group has about four million tokens, or 65,536 documents if these have fewer.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ BLOCK_TOKENS = 1 << 22
 
 
 class ExportError(ShardError):
-    """A shard set that a format cannot hold, or a folder that cannot take it. Nothing was written."""
+    """A shard set that a format cannot hold, or a folder that cannot take it. Nothing is left of the export."""
 
     exit_code = 2
 

@@ -77,8 +77,12 @@ def appearing(out: Path) -> Iterator[Target]:
 
 
 def check_free(out: Path) -> None:
-    """Raise ExportError when `out` exists, except as an empty folder."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
+    """Raise ExportError when `out` exists, except as an empty folder that can be replaced."""
+    if out.is_symlink():
+        raise ExportError(f"--out {out}: is a symbolic link; name a new folder")
+    if out.exists() and not out.is_dir():
         raise ExportError(f"--out {out}: exists and is no folder; name a new folder")
+    if os.path.ismount(out) or out.resolve() == Path.cwd():
+        raise ExportError(f"--out {out}: a mounted or the current folder cannot be replaced; name a new folder in it")
     if out.is_dir() and any(out.iterdir()):
         raise ExportError(f"--out {out}: the folder is not empty; name a new one, or remove it first")
