@@ -1,0 +1,60 @@
+"""Reads files of datatrove and nanotron; `tokenizer.export.ds` gives their layout.
+
+An import needs the files .ds and .ds.index. The size of a token follows from both, because the last end is the number
+of tokens; .ds.metadata may be missing. If one file has a loss mask, all must have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenizer.imports.documents import Documents, Ends, cut_at_ends
+from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.shards.layout import ENDS
+
+#: entries of an index that are read at a time
+BLOCK_ENDS = 1 << 18
+
+
+class Ds:
+    """Reads .ds files in the order of their names."""
+
+    def files(self, source: Source) -> list[str]:
+        return source.files(".ds")
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        masked = [name for name in names if source.has(f"{name}.loss")]
+        if masked and len(masked) < len(names):
+            missing = next(name for name in names if name not in masked)
+            raise TokenFileError(f"{source.folder / missing}.loss: is missing, but {masked[0]} has a loss mask; add "
+                                 f"the missing one, or remove all of them if all tokens count in the loss")
+        for name in names:
+            with source.open(name) as body, source.open(f"{name}.index") as index:
+                dtype = dtype_of(body, index)
+                if masked:
+                    with source.open(f"{name}.loss") as loss:
+                        yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path, loss)
+                else:
+                    yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path)
+
+
+def dtype_of(body: TokenFile, index: TokenFile) -> np.dtype:
+    """Return the type of the tokens in a file, u16 or u32. Raises TokenFileError when the file and its index do not
+    belong together."""
+    documents = index.count(ENDS)
+    tokens = int(index.array((documents - 1) * ENDS.itemsize, 1, ENDS)[0]) if documents else 0
+    for dtype in (np.dtype("<u2"), np.dtype("<u4")):
+        if body.size == tokens * dtype.itemsize:
+            return dtype
+    raise TokenFileError(f"{body.path}: {body.size:,} bytes are not the {tokens:,} tokens of {index.path}, neither of "
+                         f"two bytes nor of four: truncated, or of another index: {AGAIN}")
+
+
+def ends_of(index: TokenFile) -> Iterator[Ends]:
+    """Yield the ends in an index, block by block."""
+    documents = index.count(ENDS)
+    for first in range(0, documents, BLOCK_ENDS):
+        block = index.array(first * ENDS.itemsize, min(BLOCK_ENDS, documents - first), ENDS)
+        yield Ends(block.astype(np.int64))
