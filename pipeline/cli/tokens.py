@@ -323,7 +323,8 @@ def export(shards: ShardsArg,
 
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
-                 format: Annotated[Importable, typer.Option(metavar="FORMAT", help="ds (datatrove, nanotron).")],
+                 format: Annotated[Importable, typer.Option(
+                     metavar="FORMAT", help="ds (datatrove, nanotron).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],

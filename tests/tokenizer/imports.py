@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.tokenizer.exports import Corpus, corpus
 from tests.tokenizer.test_shards import EOS
 from tokenizer.imports.imports import Imported, import_tokens
-from tokenizer.imports.source import Coding
+from tokenizer.imports.source import Coding, TokenFileError
 from tokenizer.shards.layout import token_dtype
 from tokenizer.shards.reader import ShardSet
 
@@ -48,3 +49,16 @@ def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
         targets = [True] * (span.stop - span.start) if counts is None else counts.tolist()
         result.append((span.id, shards.read(span.start, span.stop).tolist(), targets))
     return result
+
+
+def refused(path: Path, format: str, *words: str, vocab: int = 300) -> str:
+    """The message with which files are refused, which is one line and has the given words. Nothing is left."""
+    store = path.parent / f".store-{path.name}"
+    with pytest.raises(TokenFileError) as error:
+        imported(path, format, vocab, store)
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert list((store / "shards").iterdir()) == []
+    return message

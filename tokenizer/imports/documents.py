@@ -57,9 +57,6 @@ def cut_at_ends(source: Source, name: str, body: TokenFile, dtype: np.dtype, ind
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
 
-    def place(token: int) -> str:
-        return f"{body.path}: byte {(begin + token) * dtype.itemsize:,}"
-
     for ends, ids in index:
         if not len(ends):
             continue
@@ -73,6 +70,7 @@ def cut_at_ends(source: Source, name: str, body: TokenFile, dtype: np.dtype, ind
             if stop - begin > LONGEST:
                 raise TokenFileError(f"{index_path}: document {number:,} has {stop - begin:,} tokens, more than "
                                      f"{LONGEST:,}: no index of documents, or damaged: {AGAIN}")
+            place = body.place(begin * dtype.itemsize, dtype.itemsize)
             tokens = source.checked(body.array(begin * dtype.itemsize, stop - begin, dtype), place)
             local = ends[first:last] - begin
             source.check_ends(tokens, local, place)

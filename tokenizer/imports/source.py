@@ -74,6 +74,11 @@ class TokenFile:
         """Read `count` numbers from byte `start`."""
         return np.frombuffer(self.read(start, count * dtype.itemsize), dtype)
 
+    def place(self, byte: int, width: int) -> Callable[[int], str]:
+        """Return a function that says, for error messages, where token i of those is that begin at `byte` and have
+        `width` bytes each."""
+        return lambda token: f"{self.path}: byte {byte + token * width:,}"
+
     def count(self, dtype: np.dtype, start: int = 0) -> int:
         """Return how many numbers the file has from byte `start` on. Raises TokenFileError when a part of a number is
         left at its end."""
