@@ -62,6 +62,7 @@ class Importable(StrEnum):
     """Formats of other projects, the keys of `tokenizer.imports.imports.FORMATS`."""
 
     ds = "ds"
+    megatron = "megatron"
 
 
 def register(app: typer.Typer) -> None:
@@ -324,7 +325,7 @@ def export(shards: ShardsArg,
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
                  format: Annotated[Importable, typer.Option(
-                     metavar="FORMAT", help="ds (datatrove, nanotron).")],
+                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],
