@@ -63,6 +63,7 @@ class Importable(StrEnum):
 
     ds = "ds"
     megatron = "megatron"
+    olmo = "olmo"
 
 
 def register(app: typer.Typer) -> None:
@@ -325,7 +326,7 @@ def export(shards: ShardsArg,
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
                  format: Annotated[Importable, typer.Option(
-                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM).")],
+                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],
