@@ -64,6 +64,7 @@ class Importable(StrEnum):
     ds = "ds"
     megatron = "megatron"
     olmo = "olmo"
+    nanogpt = "nanogpt"
 
 
 def register(app: typer.Typer) -> None:
@@ -326,7 +327,8 @@ def export(shards: ShardsArg,
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
                  format: Annotated[Importable, typer.Option(
-                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma).")],
+                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), nanogpt "
+                          "(llm.c, modded-nanogpt).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],

@@ -18,11 +18,12 @@ from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.ds import Ds
 from tokenizer.imports.format import Format
 from tokenizer.imports.megatron import Megatron
+from tokenizer.imports.nanogpt import NanoGpt
 from tokenizer.imports.olmo import Olmo
 from tokenizer.imports.source import Coding, Source, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt()}
 
 
 class Imported(NamedTuple):
