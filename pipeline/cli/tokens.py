@@ -65,6 +65,7 @@ class Importable(StrEnum):
     megatron = "megatron"
     olmo = "olmo"
     nanogpt = "nanogpt"
+    parquet = "parquet"
 
 
 def register(app: typer.Typer) -> None:
@@ -327,8 +328,8 @@ def export(shards: ShardsArg,
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
                  format: Annotated[Importable, typer.Option(
-                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), nanogpt "
-                          "(llm.c, modded-nanogpt).")],
+                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, "
+                          "dolma), nanogpt (llm.c, modded-nanogpt), parquet (a row per document).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],

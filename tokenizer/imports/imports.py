@@ -20,10 +20,12 @@ from tokenizer.imports.format import Format
 from tokenizer.imports.megatron import Megatron
 from tokenizer.imports.nanogpt import NanoGpt
 from tokenizer.imports.olmo import Olmo
+from tokenizer.imports.parquet import Parquet
 from tokenizer.imports.source import Coding, Source, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt()}
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
+                                 "parquet": Parquet()}
 
 
 class Imported(NamedTuple):
