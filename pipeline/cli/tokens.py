@@ -66,6 +66,7 @@ class Importable(StrEnum):
     olmo = "olmo"
     nanogpt = "nanogpt"
     parquet = "parquet"
+    mds = "mds"
 
 
 def register(app: typer.Typer) -> None:
@@ -329,7 +330,8 @@ def export(shards: ShardsArg,
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
                  format: Annotated[Importable, typer.Option(
                      metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, "
-                          "dolma), nanogpt (llm.c, modded-nanogpt), parquet (a row per document).")],
+                          "dolma), nanogpt (llm.c, modded-nanogpt), parquet (a row per document), "
+                          "mds (MosaicML streaming).")],
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],
