@@ -47,7 +47,7 @@ class Model(StrEnum):
 
 
 class Format(StrEnum):
-    """Formats of other projects, the keys of `tokenizer.export.export.FORMATS`."""
+    """Formats of other projects, the keys of `FORMATS` in `tokenizer.export.export` and `tokenizer.imports.imports`."""
 
     ds = "ds"
     megatron = "megatron"
@@ -58,15 +58,10 @@ class Format(StrEnum):
     litdata = "litdata"
 
 
-class Importable(StrEnum):
-    """Formats of other projects, the keys of `tokenizer.imports.imports.FORMATS`."""
-
-    ds = "ds"
-    megatron = "megatron"
-    olmo = "olmo"
-    nanogpt = "nanogpt"
-    parquet = "parquet"
-    mds = "mds"
+FormatOpt = Annotated[Format, typer.Option(
+    metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), nanogpt (llm.c, "
+                           "modded-nanogpt), parquet (a row per document), mds (MosaicML streaming), litdata "
+                           "(litdata's TokensLoader).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -296,10 +291,7 @@ def progress_printer(silent: bool) -> Callable[[int, int], None]:
 
 
 def export(shards: ShardsArg,
-           format: Annotated[Format, typer.Option(
-               metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), "
-                    "nanogpt (llm.c, modded-nanogpt), parquet (a row per document), mds (MosaicML "
-                    "streaming), litdata (litdata's TokensLoader).")],
+           format: FormatOpt,
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
@@ -328,10 +320,7 @@ def export(shards: ShardsArg,
 
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
-                 format: Annotated[Importable, typer.Option(
-                     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, "
-                          "dolma), nanogpt (llm.c, modded-nanogpt), parquet (a row per document), "
-                          "mds (MosaicML streaming).")],
+                 format: FormatOpt,
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
                                                          ".model, or a folder with one.")],

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli.app import run_command
-from pipeline.cli.tokens import Importable
+from pipeline.cli.tokens import Format
 from tests.tokenizer.exports import VOCABS, corpus, tree
 from tests.tokenizer.imports import documents_of, imported, like_a_run
 from tokenizer.export.export import FORMATS as EXPORTS
@@ -33,7 +33,7 @@ NAMED = [name for name in FORMATS if name in ("olmo", "parquet", "mds")]
 
 
 def test_the_command_offers_every_format():
-    assert [f.value for f in Importable] == list(FORMATS)
+    assert [f.value for f in Format] == list(FORMATS)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

@@ -17,6 +17,7 @@ from tokenizer.export.target import appearing
 from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.ds import Ds
 from tokenizer.imports.format import Format
+from tokenizer.imports.litdata import LitData
 from tokenizer.imports.mds import Mds
 from tokenizer.imports.megatron import Megatron
 from tokenizer.imports.nanogpt import NanoGpt
@@ -26,7 +27,7 @@ from tokenizer.imports.source import Coding, Source, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 
 FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
-                                 "parquet": Parquet(), "mds": Mds()}
+                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
 
 
 class Imported(NamedTuple):
