@@ -27,7 +27,7 @@ ALLOWED = {
 #: folders of the first two depths, from the ground up: each imports only those before it, wherever in a file it does so
 LAYERS = (
     "pipeline.base",
-    "tokenizer.shards", "tokenizer.mixture", "tokenizer.export", "tokenizer",
+    "tokenizer.shards", "tokenizer.mixture", "tokenizer.export", "tokenizer.imports", "tokenizer",
     "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
     "stages.filter", "stages.extract", "stages.models",
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",

@@ -77,11 +77,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A context manager for writing the file `path`, which the user chose. It creates the file's folder, and turns an
-    OSError into a UserError."""
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """A context manager for writing the file `path`, which the user chose by `option`. It creates the file's folder,
+    and turns an OSError into a UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror or e}; choose another --out") from None
+        raise UserError(f"cannot write {path}: {e.strerror or e}; choose another {option}") from None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -410,15 +409,13 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                             "dtype": token_dtype(tokenizer["vocab_size"]).name}
     for split in SPLITS:
         members = tuple(sorted(shards[split], key=lambda s: s.index))
-        tokens, documents = sum(s.tokens for s in members), sum(s.documents for s in members)
-        text_bytes = sum(s.text_bytes for s in members)
-        manifest = Manifest(name, split, info["dtype"], tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"],
-                            tokens, documents, text_bytes, members, tuple(p.key for p in parts))
-        manifest = replace(manifest, sha256=manifest.identity())
+        manifest = Manifest.of(name, split, tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"], members,
+                               tuple(p.key for p in parts))
         folder = f"shards/{name}/split={split}"
         check_lease()
         for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
             store.write(f"{folder}/{file}", manifest.dumps().encode())
-        info[split] = {"path": folder, "sha256": manifest.sha256, "tokens": tokens, "documents": documents,
-                       "bytes": text_bytes} if tokens or split == "train" else None
+        info[split] = {"path": folder, "sha256": manifest.sha256, "tokens": manifest.tokens,
+                       "documents": manifest.documents, "bytes": manifest.text_bytes} \
+            if manifest.tokens or split == "train" else None
     return info

@@ -43,7 +43,8 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _name(value: str) -> str:
+def checked_name(value: str) -> str:
+    """Return the name of a dataset or stream. Raises ValueError when it cannot be the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
         raise ValueError(f"'{value}' is not a name; names become folders: at most 64 letters, digits, '_', '-', '.', "
                          "beginning with a letter or digit")
@@ -130,7 +131,7 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Share = Annotated[float, BeforeValidator(parse_share), PlainSerializer(percent)]
 Weight = Annotated[int | float, BeforeValidator(parse_weight)]
-Name = Annotated[str, AfterValidator(_name)]
+Name = Annotated[str, AfterValidator(checked_name)]
 Names = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
 #: column → value or values a document must have
 Where = Annotated[dict[Literal["source", "language"], Names], BeforeValidator(_empty)]

@@ -15,7 +15,7 @@ from tokenizer.export.nanogpt import NanoGpt
 from tokenizer.export.olmo import Olmo
 from tokenizer.export.parquet import Parquet
 from tokenizer.export.source import ExportError, Source
-from tokenizer.export.target import appearing
+from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
 FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
@@ -52,6 +52,7 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
         raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold; choose one of "
                           f"{holding}, or add --drop-loss, with which all tokens count in the loss")
     format.check(source)
-    with appearing(out) as target:
+    with appearing(out, f"--out {out}") as folder:
+        target = Target(folder)
         format.write(source, target)
     return Exported(target.files, target.bytes, target.linked, shards.manifest.documents, shards.manifest.tokens)

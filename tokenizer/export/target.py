@@ -1,4 +1,4 @@
-"""Writes the files of an export into a folder that appears whole or not at all."""
+"""Writes the files of an export or import into a folder that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,33 +56,34 @@ class Target:
 
 
 @contextlib.contextmanager
-def appearing(out: Path) -> Iterator[Target]:
-    """A context manager for writing the folder `out`. The files are written to a hidden folder beside `out`, which is
-    renamed to `out` when the body ends and removed when the body raises. Raises ExportError when `out` exists, except
-    as an empty folder."""
-    check_free(out)
+def appearing(out: Path, option: str) -> Iterator[Path]:
+    """A context manager for writing the folder `out`. It yields a hidden folder beside `out`, which is renamed to `out`
+    when the body ends and removed when the body raises. Raises ExportError when `out` exists, except as an empty
+    folder. The error begins with `option`, the option of the command that names `out`."""
+    check_free(out, option)
     part = beside(out.absolute())
     part.mkdir()
     try:
-        yield Target(part)
+        yield part
         sync(part)
         try:
             os.rename(part, out)                  # replaces an empty folder, and nothing else
         except OSError:
-            check_free(out)
+            check_free(out, option)
             raise
         sync(out.absolute().parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def check_free(out: Path) -> None:
-    """Raise ExportError when `out` exists, except as an empty folder that can be replaced."""
+def check_free(out: Path, option: str) -> None:
+    """Raise ExportError when `out`, which `option` names, exists, except as an empty folder that can be replaced."""
     if out.is_symlink():
-        raise ExportError(f"--out {out}: is a symbolic link; name a new folder")
+        raise ExportError(f"{option}: {out} is a symbolic link; name a new folder")
     if out.exists() and not out.is_dir():
-        raise ExportError(f"--out {out}: exists and is no folder; name a new folder")
+        raise ExportError(f"{option}: {out} exists and is no folder; name a new folder")
     if os.path.ismount(out) or out.resolve() == Path.cwd():
-        raise ExportError(f"--out {out}: a mounted or the current folder cannot be replaced; name a new folder in it")
+        raise ExportError(f"{option}: {out} is mounted, or the current folder, and cannot be replaced; name a new "
+                          f"folder in it")
     if out.is_dir() and any(out.iterdir()):
-        raise ExportError(f"--out {out}: the folder is not empty; name a new one, or remove it first")
+        raise ExportError(f"{option}: the folder {out} is not empty; name a new one, or remove it first")

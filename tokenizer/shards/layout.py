@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,15 @@ class Manifest:
     magic: str = MAGIC
     version: int = VERSION
     source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
+
+    @classmethod
+    def of(cls, stream: str, split: str, tokenizer: str, vocab_size: int, eos: int, shards: tuple[Shard, ...],
+           parts: tuple[str, ...] = (), source: Mapping[str, Any] | None = None) -> Manifest:
+        """Return the manifest of a set of shards, with their sums and its sha256."""
+        manifest = cls(stream, split, token_dtype(vocab_size).name, tokenizer, vocab_size, eos,
+                       sum(shard.tokens for shard in shards), sum(shard.documents for shard in shards),
+                       sum(shard.text_bytes for shard in shards), shards, parts, source=dict(source or {}))
+        return replace(manifest, sha256=manifest.identity())
 
     def identity(self) -> str:
         """Return the sha256 that identifies the shard set. It covers the tokens, boundaries and ids of the documents,

@@ -1,0 +1,64 @@
+"""What the tests of imports share: shard sets as a run writes them, and imports of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tokenizer.exports import Corpus, corpus
+from tests.tokenizer.test_shards import EOS
+from tokenizer.imports.imports import Imported, import_tokens
+from tokenizer.imports.source import Coding, TokenFileError
+from tokenizer.shards.layout import token_dtype
+from tokenizer.shards.reader import ShardSet
+
+#: tokens of a shard
+STEP = 1500
+
+
+def cut(lengths: list[int]) -> list[list[int]]:
+    """Divide documents, of which the lengths without EOS are given, among shards as a run does."""
+    starts = np.cumsum([0, *[length + 1 for length in lengths[:-1]]]) // STEP
+    shards = [[length for length, shard in zip(lengths, starts) if shard == index] for index in range(starts[-1] + 1)]
+    assert all(shards)
+    return shards
+
+
+def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus:
+    """Write a set of random documents whose shards hold those that a run would put there."""
+    rng = np.random.default_rng(vocab)
+    return corpus(folder, vocab, shards=cut([3, *rng.integers(0, 60, 70).tolist(), 0, 0,
+                                             *rng.integers(0, 900, 12).tolist()]), masked=masked)
+
+
+def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP) -> Imported:
+    """Import files with shards of `step` tokens."""
+    (store / "shards").mkdir(parents=True, exist_ok=True)
+    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards", name,
+                         lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize)
+
+
+def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
+    """The id, tokens and targets of each document of a set."""
+    shards = ShardSet(folder)
+    result = []
+    for span in shards.documents(0, shards.tokens):
+        counts = shards.counts(span.start, span.stop)
+        targets = [True] * (span.stop - span.start) if counts is None else counts.tolist()
+        result.append((span.id, shards.read(span.start, span.stop).tolist(), targets))
+    return result
+
+
+def refused(path: Path, format: str, *words: str, vocab: int = 300) -> str:
+    """The message with which files are refused, which is one line and has the given words. Nothing is left."""
+    store = path.parent / f".store-{path.name}"
+    with pytest.raises(TokenFileError) as error:
+        imported(path, format, vocab, store)
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert list((store / "shards").iterdir()) == []
+    return message

@@ -1,0 +1,287 @@
+"""Imports give back what exports wrote: tokens, ends and masks; what is damaged or refused leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.cli.app import run_command
+from pipeline.cli.tokens import Format
+from tests.tokenizer.exports import VOCABS, corpus, tree
+from tests.tokenizer.imports import documents_of, imported, like_a_run
+from tokenizer.export.export import FORMATS as EXPORTS
+from tokenizer.export.export import export
+from tokenizer.export.source import ExportError
+from tokenizer.imports import documents
+from tokenizer.imports.imports import FORMATS
+from tokenizer.imports.source import TokenFile, TokenFileError
+from tokenizer.load import load_tokenizer
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.verify import verify
+from tokenizer.train import train_bpe
+
+MASKED = [name for name in FORMATS if EXPORTS[name].holds_loss]
+#: formats that keep the ids of documents
+NAMED = [name for name in FORMATS if name in ("olmo", "parquet", "mds")]
+
+
+def test_the_command_offers_every_format():
+    assert [f.value for f in Format] == list(FORMATS)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_import_of_an_export_has_the_bytes_of_the_set_and_so_has_its_export(tmp_path, name, vocab):
+    """All but the ids, in formats that have none, and the sizes of texts, which no format has."""
+    made = like_a_run(tmp_path / "set", vocab, masked=(0, 2) if name in MASKED else ())
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    result = imported(tmp_path / "out", name, vocab, tmp_path / "store")
+    manifest = ShardSet(result.path).manifest
+    assert verify(result.path) == []
+    assert (result.documents, result.tokens) == (made.manifest.documents, made.manifest.tokens)
+    assert len(manifest.shards) > 3
+    for kind in ("index", "sha256", "ends_sha256", "loss_sha256", "blocks_sha256"):
+        assert [getattr(shard, kind) for shard in manifest.shards] == \
+            [getattr(shard, kind) for shard in made.manifest.shards], kind
+    names = [span.id for span in ShardSet(result.path).documents(0, manifest.tokens)]
+    assert names == made.ids if name in NAMED else len(set(names)) == len(names)
+    export(ShardSet(result.path), name, tmp_path / "again")
+    assert without_identity(tmp_path / "again") == without_identity(tmp_path / "out")
+
+
+def without_identity(folder: Path) -> dict[str, bytes]:
+    """The files of an export; litdata's index without the sha256 of the set, which covers the ids of documents."""
+    files = tree(folder)
+    if "index.json" in files and "updated_at" in (index := json.loads(files["index.json"])):
+        files["index.json"] = json.dumps({**index, "updated_at": None}).encode()
+    return files
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_equal_files_give_equal_bytes_wherever_they_are(tmp_path, name):
+    made = like_a_run(tmp_path / "set", 300)
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    first = imported(tmp_path / "out", name, 300, tmp_path / "store")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    again = imported(tmp_path / "moved", name, 300, tmp_path / "other")
+    assert tree(first.path) == tree(again.path)
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60), cuts=st.integers(1, 5), block=st.integers(1, 99),
+       mask=st.booleans())
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_documents_come_back_for_any_block_size(tmp_path_factory, name, lengths, cuts, block, mask):
+    folder = tmp_path_factory.mktemp("any")
+    shards = [part.tolist() for part in np.array_split(lengths, cuts) if len(part)]
+    shards[0][0] = 3                                            # `corpus` gives the first document these tokens
+    made = corpus(folder / "set", 300, shards=shards, masked=(0,) if mask and name in MASKED else ())
+    export(ShardSet(made.folder), name, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "BLOCK_TOKENS", block)
+        result = imported(folder / "out", name, 300, folder / "store")
+    assert [(tokens, targets) for _, tokens, targets in documents_of(result.path)] == \
+        [(d.tolist(), t.tolist()) for d, t in zip(made.documents, made.targets)]
+    assert verify(result.path) == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ids_outside_the_vocabulary_are_named_with_their_file(tmp_path, name):
+    made = corpus(tmp_path / "set", 300)
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    with pytest.raises(TokenFileError, match="299 is outside the vocabulary of 299") as error:
+        imported(tmp_path / "out", name, 299, tmp_path / "store")
+    assert str(tmp_path / "out") in str(error.value) and "\n" not in str(error.value)
+    assert os.listdir(tmp_path / "store" / "shards") == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_without_eos_the_expected_id_is_named(tmp_path, name, monkeypatch):
+    made = corpus(tmp_path / "set", 300)
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    monkeypatch.setattr("tests.tokenizer.imports.EOS", 2)       # no document has it
+    with pytest.raises(TokenFileError, match=r"EOS \((token id )?2\)"):
+        imported(tmp_path / "out", name, 300, tmp_path / "store")
+    assert os.listdir(tmp_path / "store" / "shards") == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_truncated_or_missing_file_is_an_error(tmp_path, name):
+    """Cut to nothing, to half and by one byte; a file of metadata may be missing."""
+    made = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    for path in sorted((tmp_path / "out").rglob("*")):
+        if path.suffix == ".metadata":
+            continue
+        data = path.read_bytes()
+        for size in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:size])
+            with pytest.raises(TokenFileError) as error:
+                imported(tmp_path / "out", name, 300, tmp_path / "store")
+            assert "\n" not in str(error.value) and ": " in str(error.value)
+        path.write_bytes(data)
+    assert os.listdir(tmp_path / "store" / "shards") == []
+    assert imported(tmp_path / "out", name, 300, tmp_path / "store").documents == 4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_of_another_kind_are_an_error_and_never_a_crash(tmp_path, name):
+    """Every file is overwritten in turn, byte by byte at random; an import ends in a set or an error that it knows."""
+    made = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    rng, errors = np.random.default_rng(7), 0
+    for attempt, path in enumerate(sorted((tmp_path / "out").rglob("*")) * 12):
+        data = path.read_bytes()
+        damaged = bytearray(data)
+        for place in rng.integers(0, min(len(data), 64 if attempt % 2 else len(data)), 3):
+            damaged[place] = rng.choice([0, 1, 127, 128, 255])
+        path.write_bytes(damaged)
+        try:
+            imported(tmp_path / "out", name, 300, tmp_path / "store", f"n{attempt}")
+        except TokenFileError:
+            errors += 1
+        path.write_bytes(data)
+    assert errors
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, name, monkeypatch):
+    made = corpus(tmp_path / "set", 300)
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    close, changed = TokenFile.check_unchanged, []
+
+    def change(file: TokenFile) -> None:
+        if not changed:
+            changed.append(file.path)
+            os.utime(file.path, ns=(1, 1))
+        close(file)
+
+    monkeypatch.setattr(TokenFile, "check_unchanged", change)
+    with pytest.raises(TokenFileError, match="changed while it was read") as error:
+        imported(tmp_path / "out", name, 300, tmp_path / "store")
+    assert str(changed[0]) in str(error.value)
+    assert os.listdir(tmp_path / "store" / "shards") == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_empty_input_and_missing_paths_are_errors(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("no tokens")
+    for path in ("empty", "file.txt", "nowhere"):
+        with pytest.raises(TokenFileError, match=path):
+            imported(tmp_path / path, name, 300, tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_memory_does_not_grow_with_the_files(tmp_path, name, monkeypatch):
+    """24 MB of tokens in blocks of 0.5 MB."""
+    rng = np.random.default_rng(5)
+    made = corpus(tmp_path / "set", 50_000, shards=[rng.integers(0, 3000, 2000).tolist()] * 4)
+    export(ShardSet(made.folder), name, tmp_path / "out")
+    monkeypatch.setattr(documents, "BLOCK_TOKENS", 1 << 18)
+    tracemalloc.start()
+    try:
+        imported(tmp_path / "out", name, 50_000, tmp_path / "store", step=5_000_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 9e6, f"{peak:,}"
+
+
+@pytest.mark.parametrize("held_out", ["x_val.0", "test-1", "validation/a"])
+def test_held_out_files_are_not_mixed_with_others(tmp_path, held_out):
+    for name in ("train-0", held_out):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.ds").write_bytes(b"\x05\x00\x03\x00")
+        (tmp_path / f"{name}.ds.index").write_bytes((2).to_bytes(8, "little"))
+    with pytest.raises(TokenFileError, match="held out"):
+        imported(tmp_path, "ds", 300, tmp_path / "store")
+    assert imported(tmp_path / f"{held_out}.ds", "ds", 300, tmp_path / "store").documents == 1
+
+
+def test_pipes_and_links_to_nothing_are_errors(tmp_path):
+    os.mkfifo(tmp_path / "a.ds")
+    with pytest.raises(TokenFileError, match="is no file"):
+        imported(tmp_path, "ds", 300, tmp_path / "store")
+    (tmp_path / "a.ds").unlink()
+    (tmp_path / "a.ds").symlink_to("nowhere")
+    with pytest.raises(TokenFileError, match="cannot be read"):
+        imported(tmp_path, "ds", 300, tmp_path / "store")
+
+
+def test_a_name_that_is_taken_is_refused_and_kept(tmp_path):
+    made = corpus(tmp_path / "set", 300)
+    export(ShardSet(made.folder), "ds", tmp_path / "out")
+    first = imported(tmp_path / "out", "ds", 300, tmp_path / "store")
+    before = tree(tmp_path / "store")
+    with pytest.raises(ExportError, match="--name web"):
+        imported(tmp_path / "out", "ds", 300, tmp_path / "store")
+    assert tree(tmp_path / "store") == before and first.documents == made.manifest.documents
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_bpe(["the quick brown fox jumps over the lazy dog"] * 9, 300, path)
+    return path
+
+
+def line(tmp_path: Path, tokenizer: Path, *more: str) -> list[str]:
+    return ["shards", "import", str(tmp_path / "in"), "--format", "ds", "--tokenizer", str(tokenizer), "--store",
+            str(tmp_path / "store"), "--name", "web", *more]
+
+
+def write_ds(folder: Path, texts: list[list[int]]) -> None:
+    folder.mkdir()
+    (folder / "a.ds").write_bytes(b"".join(t.to_bytes(2, "little") for text in texts for t in text))
+    ends = np.cumsum([len(text) for text in texts]).tolist()
+    (folder / "a.ds.index").write_bytes(b"".join(e.to_bytes(8, "little") for e in ends))
+
+
+def test_the_command_writes_a_set_that_other_commands_read(tmp_path, tokenizer, capsys):
+    coder = load_tokenizer(tokenizer)
+    texts = ["the quick fox", "", "lazy dog"]
+    write_ds(tmp_path / "in", [[*ids.tolist(), coder.eos] for ids in coder.encode_batch(texts)])
+    assert run_command(line(tmp_path, tokenizer, "--json")) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["documents"], row["shards"], row["format"]) == (3, 1, "ds")
+    assert run_command(["shards", "verify", row["path"]]) == 0
+    assert run_command(["shards", "stats", row["path"], "--json"]) == 0
+    assert run_command(["shards", "head", row["path"], "--json"]) == 0        # finds the tokenizer in the store
+    out = capsys.readouterr().out.splitlines()
+    assert [json.loads(text)["text"] for text in out[2:]] == texts
+    ids = [json.loads(text)["id"] for text in out[2:]]
+    assert len(set(ids)) == 3 and all(len(id) == 32 for id in ids)
+    assert run_command(["shards", "export", row["path"], "--format", "ds", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "00000.ds").read_bytes() == (tmp_path / "in" / "a.ds").read_bytes()
+    capsys.readouterr()
+    assert run_command(line(tmp_path, tokenizer)) == 2                        # the name is taken
+    assert capsys.readouterr().err.startswith("error: --name web")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--name", "../x"), ("--name", ".hidden"), ("--store", "s3://bucket/x"),
+                                               ("--tokenizer", "nowhere.json")])
+def test_errors_of_the_command_are_one_line(tmp_path, tokenizer, capsys, option, value):
+    write_ds(tmp_path / "in", [[5, 3]])
+    words = line(tmp_path, tokenizer)
+    words[words.index(option) + 1] = value
+    assert run_command(words) != 0
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and value in err
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_a_damaged_file_fails_the_command_and_leaves_nothing(tmp_path, tokenizer, capsys):
+    write_ds(tmp_path / "in", [[5, 6, 7]])
+    assert run_command(line(tmp_path, tokenizer)) == 1
+    err = capsys.readouterr().err
+    assert "a.ds: byte 4" in err and "EOS" in err and err.count("\n") == 1
+    assert tree(tmp_path / "store") == {}

@@ -1,0 +1,71 @@
+"""Writes documents as the shards of a set, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.base.files import sha256, sync
+from tokenizer.imports.documents import Documents
+from tokenizer.shards.layout import Shard, file_name, token_dtype
+from tokenizer.shards.writer import ShardWriter
+
+
+class Assembly:
+    """The shards of a set while they are written to the folder `folder`. Shard i has the documents that begin in tokens
+    [i·G, (i+1)·G) of the stream, where G is `shard_bytes` in tokens, whatever the files that the documents are from."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int) -> None:
+        self.folder, self.vocab_size, self.eos = folder, vocab_size, eos
+        self.step = max(1, shard_bytes // token_dtype(vocab_size).itemsize)
+        self.shards: list[Shard] = []
+        self.tokens = 0
+        self._index = -1                          # of the shard that is being written
+        self._writer: ShardWriter | None = None
+
+    def add(self, documents: Documents, ids: Sequence[str], part: int) -> None:
+        """Append documents. `part` is the number of their file."""
+        ends = np.cumsum(documents.lengths)
+        starts = ends - documents.lengths
+        shards = (self.tokens + starts) // self.step
+        for index in np.unique(shards).tolist():
+            first, stop = np.searchsorted(shards, [index, index + 1]).tolist()
+            begin, end = int(starts[first]), int(ends[stop - 1])
+            targets = documents.targets
+            rows = np.arange(documents.first + first, documents.first + stop)
+            self._shard(index).add(documents.tokens[begin:end], documents.lengths[first:stop], list(ids[first:stop]),
+                                   part, rows, np.zeros(stop - first, np.int64),
+                                   None if targets is None else targets[begin:end])
+        self.tokens += int(ends[-1])
+
+    def _shard(self, index: int) -> ShardWriter:
+        if self._writer is None or index != self._index:
+            self._finish()
+            paths = [str(self.folder / kind) for kind in ("body", "ends", "table", "blocks")]
+            self._index = index
+            self._writer = ShardWriter(paths[0], paths[1], paths[2], paths[3], self.vocab_size, self.eos,
+                                       lambda: str(self.folder / "loss"))
+        return self._writer
+
+    def _finish(self) -> None:
+        """Finish the shard that is being written: give its files their names."""
+        if self._writer is None:
+            return
+        facts = self._writer.close()
+        self._writer = None
+        sums = {"body": facts["sha256"], "ends": facts["ends_sha256"], "table": sha256(self.folder / "table"),
+                "blocks": facts["blocks_sha256"]}
+        if facts["loss_sha256"]:
+            sums["loss"] = facts["loss_sha256"]
+        names = {kind: file_name(self._index, kind, sha) for kind, sha in sums.items()}
+        for kind, name in names.items():
+            sync(self.folder / kind)
+            (self.folder / kind).rename(self.folder / name)
+        self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
+
+    def close(self) -> tuple[Shard, ...]:
+        """Finish the last shard. Returns all shards."""
+        self._finish()
+        return tuple(self.shards)

@@ -1,0 +1,138 @@
+"""Cuts tokens of another project into documents: at the ends that an index gives, or at EOS.
+
+Tokens are read in blocks of BLOCK_TOKENS, or one document if that is longer, so memory does not grow with the size of a
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileError
+
+#: tokens that are read at a time
+BLOCK_TOKENS = 1 << 22
+#: most tokens of a document. More are a sign of files whose documents cannot be found, and would fill the memory
+LONGEST = 1 << 24
+
+
+class Documents(NamedTuple):
+    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set and each with EOS
+    at its end."""
+
+    file: str                     # relative to the folder of the files
+    first: int                    # number of the first of them in the file, from 0
+    tokens: np.ndarray
+    lengths: np.ndarray           # tokens of each document, int64
+    ids: list[str] | None         # None: the format has no ids
+    targets: np.ndarray | None    # whether each token is a target, u8; None: all are
+
+
+class Ends(NamedTuple):
+    """Consecutive entries of an index: the exclusive ends of documents in tokens of the file, int64, and their ids."""
+
+    ends: np.ndarray
+    ids: list[str] | None = None
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a file, checked and in the type of the shard set. They may begin and end within a
+    document."""
+
+    file: str
+    byte: int                     # at which they begin
+    width: int                    # bytes of a token in the file
+    tokens: np.ndarray
+
+
+def cut_at_ends(source: Source, name: str, body: TokenFile, dtype: np.dtype, index: Iterable[Ends], index_path: object,
+                loss: TokenFile | None = None) -> Iterator[Documents]:
+    """Yield the documents of the file `name`, opened as `body`, which has tokens of type `dtype` and nothing else.
+    `index` gives the ends of all of them; `index_path` names it in error messages. `loss` has a u8 for each token, 1 if
+    it is a target and else 0."""
+    total, begin, number = body.count(dtype), 0, 0
+    if loss is not None and loss.size != total:
+        raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
+
+    for ends, ids in index:
+        if not len(ends):
+            continue
+        if int(ends.min()) < 0 or int(ends.max()) > total or int(np.diff(ends, prepend=begin).min()) < 1:
+            raise TokenFileError(f"{index_path}: documents from number {number:,} on do not follow one another within "
+                                 f"the {total:,} tokens of {body.path}: truncated, or damaged: {AGAIN}")
+        first = 0
+        while first < len(ends):
+            last = max(first + 1, int(np.searchsorted(ends, begin + BLOCK_TOKENS, side="right")))
+            stop = int(ends[last - 1])
+            if stop - begin > LONGEST:
+                raise TokenFileError(f"{index_path}: document {number:,} has {stop - begin:,} tokens, more than "
+                                     f"{LONGEST:,}: no index of documents, or damaged: {AGAIN}")
+            place = body.place(begin * dtype.itemsize, dtype.itemsize)
+            tokens = source.checked(body.array(begin * dtype.itemsize, stop - begin, dtype), place)
+            local = ends[first:last] - begin
+            source.check_ends(tokens, local, place)
+            yield Documents(name, number, tokens, np.diff(local, prepend=0), None if ids is None else ids[first:last],
+                            None if loss is None else targets_of(loss, begin, stop))
+            source.progress((stop - begin) * dtype.itemsize)
+            begin, number, first = stop, number + last - first, last
+    if begin != total:
+        raise TokenFileError(f"{index_path}: its documents end at token {begin:,} of {total:,} in {body.path}: "
+                             f"truncated, or of another file: {AGAIN}")
+
+
+def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
+    """Read the flags of tokens [begin, stop) from a loss mask."""
+    flags = loss.array(begin, stop - begin, np.dtype("u1"))
+    if int(flags.max()) > 1:
+        wrong = int(np.flatnonzero(flags > 1)[0])
+        raise TokenFileError(f"{loss.path}: byte {begin + wrong:,} is {int(flags[wrong])}; a loss mask has 0 and 1: "
+                             f"{AGAIN}")
+    return flags
+
+
+def cut_at_eos(source: Source, pieces: Iterable[Piece]) -> Iterator[Documents]:
+    """Yield the documents of pieces that follow one another; EOS ends each. A document belongs to the file in which it
+    begins. Raises TokenFileError when the last piece does not end in EOS."""
+    eos = source.coding.eos
+    begun: list[Piece] = []                       # the document that has not ended
+    waiting = 0                                   # its tokens
+    file, number = "", 0
+    for piece in pieces:
+        if not len(piece.tokens):
+            continue
+        source.progress(len(piece.tokens) * piece.width)
+        ends = np.flatnonzero(piece.tokens == eos) + 1
+        if not len(ends):
+            begun.append(piece)
+            waiting += len(piece.tokens)
+            if waiting > LONGEST:
+                raise endless(source, begun[0])
+            continue
+        owner, start = begun[0].file if begun else piece.file, 0
+        if owner != file:
+            file, number = owner, 0
+        if owner != piece.file:                   # only the end of the document is in this piece
+            start = int(ends[0])
+            head = np.concatenate([*(part.tokens for part in begun), piece.tokens[:start]])
+            yield Documents(file, number, head, np.array([len(head)]), None, None)
+            begun, ends, file, number = [], ends[1:], piece.file, 0
+        if len(ends):
+            tokens = np.concatenate([*(part.tokens for part in begun), piece.tokens[start:ends[-1]]])
+            lengths = np.diff(ends, prepend=start)
+            lengths[0] += sum(len(part.tokens) for part in begun)
+            yield Documents(file, number, tokens, lengths, None, None)
+            number, start = number + len(lengths), int(ends[-1])
+        rest = piece._replace(byte=piece.byte + start * piece.width, tokens=piece.tokens[start:])
+        begun, waiting = ([rest] if len(rest.tokens) else []), len(rest.tokens)
+    if begun:
+        raise endless(source, begun[0])
+
+
+def endless(source: Source, piece: Piece) -> TokenFileError:
+    """Return the error of a document that has no end. `piece` is its beginning."""
+    return TokenFileError(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte "
+                          f"{piece.byte:,}, so the end of the document there cannot be found; {OTHER}, or see that no "
+                          f"file is missing or truncated")

@@ -1,0 +1,71 @@
+"""Reads files of datatrove and nanotron; `tokenizer.export.ds` gives their layout.
+
+An import needs the files .ds and .ds.index. The size of a token follows from both, because the last end is the number
+of tokens. A file .ds.metadata may be missing; the size that it gives must be the same. If one file has a loss mask, all
+must have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenizer.imports.documents import Documents, Ends, cut_at_ends
+from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.shards.layout import ENDS
+
+#: entries of an index that are read at a time
+BLOCK_ENDS = 1 << 18
+
+
+class Ds:
+    """Reads .ds files in the order of their names."""
+
+    def files(self, source: Source) -> list[str]:
+        return source.files(".ds")
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        masked = [name for name in names if source.has(f"{name}.loss")]
+        if masked and len(masked) < len(names):
+            missing = next(name for name in names if name not in masked)
+            raise TokenFileError(f"{source.folder / missing}.loss: is missing, but {masked[0]} has a loss mask; add "
+                                 f"the missing one, or remove all of them if all tokens count in the loss")
+        for name in names:
+            with source.open(name) as body, source.open(f"{name}.index") as index:
+                dtype = dtype_of(body, index, width_in(source, f"{name}.metadata"))
+                if masked:
+                    with source.open(f"{name}.loss") as loss:
+                        yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path, loss)
+                else:
+                    yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path)
+
+
+def width_in(source: Source, name: str) -> int | None:
+    """Return the bytes of a token that a file of metadata gives. None: it gives none, or there is no such file."""
+    if not source.has(name):
+        return None
+    with source.open(name) as file:
+        width = file.read(0, min(file.size, 1 << 12)).split(b"\n")[0].rpartition(b"|")[2]
+    return int(width) if width in (b"2", b"4") else None
+
+
+def dtype_of(body: TokenFile, index: TokenFile, width: int | None) -> np.dtype:
+    """Return the type of the tokens in a file, u16 or u32. `width` is their size according to the metadata. Raises
+    TokenFileError when the file, its index and its metadata do not belong together."""
+    documents = index.count(ENDS)
+    tokens = int(index.array((documents - 1) * ENDS.itemsize, 1, ENDS)[0]) if documents else 0
+    for dtype in (np.dtype("<u2"), np.dtype("<u4")):
+        if body.size == tokens * dtype.itemsize and width in (None, dtype.itemsize):
+            return dtype
+    sizes = "two bytes or four" if width is None else f"{width} bytes, as its metadata say"
+    raise TokenFileError(f"{body.path}: {body.size:,} bytes are not the {tokens:,} tokens of {index.path}, of "
+                         f"{sizes}: truncated, or of another index: {AGAIN}")
+
+
+def ends_of(index: TokenFile) -> Iterator[Ends]:
+    """Yield the ends in an index, block by block."""
+    documents = index.count(ENDS)
+    for first in range(0, documents, BLOCK_ENDS):
+        block = index.array(first * ENDS.itemsize, min(BLOCK_ENDS, documents - first), ENDS)
+        yield Ends(block.astype(np.int64))

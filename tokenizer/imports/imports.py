@@ -1,0 +1,82 @@
+"""Turns files with tokens of another project into a shard set, document by document and with the tokens unchanged.
+
+The tokens are copied, never linked: a shard set does not change, but a file of another project may be written again in
+place. The text of the documents is unknown, so their sizes in bytes are 0. The id of a document is the one that the
+files give it, or is made from the name of its file and its number in it. In the document table, `part` is the number of
+the file in the manifest's `source`, and `row` is the number of the document in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.base.files import sync, write_synced
+from tokenizer.export.target import appearing
+from tokenizer.imports.assemble import Assembly
+from tokenizer.imports.ds import Ds
+from tokenizer.imports.format import Format
+from tokenizer.imports.litdata import LitData
+from tokenizer.imports.mds import Mds
+from tokenizer.imports.megatron import Megatron
+from tokenizer.imports.nanogpt import NanoGpt
+from tokenizer.imports.olmo import Olmo
+from tokenizer.imports.parquet import Parquet
+from tokenizer.imports.source import Coding, Source, TokenFileError
+from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
+
+#: most characters of a document's id. The table of a shard holds many ids in memory while it is written
+LONGEST_ID = 1 << 12
+FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
+                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
+
+
+class Imported(NamedTuple):
+    """What an import has written."""
+
+    path: Path                    # folder of the shard set
+    sha256: str
+    shards: int
+    documents: int
+    tokens: int
+
+
+def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: str, make_id: Callable[[str, int], str],
+                  progress: Callable[[int, int], None] = lambda done, total: None,
+                  shard_bytes: int = SHARD_BYTES) -> Imported:
+    """Write the documents in a file or folder `path` as the set `name`/split=train in the folder `shards` of a store,
+    which must exist. `make_id` returns the id of a document from the name of its file and its number in it. `progress`
+    gets the bytes read and the bytes to read. Raises TokenFileError when a file is not as the format wants it; then
+    nothing is left."""
+    done = total = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
+    reader, source = FORMATS[format], Source(path, coding, read)
+    parts: dict[str, int] = {}                    # file → its number
+    with appearing(shards / name, f"--name {name}") as folder:
+        names = reader.files(source)
+        total = source.size(names)
+        inside = folder / "split=train"
+        inside.mkdir()
+        assembly = Assembly(inside, coding.vocab_size, coding.eos, shard_bytes)
+        for documents in reader.documents(source, names):
+            file, first = documents.file, documents.first
+            ids = documents.ids or [make_id(file, number) for number in range(first, first + len(documents.lengths))]
+            if max(map(len, ids)) > LONGEST_ID:
+                raise TokenFileError(f"{source.folder / file}: an id of a document from number {first:,} on has more "
+                                     f"than {LONGEST_ID:,} characters: no ids, or damaged; remove the column")
+            assembly.add(documents, ids, parts.setdefault(file, len(parts)))
+        if not assembly.tokens:
+            raise TokenFileError(f"{path}: has no documents, so there is nothing to import")
+        manifest = Manifest.of(name, "train", coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
+                               source={"format": format, "files": list(parts)})
+        for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
+            write_synced(inside / file, manifest.dumps().encode())
+        sync(inside)
+    return Imported(shards / name / "split=train", manifest.sha256, len(manifest.shards), manifest.documents,
+                    manifest.tokens)

@@ -1,0 +1,151 @@
+"""Reads files of MosaicML streaming; `tokenizer.export.mds` gives their layout.
+
+A sample is a document, whose tokens are in the column `tokens`, an array of the document's length of any type of
+integers. The columns `id` (str) and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length,
+which are windows over the ends of documents, are refused: where the last document of the files ends is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenizer.imports.chunks import INDEX, Samples, field, file_names, read_index, samples_of, unset
+from tokenizer.imports.documents import Documents
+from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+
+#: encodings of tokens and the types of their values
+TYPES = {f"ndarray:{name}": np.dtype(name).newbyteorder("<")
+         for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")}
+
+
+class Shard(NamedTuple):
+    """The entry of a file in the index."""
+
+    name: str
+    samples: int
+    bytes: int
+    columns: dict[str, str]       # name → encoding, in the order of the columns in a sample
+    sizes: list[int | None]       # bytes of each column; None: a sample has a u32 with its size
+
+
+class Mds:
+    """Reads the files that index.json names, in its order."""
+
+    def files(self, source: Source) -> list[str]:
+        return file_names(source, [shard.name for shard in shards_of(source)])
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        shards = shards_of(source)
+        for shard in shards:
+            if ("loss" in shard.columns) != ("loss" in shards[0].columns):
+                raise TokenFileError(f"{source.folder / INDEX}: {shard.name} and {shards[0].name} do not both have the "
+                                     f"column loss; add it, or remove it from all files")
+            with source.open(shard.name) as file:
+                if file.size != shard.bytes:
+                    raise TokenFileError(f"{file.path}: has {file.size:,} bytes, of which {INDEX} has {shard.bytes:,}: "
+                                         f"truncated, or of another index: {AGAIN}")
+                for samples in samples_of(file, shard.samples):
+                    yield decoded(source, file, shard, samples)
+                    source.progress(len(samples.data))
+
+
+def shards_of(source: Source) -> list[Shard]:
+    """Return the entries of the index, checked."""
+    index = read_index(source)
+    if index.get("version") != 2:
+        raise TokenFileError(f"{source.folder / INDEX}: version is {str(index.get('version'))[:80]}; this Tokenmill "
+                             f"reads 2")
+    return [shard_of(source, entry) for entry in field(source, index, "shards", list)]
+
+
+def shard_of(source: Source, entry: Any) -> Shard:
+    where = source.folder / INDEX
+    if field(source, entry, "format", str) != "mds":
+        raise TokenFileError(f"{where}: format is {entry['format'][:80]!r}, not 'mds'; write the files as such")
+    unset(source, entry, "compression", "zip_data")
+    raw = field(source, entry, "raw_data", dict)
+    names, encodings, sizes = (field(source, entry, key, list)
+                               for key in ("column_names", "column_encodings", "column_sizes"))
+    if not len(names) == len(encodings) == len(sizes) == len(set(map(str, names))) or \
+            not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise TokenFileError(f"{where}: column_names, column_encodings and column_sizes do not belong together: "
+                             f"{AGAIN}")
+    columns = dict(zip(map(str, names), map(str, encodings)))
+    if columns.get("tokens") not in TYPES:
+        raise TokenFileError(f"{where}: the column tokens has the encoding {columns.get('tokens')}, not one of "
+                             f"{', '.join(TYPES)}; write a sample per document, with its tokens as such")
+    if columns.get("loss", "ndarray:uint8") != "ndarray:uint8" or columns.get("id", "str") != "str":
+        raise TokenFileError(f"{where}: the column loss is not ndarray:uint8, or id is not str; write them as such")
+    if any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
+        raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes; write a sample per document")
+    return Shard(field(source, raw, "basename", str), field(source, entry, "samples", int),
+                 field(source, raw, "bytes", int), columns, sizes)
+
+
+def decoded(source: Source, file: TokenFile, shard: Shard, samples: Samples) -> Documents:
+    """Return the documents in consecutive samples of a file."""
+    dtype = TYPES[shard.columns["tokens"]]
+    tokens: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    ids: list[str] = []
+    begins: list[int] = []                        # byte of the file at which the tokens of each sample begin
+    begin = 0
+    for number, end in enumerate(samples.ends, samples.first):
+        sample, byte = samples.data[begin:end], samples.byte + begin
+        try:
+            spans = columns_in(shard, sample)
+            first, stop = spans["tokens"]
+            tokens.append(array(sample[first:stop], dtype))
+            begins.append(byte + stop - tokens[-1].nbytes)
+            if "loss" in spans:
+                targets.append(array(sample[slice(*spans["loss"])], np.dtype("u1")))
+                if len(targets[-1]) != len(tokens[-1]) or int(targets[-1].max()) > 1:
+                    raise ValueError("loss is not 0 or 1 for each token")
+            if "id" in spans:
+                ids.append(sample[slice(*spans["id"])].decode())
+        except ValueError as e:
+            raise TokenFileError(f"{file.path}: byte {byte:,}: sample {number:,} is damaged ({e}): {AGAIN}") from e
+        begin = end
+    lengths = np.array([len(part) for part in tokens])
+    ends = np.cumsum(lengths)
+
+    def place(token: int) -> str:
+        sample = int(np.searchsorted(ends, token, side="right"))
+        inside = token - int(ends[sample] - lengths[sample])
+        return f"{file.path}: byte {begins[sample] + inside * dtype.itemsize:,}"
+
+    flat = source.checked(np.concatenate(tokens), place)
+    source.check_ends(flat, ends, place)
+    return Documents(shard.name, samples.first, flat, lengths, ids or None,
+                     np.concatenate(targets) if targets else None)
+
+
+def columns_in(shard: Shard, sample: bytes) -> dict[str, tuple[int, int]]:
+    """Return where each column of a sample begins and ends. Raises ValueError when they are not the whole sample."""
+    head = 4 * shard.sizes.count(None)
+    if len(sample) < head:
+        raise ValueError("it is shorter than the sizes of its columns")
+    variable = iter(np.frombuffer(sample[:head], "<u4").tolist())
+    spans, begin = {}, head
+    for name, size in zip(shard.columns, shard.sizes):
+        end = begin + (next(variable) if size is None else size)
+        spans[name] = begin, end
+        begin = end
+    if begin != len(sample):
+        raise ValueError(f"its columns have {begin:,} bytes of {len(sample):,}")
+    return spans
+
+
+def array(data: bytes, dtype: np.dtype) -> np.ndarray:
+    """Decode an array of one dimension, which is not empty. Raises ValueError when it is none."""
+    code = data[0] - (1 << 2) if data else -1
+    if not 0 <= code <= 3:
+        raise ValueError("an array has not one dimension")
+    size = int.from_bytes(data[1:1 + (1 << code)], "little")
+    values = np.frombuffer(data[1 + (1 << code):], dtype)
+    if not size or len(values) != size:
+        raise ValueError(f"an array has {len(values):,} values, not {size:,}, or none")
+    return values

@@ -1,0 +1,66 @@
+"""Reads files of llm.c and modded-nanogpt; `tokenizer.export.nanogpt` gives their layout.
+
+EOS begins each document there, and the files are one stream, in which a document may go on in the next file. So the
+first EOS is left out, and one is added at the end. The ends of documents are only known from EOS: a document with an
+EOS inside, which a shard set may hold, comes back as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenizer.export.nanogpt import HEADS
+from tokenizer.imports import documents as cutting
+from tokenizer.imports.documents import Documents, Piece, cut_at_eos
+from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileError
+
+HEADER_BYTES = 1024
+
+
+class NanoGpt:
+    """Reads .bin files in the order of their names."""
+
+    def files(self, source: Source) -> list[str]:
+        return source.files(".bin")
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        return cut_at_eos(source, pieces(source, names))
+
+
+def pieces(source: Source, names: list[str]) -> Iterator[Piece]:
+    """Yield the tokens of all files, with EOS at the ends of documents instead of at their beginnings."""
+    eos, first = source.coding.eos, True
+    for name in names:
+        with source.open(name) as file:
+            dtype, tokens = header(file)
+            for start in range(0, tokens, cutting.BLOCK_TOKENS):
+                byte = HEADER_BYTES + start * dtype.itemsize
+                block = file.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+                block = source.checked(block, file.place(byte, dtype.itemsize))
+                if first and int(block[0]) != eos:
+                    raise TokenFileError(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "
+                                         f"({eos}), with which a document begins; {OTHER}, or import this file with "
+                                         f"those before it")
+                skip, first = int(first), False
+                yield Piece(name, byte + skip * dtype.itemsize, dtype.itemsize, block[skip:])
+    if not first:
+        yield Piece(names[-1], HEADER_BYTES, 0, np.array([eos], source.dtype))
+
+
+def header(file: TokenFile) -> tuple[np.dtype, int]:
+    """Return the type and the number of tokens of a file."""
+    fields = file.array(0, HEADER_BYTES // 4, np.dtype("<i4")).tolist()
+    width = next((width for width, head in HEADS.items() if head[0] == fields[0]), 0)
+    if not width:
+        raise TokenFileError(f"{file.path}: byte 0: {fields[0]} is no magic number of llm.c "
+                             f"({', '.join(str(magic) for magic, _ in HEADS.values())}); see that --format is that of "
+                             f"the files")
+    if fields[1] != HEADS[width][1]:
+        raise TokenFileError(f"{file.path}: byte 4: version {fields[1]}; with this magic number, Tokenmill reads "
+                             f"{HEADS[width][1]}")
+    if fields[2] < 0 or file.size != HEADER_BYTES + fields[2] * width:
+        raise TokenFileError(f"{file.path}: byte 8: {fields[2]:,} tokens need {HEADER_BYTES + fields[2] * width:,} "
+                             f"bytes, but the file has {file.size:,}: truncated: {AGAIN}")
+    return np.dtype(f"<u{width}"), fields[2]

@@ -1,0 +1,118 @@
+"""Reads files of OLMo-core and dolma; `tokenizer.export.olmo` gives their layout.
+
+The documents are those that the .csv.gz file beside a .npy file names: the first two columns are the tokens [START,
+END), the third is the id. Without a .csv.gz file the documents end at EOS, and ids are made. The width of tokens
+follows from the vocabulary, as OLMo-core has it. A loss mask is the file `labels_mask…` for a file `part…`; if one file
+has it, all must.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenizer.imports import documents as cutting
+from tokenizer.imports.documents import Documents, Ends, Piece, cut_at_ends, cut_at_eos
+from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+
+#: how the files of NumPy begin. OLMo's have no such header
+NUMPY = b"\x93NUMPY"
+#: lines of a .csv.gz file that are read at a time, and the longest of them in bytes
+LINES, LONGEST_LINE = 1 << 14, 1 << 16
+MASK = "labels_mask"
+#: tokens in which it cannot be by chance that every second one is 0
+TELLING = 32
+
+
+class Olmo:
+    """Reads raw .npy files in the order of their names."""
+
+    def files(self, source: Source) -> list[str]:
+        names = [name for name in source.files(".npy") if not base(name).startswith(MASK)]
+        if not names:
+            raise TokenFileError(f"{source.path}: has loss masks alone, no *.npy with tokens; add them")
+        return names
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        masks = {name for name in source.files(".npy") if base(name).startswith(MASK)}
+        masks |= {mask_of(name) for name in names if source.has(mask_of(name))}
+        for name in names:
+            if masks and mask_of(name) not in masks:
+                raise TokenFileError(f"{source.folder / mask_of(name)}: is missing, but there is {min(masks)}; add the "
+                                     f"loss mask, or remove all of them if all tokens count in the loss")
+        if stray := sorted(masks - {mask_of(name) for name in names}):
+            raise TokenFileError(f"{source.folder / stray[0]}: a loss mask without its tokens; add them, or remove it")
+        dtype = np.dtype("u1") if source.coding.vocab_size <= 1 << 8 else source.dtype
+        for name in names:
+            with source.open(name) as body:
+                if body.size >= len(NUMPY) and body.read(0, len(NUMPY)) == NUMPY:
+                    raise TokenFileError(f"{body.path}: byte 0: has the header of NumPy, which OLMo's files lack; "
+                                         f"write it again with tofile()")
+                if not source.has(table_of(name)):
+                    if masks:
+                        raise TokenFileError(f"{source.folder / table_of(name)}: is missing; a file with a loss mask "
+                                             f"needs it")
+                    yield from cut_at_eos(source, pieces(source, name, body, dtype))
+                    continue
+                with source.open(table_of(name)) as table:
+                    if masks:
+                        with source.open(mask_of(name)) as loss:
+                            yield from cut_at_ends(source, name, body, dtype, ends_of(table), table.path, loss)
+                    else:
+                        yield from cut_at_ends(source, name, body, dtype, ends_of(table), table.path)
+
+
+def base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def mask_of(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{MASK}{file.removeprefix('part')}"
+
+
+def table_of(name: str) -> str:
+    return f"{name.removesuffix('.npy')}.csv.gz"
+
+
+def pieces(source: Source, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[Piece]:
+    """Yield the tokens of a file."""
+    tokens = body.count(dtype)
+    for start in range(0, tokens, cutting.BLOCK_TOKENS):
+        byte = start * dtype.itemsize
+        block = body.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+        if len(block) >= TELLING and not block[1::2].any():
+            raise TokenFileError(f"{body.path}: byte {byte:,}: every second token is 0, as if a token had "
+                                 f"{2 * dtype.itemsize} bytes and not {dtype.itemsize}, which the vocabulary of "
+                                 f"--tokenizer takes; write the tokens again with {dtype.itemsize} bytes")
+        yield Piece(name, byte, dtype.itemsize, source.checked(block, body.place(byte, dtype.itemsize)))
+
+
+def ends_of(table: TokenFile) -> Iterator[Ends]:
+    """Yield the ends and ids of the documents in a .csv.gz file, block by block."""
+    number = begin = 0
+    ends: list[int] = []
+    ids: list[str] = []
+    try:
+        with gzip.GzipFile(fileobj=table.file) as packed:
+            while data := packed.readline(LONGEST_LINE):
+                row = next(csv.reader([data.decode()], strict=True), [])
+                if len(data) == LONGEST_LINE or len(row) < 3 or not (row[0].isdecimal() and row[1].isdecimal()) or \
+                        int(row[0]) != begin or int(row[1]) >= 1 << 62:
+                    raise TokenFileError(f"{table.path}: line {number + 1:,}: {data[:80]!r} is no START,END,ID of a "
+                                         f"document that begins at token {begin:,}, where the one before it ends: "
+                                         f"{AGAIN}")
+                begin = int(row[1])
+                ends.append(begin)
+                ids.append(row[2])
+                number += 1
+                if len(ends) == LINES:
+                    yield Ends(np.array(ends, np.int64), ids)
+                    ends, ids = [], []
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error, ValueError) as e:
+        raise TokenFileError(f"{table.path}: line {number + 1:,}: cannot be read ({e}): {AGAIN}") from e
+    yield Ends(np.array(ends, np.int64), ids)

@@ -1,0 +1,126 @@
+"""Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
+
+`input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool or u8) may be missing;
+others are ignored. If one file has the column `loss`, all must have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.base.parquet import open_parquet
+from tokenizer.imports import documents as cutting
+from tokenizer.imports.documents import Documents
+from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+
+#: most rows that are read at a time
+ROWS = 1 << 4
+Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
+
+
+class Parquet:
+    """Reads .parquet files in the order of their names."""
+
+    def files(self, source: Source) -> list[str]:
+        return source.files(".parquet")
+
+    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+        masked: dict[bool, str] = {}              # whether files have loss masks → the first of them
+        for name in names:
+            with source.open(name) as file:
+                row = 0
+                try:
+                    with open_parquet(file.file) as table:
+                        columns = columns_of(file, table.schema_arrow)
+                        masked.setdefault("loss" in columns, name)
+                        if len(masked) > 1:
+                            raise TokenFileError(f"{source.folder / masked[False]}: has no column loss, unlike "
+                                                 f"{masked[True]}; add it, or remove it from all files if all tokens "
+                                                 f"count in the loss")
+                        for batch in batches(table, columns):
+                            yield documents_of(source, file, name, row, batch)
+                            before, row = row, row + len(batch)
+                            total = max(table.metadata.num_rows, 1)
+                            source.progress(file.size * row // total - file.size * before // total)
+                except (pa.ArrowException, OSError, ValueError) as e:
+                    if isinstance(e, TokenFileError):
+                        raise
+                    raise TokenFileError(f"{file.path}: row {row:,}: cannot be read ({' '.join(str(e).split())}): "
+                                         f"{AGAIN}") from e
+
+
+def columns_of(file: TokenFile, schema: pa.Schema) -> list[str]:
+    """Return the columns to read. Raises TokenFileError when their types are not those of the format."""
+    if "input_ids" not in schema.names:
+        raise TokenFileError(f"{file.path}: has no column input_ids, but {', '.join(schema.names)}; rename that of the "
+                             f"tokens")
+    if len(set(schema.names)) < len(schema.names):
+        raise TokenFileError(f"{file.path}: has two columns of one name; rename one of them")
+    columns = ["input_ids", *(["loss"] if "loss" in schema.names else []),
+               *(["id"] if "id" in schema.names and is_string(schema.field("id").type) else [])]
+    for column in columns[:2]:
+        kind = schema.field(column).type
+        if column == "id":
+            continue
+        value = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else pa.null()
+        if not (pa.types.is_integer(value) or (column == "loss" and pa.types.is_boolean(value))):
+            raise TokenFileError(f"{file.path}: the column {column} has the type {kind}, not list<integer>; write it "
+                                 f"again as such")
+    return columns
+
+
+def is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def batches(table: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, about BLOCK_TOKENS tokens and at most ROWS rows at a time.
+
+    The metadata of columns would say how many tokens there are, but pyarrow ends the process when they are damaged."""
+    for group in range(table.num_row_groups):
+        info = table.metadata.row_group(group)
+        rows = max(1, min(ROWS, info.num_rows * 2 * cutting.BLOCK_TOKENS // max(info.total_byte_size, 1)))
+        yield from table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def documents_of(source: Source, file: TokenFile, name: str, row: int, batch: pa.RecordBatch) -> Documents:
+    """Return the documents of a batch, whose first row is `row` of the file."""
+    batch.validate(full=True)
+    for column in batch.schema.names:
+        values = batch.column(column)
+        if values.null_count or (column != "id" and values.flatten().null_count):
+            raise TokenFileError(f"{file.path}: rows from {row:,} on: null in the column {column}; write the file "
+                                 f"again without")
+    tokens, lengths = flat(batch.column("input_ids"))
+    ends = np.cumsum(lengths)
+
+    def place(token: int) -> str:
+        document = int(np.searchsorted(ends, token, side="right"))
+        return f"{file.path}: row {row + document:,}, token {token - int(ends[document] - lengths[document]):,}"
+
+    if int(lengths.min()) < 1:
+        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmin()):,}: has no tokens, not even EOS "
+                             f"({source.coding.eos}); remove it, or write EOS at the ends of documents")
+    if int(lengths.max()) > cutting.LONGEST:
+        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmax()):,}: has more than {cutting.LONGEST:,} "
+                             f"tokens; divide it into documents")
+    tokens, targets = source.checked(tokens, place), None
+    source.check_ends(tokens, ends, place)
+    if "loss" in batch.schema.names:
+        flags, sizes = flat(batch.column("loss"))
+        if not np.array_equal(sizes, lengths) or int(flags.min()) < 0 or int(flags.max()) > 1:
+            raise TokenFileError(f"{file.path}: rows from {row:,} on: the column loss does not have 0 or 1 for each "
+                                 f"token: {AGAIN}")
+        targets = flags.astype(np.uint8)
+    ids = batch.column("id").to_pylist() if "id" in batch.schema.names else None
+    return Documents(name, row, tokens, lengths, ids, targets)
+
+
+def flat(lists: Lists) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of lists back to back, and the length of each list."""
+    return lists.flatten().to_numpy(zero_copy_only=False), lists.value_lengths().to_numpy().astype(np.int64)

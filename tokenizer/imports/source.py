@@ -1,0 +1,185 @@
+"""Opens files with tokens of another project for an import, and checks the tokens in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.base.files import state
+from tokenizer.shards.layout import ShardError, token_dtype
+
+#: remedies, for error messages
+AGAIN = "copy the file again, or write it anew"
+OTHER = "give the tokenizer with which the files were written as --tokenizer"
+#: parts of file names that say that documents are held out from training
+HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
+
+
+class TokenFileError(ShardError):
+    """Files of another project that an import cannot read. The message names the file, the place in it and the remedy.
+    Nothing was written."""
+
+
+class Coding(NamedTuple):
+    """What an import has to know of the tokenizer with which the tokens were made."""
+
+    sha256: str
+    vocab_size: int
+    eos: int
+
+
+class TokenFile:
+    """A file of another project, open for reading at any position. `path` is that of the file.
+
+    Every read is compared with the size of the file before memory is allocated, so a header with an absurd count is an
+    error and nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):             # to open a pipe would wait for its writer
+                raise TokenFileError(f"{path}: is no file; name a file, or a folder of files")
+            self.file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by `close`
+        except OSError as e:
+            raise TokenFileError(f"{path}: cannot be read ({e.strerror})") from e
+        info = os.fstat(self.file.fileno())
+        self.size, self._state = info.st_size, state(info)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Read `size` bytes from byte `start`. Raises TokenFileError when the file is shorter."""
+        if start + size > self.size:
+            raise TokenFileError(f"{self.path}: ends at byte {self.size:,}, but needs {start + size:,}: truncated: "
+                                 f"{AGAIN}")
+        pieces = []
+        while size:
+            try:
+                piece = os.pread(self.file.fileno(), size, start)
+            except OSError as e:
+                raise TokenFileError(f"{self.path}: cannot be read at byte {start:,} ({e.strerror})") from e
+            if not piece:
+                raise self._changed()
+            pieces.append(piece)
+            start, size = start + len(piece), size - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def array(self, start: int, count: int, dtype: np.dtype) -> np.ndarray:
+        """Read `count` numbers from byte `start`."""
+        return np.frombuffer(self.read(start, count * dtype.itemsize), dtype)
+
+    def place(self, byte: int, width: int) -> Callable[[int], str]:
+        """Return a function that says, for error messages, where token i of those is that begin at `byte` and have
+        `width` bytes each."""
+        return lambda token: f"{self.path}: byte {byte + token * width:,}"
+
+    def count(self, dtype: np.dtype, start: int = 0) -> int:
+        """Return how many numbers the file has from byte `start` on. Raises TokenFileError when a part of a number is
+        left at its end."""
+        size = self.size - start
+        if size < 0 or size % dtype.itemsize:
+            raise TokenFileError(f"{self.path}: {size:,} bytes from byte {start:,} are no whole number of {dtype.name}"
+                                 f": truncated, or of another type: {AGAIN}")
+        return size // dtype.itemsize
+
+    def close(self) -> None:
+        self.file.close()
+
+    def check_unchanged(self) -> None:
+        """Raise TokenFileError when the file was written or replaced since it was opened."""
+        try:
+            infos = os.fstat(self.file.fileno()), self.path.stat()
+        except OSError:
+            raise self._changed() from None
+        if any(state(info) != self._state for info in infos):
+            raise self._changed()
+
+    def _changed(self) -> TokenFileError:
+        return TokenFileError(f"{self.path}: changed while it was read; import it when nothing writes to it any more")
+
+
+class Source:
+    """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` gets the
+    number of bytes after they were read."""
+
+    def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None) -> None:
+        self.path, self.coding, self.progress = path, coding, progress
+        self.folder = path if path.is_dir() else path.parent
+        #: type of tokens in the shard set
+        self.dtype = token_dtype(coding.vocab_size)
+
+    def files(self, suffix: str) -> list[str]:
+        """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
+        are left out. Raises TokenFileError when there is none, and when some seem to be held out from training and some
+        do not."""
+        if not self.path.exists():
+            raise TokenFileError(f"{self.path}: does not exist; name a file, or a folder of files")
+        if not self.path.is_dir():
+            names = [self.path.name]
+        else:
+            if linked := next((path for path in self.path.rglob("*") if path.is_symlink() and path.is_dir()), None):
+                raise TokenFileError(f"{linked}: is a symbolic link to a folder, which an import does not follow; name "
+                                     f"the folder itself, or put the files there")
+            paths = (path.relative_to(self.path) for path in self.path.rglob(f"*{suffix}") if not path.is_dir())
+            names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+        if not names or not names[0].endswith(suffix):
+            raise TokenFileError(f"{self.path}: no file *{suffix}; see that --format is that of the files")
+        held_out = [name for name in names if HELD_OUT & set(re.split(r"[-_./]", name.lower()))]
+        if held_out and len(held_out) < len(names):
+            raise TokenFileError(f"{self.folder / held_out[0]}: seems to be held out from training, unlike "
+                                 f"{next(name for name in names if name not in held_out)}; import a folder without it")
+        return names
+
+    def size(self, names: Sequence[str]) -> int:
+        """Return the size of files in bytes, for reports of progress. Files that cannot be read count as empty."""
+        size = 0
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += (self.folder / name).stat().st_size
+        return size
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[TokenFile]:
+        """A context manager for reading a file. Raises TokenFileError at the end when the file has changed meanwhile,
+        also in place of an error that the change has caused."""
+        try:
+            name.encode()
+        except UnicodeError:
+            raise TokenFileError(f"{self.folder / name}: its name is no UTF-8; rename it") from None
+        file = TokenFile(self.folder / name)
+        try:
+            yield file
+        except TokenFileError:
+            file.check_unchanged()
+            raise
+        else:
+            file.check_unchanged()
+        finally:
+            file.close()
+
+    def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
+        """Return tokens in the type of the shard set. Raises TokenFileError when one is outside the vocabulary.
+        `place` returns the file and place of a token, for the message."""
+        if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
+            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))[0])
+            raise TokenFileError(f"{place(wrong)}: token id {int(tokens[wrong])} is outside the vocabulary of "
+                                 f"{self.coding.vocab_size:,} tokens; {OTHER}, or see that the files are undamaged")
+        return tokens.astype(self.dtype, copy=False)
+
+    def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
+        """Raise TokenFileError when a document does not end in EOS. `ends` are the exclusive ends of the documents in
+        `tokens`."""
+        wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
+        if len(wrong):
+            last = int(ends[wrong[0]]) - 1
+            raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
+                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends")
