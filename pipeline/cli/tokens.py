@@ -352,11 +352,11 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
     coder = load_tokenizer(tokenizer)
     shards = Path(store) / "shards"
     with writing(shards / name, "--store"):
-        keep_tokenizer(shards, coder)
         coding = Coding(coder.sha256, coder.vocab_size, coder.eos)
         result = import_tokens(Path(path), format.value, coding, shards, name,
                                lambda file, number: document_id(name, file, "", number),
                                progress_printer(quiet or json_lines))
+        keep_tokenizer(shards, coder)
     if json_lines:
         typer.echo(json.dumps({**result._asdict(), "path": str(result.path), "format": format.value}))
     elif not quiet:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.base.errors import TokenmillError
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import below
 from pipeline.engine.task import Cursor, Inputs, Out
@@ -373,6 +374,19 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
     return drafts
 
 
+class ImportedShards(TokenmillError):
+    """A run would replace shards that were imported and cannot be made again."""
+
+
+def refuse_imported(store: Store, name: str) -> None:
+    """Raise ImportedShards if `tokenmill shards import` has written the shards of the stream `name`."""
+    manifest = f"shards/{name}/split=train/{MANIFEST}"
+    with suppress(FileNotFoundError, ValueError, AttributeError):        # a damaged manifest is replaced
+        if json.loads(store.read(manifest)).get("source", {}).get("format"):
+            raise ImportedShards(f"{store.at(manifest)}: these shards were imported, and a run would replace them; "
+                                 f"give `shards.{name}` of the recipe another name, or remove the folder shards/{name}")
+
+
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
                    tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written to two
@@ -386,6 +400,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` may be None. Publishing the same
     results again changes nothing.
     """
+    refuse_imported(store, name)
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     links: list[tuple[str, str]] = []
     texts = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),

@@ -15,6 +15,7 @@ from pipeline.engine.task import Cursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.passes import encode as encode_module
 from pipeline.passes.encode import (
+    ImportedShards,
     _held_out,
     _near_held_out,
     _PartWriter,
@@ -32,6 +33,7 @@ from stages.document import Document, document_id
 from tests.tokenizer.test_tokenizers import corpus
 from tokenizer.load import TokenizerError, load_tokenizer
 from tokenizer.mixture.resolve import resolve
+from tokenizer.shards.layout import MANIFEST
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.verify import verify
 
@@ -501,3 +503,15 @@ def test_a_driver_that_was_taken_over_leaves_the_manifests_of_the_other_alone(ru
     run.store.remove(shards[0].files["ends"]["$ref"])
     with pytest.raises(StoreError, match="ends is gone though the log names it"):
         publish_shards(run.store, "other", shards, parts, tokenizer)
+
+
+def test_imported_shards_are_not_replaced(run):
+    parts = run.parts(documents(), 31)
+    encode(run, parts, CONFIG, 3000)
+    path = run.store.local / "shards" / "web" / "split=train" / MANIFEST
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "source": {"format": "ds", "files": ["a.ds"]}}))
+    with pytest.raises(ImportedShards, match=r"were imported, and a run would replace them; give `shards\.web`"):
+        encode(run, parts, CONFIG, 3000)
+    path.write_text("damaged")
+    encode(run, parts, CONFIG, 3000)

@@ -13,7 +13,7 @@ import pytest
 from tests.tokenizer.exports import VOCABS, Corpus, corpus
 from tokenizer.export.litdata import LitData
 from tokenizer.export.source import Source
-from tokenizer.export.target import appearing
+from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
 #: less than the longest document, so that it gets a file of its own
@@ -26,7 +26,8 @@ def made(request, tmp_path) -> Corpus:
 
 
 def write(made: Corpus, out: Path, limit: int = LIMIT) -> None:
-    with appearing(out) as target:
+    with appearing(out, "--out") as folder:
+        target = Target(folder)
         LitData(limit).write(Source(ShardSet(made.folder), False, lambda size: None), target)
 
 

@@ -17,7 +17,7 @@ from tokenizer.export.chunks import check_size, offsets_of, pack
 from tokenizer.export.export import export
 from tokenizer.export.mds import Mds
 from tokenizer.export.source import ExportError, Source
-from tokenizer.export.target import appearing
+from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
 #: less than the longest document, so that it gets a file of its own
@@ -30,7 +30,8 @@ def made(request, tmp_path) -> Corpus:
 
 
 def write(made: Corpus, out: Path, limit: int) -> None:
-    with appearing(out) as target:
+    with appearing(out, "--out") as folder:
+        target = Target(folder)
         Mds(limit).write(Source(ShardSet(made.folder), False, lambda size: None), target)
 
 

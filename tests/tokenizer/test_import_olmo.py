@@ -71,3 +71,9 @@ def test_masks_and_tokens_belong_together(tmp_path):
     (folder / "labels_mask-0-00001.npy").unlink()
     (folder / "part-0-00000.csv.gz").unlink()
     refused(folder, "olmo", "part-0-00000.csv.gz", "missing")
+
+
+def test_tokens_of_twice_the_width_are_not_cut_in_two(tmp_path):
+    tokens = [7 + i % 50 if i % 5 else EOS for i in range(1, 101)]
+    folder = write(tmp_path / "in", tokens, None, "<u4")
+    refused(folder, "olmo", "part-0-00000.npy", "byte 0", "every second token is 0")

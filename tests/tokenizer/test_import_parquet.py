@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.parquet import write_table
@@ -65,3 +66,18 @@ def test_other_files_and_missing_masks_are_named(tmp_path):
     refused(tmp_path / "in", "parquet", "a.parquet", "cannot be read")
     write(tmp_path / "in", {"input_ids": [[5, EOS]], "loss": [[True, False]]}, "a")
     refused(write(tmp_path / "in", {"input_ids": [[5, EOS]]}, "b"), "parquet", "b.parquet", "loss")
+
+
+def test_ids_that_would_fill_the_memory_and_doubled_columns_are_refused(tmp_path):
+    folder = write(tmp_path / "in", {"id": ["a", "b" * 5000], "input_ids": [[5, EOS], [6, EOS]]})
+    refused(folder, "parquet", "more than 4,096 characters")
+    table = pa.table([pa.array([[5, EOS]]), pa.array([[6, EOS]])], ["input_ids", "input_ids"])
+    pq.write_table(table, folder / "train-00000-of-00001.parquet")
+    refused(folder, "parquet", "two columns of one name")
+
+
+def test_linked_folders_are_not_passed_over(tmp_path):
+    folder = write(tmp_path / "in", {"input_ids": [[5, EOS]]})
+    write(tmp_path / "more", {"input_ids": [[6, EOS]]})
+    (folder / "more").symlink_to(tmp_path / "more")
+    refused(folder, "parquet", "more", "symbolic link to a folder")
