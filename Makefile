@@ -16,8 +16,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing PyTorch into .venv"
 	@$(BIN)/python demo/install.py torch==2.13.0 -c constraints.txt
-	@echo "installing Tokenmill with what the pipeline and the trainer need (about 130 packages, 300 MB)"
-	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer]'
+	@echo "installing Tokenmill with what the pipeline, the trainer and the web service need (about 150 packages, 330 MB)"
+	@$(BIN)/python demo/install.py -c constraints.txt -e '.[pipeline,trainer,service]'
 	touch $@
 
 # and what the tests need beyond it

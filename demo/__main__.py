@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -39,8 +40,9 @@ def main(store: str | None = None) -> int:
         print(f"warning: {warning}")
     milled = time.monotonic()
     folder = at / "runs" / made.run
+    command = os.path.relpath(Path(sys.executable).with_name("tokenmill"))
     print(f"\nThe report of the data is there to look at, while the model trains: {folder / 'report.html'}\n"
-          f"What was dropped, and why: tokenmill inspect clean --dropped --store {at}\n\n3. training", flush=True)
+          f"What was dropped, and why: {command} inspect clean --dropped --store {at}\n\n3. training", flush=True)
     # in a process of its own, because the trainer sets the number of its threads for its whole process
     code = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(folder)], cwd=ROOT).returncode
     if code:

@@ -27,7 +27,7 @@ def dry_run(folder: Path, target: str) -> str:
 
 def test_the_demo_installs_what_it_needs_and_the_tests_more(tmp_path):
     said = dry_run(tmp_path, "demo")
-    assert "[pipeline,trainer]" in said and "dev" not in said and "s3" not in said
+    assert "[pipeline,trainer,service]" in said and "dev" not in said and "s3" not in said
     assert "[pipeline,trainer,service,s3,dev]" in dry_run(tmp_path, "test")
 
 

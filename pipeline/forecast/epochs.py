@@ -121,7 +121,7 @@ def as_lines(uses: list[PhaseUse], notes: list[str]) -> list[str]:
     """Return the lines of a table of `uses` for a terminal, and a line for each of `notes`."""
     rows = [("phase", "stream", "share", "tokens", "epochs", "worth", "")]
     for use in uses:
-        note = f"too few tokens: {use.allowed:g} epochs are allowed" if use.exhausted else ""
+        note = f"too few tokens: max_epochs is {use.allowed:g}" if use.exhausted else ""
         rows.append((use.phase, use.stream, f"{use.share:.3%}", count(use.tokens), f"{use.epochs:.2f}",
                      f"{use.worth:.0%}", note))
     width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -58,7 +58,8 @@ def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]
 def refusal(value: str, base: str, roots: Sequence[str]) -> str | None:
     """Return the reason why a path, glob or URL must not be used, with the remedy; None when it lies below one of
     `roots`."""
-    allowed = f"allowed are: {', '.join(roots)}" if roots else "the operator allows no place to read from"
+    allowed = f"allowed are: {', '.join(roots)}" if roots else ("the operator allows no place to read from "
+                                                                        "(tokenmill serve --allow-root FOLDER)")
     if not value.isprintable():
         return "it holds characters that cannot be printed; rename the file"
     if "::" in value:

@@ -73,7 +73,7 @@ def test_the_command_reads_no_input(recipe, tmp_path, tokenmill):
     path = str(tmp_path / "r.yaml")
     shown = tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B")
     assert shown.code == 0, shown.err
-    assert "  2.40    97%  too few tokens: 2 epochs are allowed" in shown.out
+    assert "  2.40    97%  too few tokens: max_epochs is 2" in shown.out
     assert "note: stream 'math' is read 10.0 times" in shown.out
     document = json.loads(tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B", "--json").out)
     assert [row["exhausted"] for row in document["mixture"]] == [False, False, True, False, False]
