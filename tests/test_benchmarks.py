@@ -17,6 +17,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("log_replay.py", ["--records", "3000", "--segments", "1000", "--delay", "0"], "most of them removed"),
     ("driver_memory.py", ["--partitions", "200"], "tasks: resume"),
     ("playground.py", ["--documents", "4000", "--parts", "2", "--repeat", "1"], "a move of the cube"),
+    ("tokens.py", ["--streams", "3", "12", "--block", "2000", "--batch", "100", "--repeat", "2"], "in 10 groups"),
+    ("viewers.py", ["--viewers", "8", "--seconds", "4"], "0 errors"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     pytest.param("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],

@@ -64,7 +64,7 @@ def verify(store: StoreOpt,
     log = Log.open(at, run="store verify", takeover=takeover) if repair else Log.read(at)
     try:
         done = verify_store(at, log, show_progress)
-        mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0, [])
+        mended = mend(at, log, done.damaged) if isinstance(log, Log) else Repaired(0, 0, 0, [], [])
     finally:
         if isinstance(log, Log):
             log.close()
@@ -81,6 +81,9 @@ def verify(store: StoreOpt,
     if mended.lost:
         raise UserError(f"{store}: {mended.lost[0]} is damaged, and neither segments nor other packs of the log hold "
                         f"what it held; restore it from a copy, or start a new --store")
+    if mended.imported:
+        raise UserError(f"{store}: {mended.imported[0]} is damaged and was imported, so no run can write it again; "
+                        f"restore it from a copy, or import the files again under another --name")
     if done.damaged and not (quiet or json_lines):
         typer.echo(f"{mended.restored} files of the log restored, {mended.retired} records retired, {mended.removed} "
                    f"copies removed: run the recipe again to make them anew", file=sys.stderr)

@@ -11,11 +11,10 @@ from typing import Any
 from pipeline.base.errors import TokenmillError
 from pipeline.base.humanize import count
 from pipeline.base.quantities import parse_count
+from pipeline.forecast.mixture import mixture, phases
+from pipeline.forecast.range import exactly
 from pipeline.recipe.errors import nearest
 from pipeline.recipe.model import Recipe
-from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.realised import plan
-from tokenizer.mixture.resolve import resolve
 
 #: R*_D, the half-life of repeated tokens (Muennighoff et al., arXiv 2305.16264, 6.1)
 HALF_LIFE = 15.387756
@@ -75,42 +74,26 @@ def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
 
 
 def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse], list[str]]:
-    """Return how much each phase of the recipe's curriculum (its plan of a training) reads of each stream, and notes
-    for the user. `tokens` has the number of training tokens of each stream. A stream with too few tokens is no error
-    here. Raises CurriculumError for other mistakes in the curriculum, and BadTokens if the recipe has no curriculum."""
+    """Return what each phase of the recipe's curriculum reads of each stream, and notes. `tokens` are the training
+    tokens of each stream. A stream that runs out is no error here. Raises CurriculumError if the curriculum is wrong
+    in another way, and BadTokens if the recipe has none.
+
+    A run reads a little less of each stream, because it is cut into whole windows (training sequences).
+    """
     if recipe.curriculum is None:
         raise BadTokens("--tokens: the recipe has no curriculum, so it mixes nothing; add `curriculum:`")
-    plain = recipe.plain()
-    repeating = {**plain["curriculum"], "phases": [{**phase, "on_exhausted": "repeat"}
-                                                   for phase in plain["curriculum"]["phases"]]}
-    curriculum, notes = resolve({**plain, "curriculum": repeating}, _shard_sets(tokens), _TOKENIZER)
-    limits = _limits(recipe, curriculum)
-    uses = [PhaseUse(row["phase"], row["stream"], row["share"], row["tokens"], row["epochs"],
-                     limits[row["phase"]].get(row["stream"], 1.0) if limits[row["phase"]] is not None else None,
-                     worth(row["epochs"])) for row in plan(curriculum)]
-    return uses, notes
-
-
-#: placeholder for the tokenizer, which is not made yet
-_TOKENIZER = {"sha256": "", "vocab_size": 0, "eos": 0, "path": ""}
-
-
-def _shard_sets(tokens: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The shards (token files) are not made yet: return a placeholder for those of each stream, with the number of
-    tokens."""
-    return {name: {"tokenizer": "", "dtype": "", "train": {"path": "", "sha256": "", "tokens": number}, "val": None}
-            for name, number in tokens.items()}
-
-
-def _limits(recipe: Recipe, curriculum: Curriculum) -> dict[str, Any]:
-    """Return, for each phase, how often it may read the streams: {stream: epochs}, or None if it may read all of them
-    any number of times."""
-    limits: dict[str, Any] = {}
-    rule = "error"
-    for written, phase in zip(recipe.curriculum.phases if recipe.curriculum else (), curriculum.phases):
-        rule = written.on_exhausted or rule
-        limits[phase.name] = None if rule == "repeat" else phase.max_epochs
-    return limits
+    sizes = {stream: exactly(float(number)) for stream, number in tokens.items()}
+    read: dict[str, float] = dict.fromkeys(tokens, 0.0)
+    uses = []
+    for phase in phases(recipe, sizes):
+        for stream, weight in phase.weights.items():
+            share = weight / sum(phase.weights.values())
+            read[stream] += share * phase.tokens
+            epochs = read[stream] / tokens[stream]
+            allowed = None if phase.on_exhausted == "repeat" else phase.max_epochs.get(stream, 1.0)
+            uses.append(PhaseUse(phase.name, stream, share, round(share * phase.tokens), epochs, allowed,
+                                 worth(epochs)))
+    return uses, mixture(recipe, sizes)[1]
 
 
 def as_document(uses: list[PhaseUse], notes: list[str]) -> dict[str, Any]:
@@ -122,7 +105,7 @@ def as_lines(uses: list[PhaseUse], notes: list[str]) -> list[str]:
     rows = [("phase", "stream", "share", "tokens", "epochs", "worth", "")]
     for use in uses:
         note = f"too few tokens: max_epochs is {use.allowed:g}" if use.exhausted else ""
-        rows.append((use.phase, use.stream, f"{use.share:.3%}", count(use.tokens), f"{use.epochs:.2f}",
+        rows.append((use.phase, use.stream, f"{use.share:.3%}", count(use.tokens), f"{use.epochs:,.2f}",
                      f"{use.worth:.0%}", note))
     width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(size) if column in (0, 1, 6) else cell.rjust(size)

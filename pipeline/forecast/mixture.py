@@ -55,8 +55,9 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
                 continue
             verb = "has" if needed[stream] > allowed * has.high else "may have"
             often = f"{allowed:g} epoch" + ("s" if allowed != 1 else "")
+            expected = f"{has.low:,.0f}" + (f" … {has.high:,.0f}" if has.high > has.low else "")
             notes.setdefault(stream, f"curriculum: by the end of phase '{phase.name}' stream '{stream}' {verb} too few "
-                             f"tokens: {needed[stream]:,.0f} are wanted, {has.low:,.0f} … {has.high:,.0f} expected, "
+                             f"tokens: {needed[stream]:,.0f} are wanted, {expected} expected, "
                              f"{often} allowed; lower its weight or the total, or raise max_epochs")
     uses = []
     for stream, amount in needed.items():
@@ -65,7 +66,7 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
             continue
         epochs = Range(*(amount / max(n, 1.0) for n in (has.value, has.high, has.low)))
         if epochs.value > WORTHWHILE_EPOCHS:
-            notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs.value:.1f} times; "
+            notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs.value:,.1f} times; "
                              f"beyond {WORTHWHILE_EPOCHS} epochs a repeated token is worth little (arXiv 2305.16264)")
         uses.append(StreamUse(stream, has, amount, epochs))
     return uses, list(notes.values())

@@ -380,11 +380,11 @@ class ImportedShards(TokenmillError):
 
 def refuse_imported(store: Store, name: str) -> None:
     """Raise ImportedShards if `tokenmill shards import` has written the shards of the stream `name`."""
-    manifest = f"shards/{name}/split=train/{MANIFEST}"
-    with suppress(FileNotFoundError, ValueError, AttributeError):        # a damaged manifest is replaced
-        if json.loads(store.read(manifest)).get("source", {}).get("format"):
-            raise ImportedShards(f"{store.at(manifest)}: these shards were imported, and a run would replace them; "
-                                 f"give `shards.{name}` of the recipe another name, or remove the folder shards/{name}")
+    path = f"shards/{name}/split=train/{MANIFEST}"
+    with suppress(FileNotFoundError, ValueError):                        # a damaged manifest is replaced
+        if Manifest.from_json(json.loads(store.read(path)), path).imported:
+            raise ImportedShards(f"{store.at(path)}: these shards were imported, and a run would replace them; give "
+                                 f"`shards.{name}` of the recipe another name, or remove the folder shards/{name}")
 
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],

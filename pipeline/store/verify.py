@@ -110,19 +110,23 @@ def verify_store(store: Store, log: LogView,
 
 class Repaired(NamedTuple):
     """Result of `repair`: the number of commit records that were retired (withdrawn), of damaged copies removed, and of
-    log files restored. `lost` lists the paths of the log files that cannot be restored."""
+    log files restored. `lost` lists the paths of the log files that cannot be restored, and `imported` those of damaged
+    files in imported shard sets (sets of token files), which no run can write again."""
 
     retired: int
     removed: int
     restored: int
     lost: list[str]
+    imported: list[str]
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
     """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run makes them anew.
-    Restore damaged files of the commit log. Manifests are kept. `damaged` maps paths to descriptions of the damage, as
-    in `Verified`."""
+    Restore damaged files of the commit log. Manifests and imported shards are kept. `damaged` maps paths to
+    descriptions of the damage, as in `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
+    folders = _imported(store, damaged)
+    imported = [path for path in sorted(damaged) if path.rpartition("/")[0] in folders and not _is_manifest(path)]
     for path in sorted(damaged):                              # segments sort before packs, which are rebuilt from them
         if path.startswith("log/"):
             log.check_lease()
@@ -130,11 +134,12 @@ def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
                 restored += 1
             else:
                 lost.append(path)
-        elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)):
+        elif path.startswith(LISTS + "/") or not (path.startswith("objects/") or _is_manifest(path)
+                                                  or path in imported):
             log.check_lease()
             store.remove(path)
             removed += 1
-    return Repaired(retired, removed, restored, lost)
+    return Repaired(retired, removed, restored, lost, imported)
 
 
 def problem(store: Store, file: File) -> str:
@@ -199,6 +204,12 @@ def _manifests(store: Store) -> Iterator[tuple[str, str]]:
 
 def _shard_set(store: Store, path: str) -> Manifest:
     return Manifest.from_json(json.loads(store.read(path)), path)
+
+
+def _imported(store: Store, damaged: Mapping[str, str]) -> set[str]:
+    """Return the folders of imported shard sets whose manifests can be read."""
+    return {path.rpartition("/")[0] for path in _shard_manifests(store)
+            if path not in damaged and _shard_set(store, path).imported}
 
 
 def _folders(store: Store, kind: str, marker: str) -> list[str]:

@@ -37,17 +37,19 @@ def recipe(tmp_path):
 
 def test_epochs_limits_and_worth_by_phase(recipe):
     uses, notes = phase_uses(recipe, given_tokens(["web=8T,code=500B", "math=100B"], recipe))
-    found = {(u.phase, u.stream): u for u in uses}
-    assert list(found) == [("stable", "code"), ("stable", "web"), ("more", "code"), ("more", "web"), ("anneal", "math")]
-    assert found["stable", "web"].epochs == pytest.approx(0.9, rel=1e-3)
-    assert found["stable", "code"].epochs == pytest.approx(1.6, rel=1e-3)
-    assert found["more", "code"].epochs == pytest.approx(2.4, rel=1e-3)
-    assert found["anneal", "math"].epochs == pytest.approx(10, rel=1e-3)
+    by_place = {(u.phase, u.stream): u for u in uses}
+    assert list(by_place) == [("stable", "code"), ("stable", "web"), ("more", "code"), ("more", "web"),
+                              ("anneal", "math")]
+    assert by_place["stable", "web"].epochs == pytest.approx(0.9, rel=1e-3)
+    assert by_place["stable", "code"].epochs == pytest.approx(1.6, rel=1e-3)
+    assert by_place["more", "code"].epochs == pytest.approx(2.4, rel=1e-3)
+    assert by_place["anneal", "math"].epochs == pytest.approx(10, rel=1e-3)
     assert [u.allowed for u in uses] == [2, 1, 2, 1, None]
-    assert [key for key, use in found.items() if use.exhausted] == [("more", "code")]
-    assert found["stable", "web"].worth == 1
-    assert found["anneal", "math"].worth == pytest.approx(worth(10), rel=1e-3)
-    assert any("'math' is read 10.0 times" in note for note in notes)
+    assert [key for key, use in by_place.items() if use.exhausted] == [("more", "code")]
+    assert by_place["stable", "web"].worth == 1
+    assert by_place["anneal", "math"].worth == pytest.approx(worth(10), rel=1e-3)
+    assert any("'math' would be read about 10.0 times" in note for note in notes)
+    assert any("by the end of phase 'more' stream 'code' has too few tokens" in note for note in notes)
 
 
 def test_four_epochs_are_worth_almost_as_much_as_new_tokens():
@@ -74,13 +76,19 @@ def test_the_command_reads_no_input(recipe, tmp_path, tokenmill):
     shown = tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B")
     assert shown.code == 0, shown.err
     assert "  2.40    97%  too few tokens: max_epochs is 2" in shown.out
-    assert "note: stream 'math' is read 10.0 times" in shown.out
+    assert "note: curriculum: stream 'math' would be read about 10.0 times" in shown.out
     document = json.loads(tokenmill("plan", path, "--tokens", "web=8T,code=500B,math=100B", "--json").out)
     assert [row["exhausted"] for row in document["mixture"]] == [False, False, True, False, False]
     refused = tokenmill("plan", path, "--tokens", "web=8T")
     assert refused.code == 1
     assert "give the tokens of code, math" in refused.err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_stream_of_almost_nothing_is_planned_like_any_other(recipe):
+    uses, _ = phase_uses(recipe, given_tokens(["web=8T,code=500B,math=5k"], recipe))
+    assert uses[-1].epochs == pytest.approx(2e8, rel=1e-3)
+    assert uses[-1].worth < 1e-6
 
 
 def test_a_thousand_languages_at_eleven_trillion_tokens_take_seconds(tmp_path):

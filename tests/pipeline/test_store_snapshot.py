@@ -406,12 +406,12 @@ def test_verify_names_damage_of_the_log_and_repair_restores_it(tmp_path):
     assert verify_store(store, Log.read(store)).damaged.keys() == {segment_name(2), segment_name(7)}
     with Log.open(store, threaded=False) as log:
         done = verify_store(store, log)
-        assert repair(store, log, done.damaged) == (0, 0, 2, [])
+        assert repair(store, log, done.damaged) == (0, 0, 2, [], [])
     store.write(Pack(6, 10).path, HARM["torn"](whole[Pack(6, 10).path]))
     with Log.open(store, threaded=False) as log:
         done = verify_store(store, log)
         assert done.damaged.keys() == {Pack(6, 10).path}
-        assert repair(store, log, done.damaged) == (0, 0, 1, [])
+        assert repair(store, log, done.damaged) == (0, 0, 1, [], [])
     assert {path: store.read(path) for path in whole} == whole
     assert not verify_store(store, Log.read(store)).damaged
 
@@ -424,7 +424,7 @@ def test_repair_removes_a_damaged_pack_that_cannot_be_written_again(tmp_path):
     store.write(Pack(1, 8).path, b"")
     expected = seen(Log.read(store))["records"]
     with Log.open(store, threaded=False) as log:
-        assert repair(store, log, verify_store(store, log).damaged) == (0, 0, 1, [])
+        assert repair(store, log, verify_store(store, log).damaged) == (0, 0, 1, [], [])
     assert Pack(1, 8) not in packs(store)
     assert list(Log.read(store).records()) == expected
 

@@ -37,7 +37,7 @@ def test_repairing_leaves_manifests_that_this_version_cannot_read(store):
     with Log.open(store) as log:
         damaged = verify_store(store, log).damaged
         assert len(damaged) == 3
-        assert repair(store, log, damaged) == (0, 0, 0, [])
+        assert repair(store, log, damaged) == (0, 0, 0, [], [])
     assert store.read("shards/web/split=train/shards-0123456789abcdef.json") == pinned
     assert store.exists("shards/web/split=train/shards.json") and store.exists("datasets/clean/.manifest")
 

@@ -216,6 +216,12 @@ def test_exhaustion_is_an_error_unless_repeat_or_epochs_allow_it():
         make({"a": 64}, [(1, 32, 1, {"a": 1})]).validate()
 
 
+def test_a_stream_of_almost_nothing_does_not_fill_the_memory():
+    phases = [(10**9, 64, 1, {"a": 1, "b": 1}, {"on_exhausted": "repeat"})]
+    with pytest.raises(CurriculumError, match=r"'p0' would read stream 'a' 500,000,000 times.*leave 'a' out"):
+        make({"a": 65, "b": 10**12}, phases)
+
+
 def test_a_long_run_is_located_from_anywhere():
     c = make({"a": 3 * 10**12, "b": 10**12}, [(10**9, 2048, 1000, {"a": 85, "b": 15}), (10**6, 16384, 100, {"a": 1})],
              longest=16384)

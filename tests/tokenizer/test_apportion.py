@@ -30,9 +30,9 @@ def mixes(draw_from: st.DrawFn, most: int = 40) -> Mix:
 def test_draws_and_counts_equal_the_slow_reference(mix, a, b):
     first, stop = sorted((a, b))
     expected = draw(stop, *mix)
-    found = Apportionment(*mix)
-    assert found.draws(first, stop)[0].tolist() == expected[first:stop]
-    assert found.counts(stop) == [expected.count(s) for s in range(len(mix[0]))]
+    order = Apportionment(*mix)
+    assert order.draws(first, stop)[0].tolist() == expected[first:stop]
+    assert order.counts(stop) == [expected.count(s) for s in range(len(mix[0]))]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, FLAT, FLAT + 1, 64, 300])
@@ -46,15 +46,15 @@ def test_one_to_300_streams_equal_the_slow_reference(number):
 
 @given(mixes(), st.integers(0, 10**11), st.integers(1, 400))
 def test_draws_far_out_fit_the_counts_and_the_inverse(mix, n, size):
-    found = Apportionment(*mix)
-    stream, number = found.draws(n, n + size)
-    before, after = found.counts(n), found.counts(n + size)
+    order = Apportionment(*mix)
+    stream, number = order.draws(n, n + size)
+    before, after = order.counts(n), order.counts(n + size)
     assert sum(before) == n
     assert sum(after) == n + size
     for s, (first, stop) in enumerate(zip(before, after)):
         assert number[stream == s].tolist() == list(range(first, stop))
         if stop > first:
-            assert np.array_equal(found.sample_of(s, np.arange(first, stop)), n + np.flatnonzero(stream == s))
+            assert np.array_equal(order.sample_of(s, np.arange(first, stop)), n + np.flatnonzero(stream == s))
 
 
 def furthest(mix: Mix, of: Sequence[int], total: float, n: int = 20_000) -> float:

@@ -36,19 +36,19 @@ def test_the_command_offers_every_format():
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_equal_sets_give_equal_bytes_whether_linked_or_copied(tmp_path, monkeypatch, name, vocab):
-    made = corpus(tmp_path / "set", vocab)
-    first = export(ShardSet(made.folder), name, tmp_path / "a")
-    again = export(ShardSet(made.folder), name, tmp_path / "b")
+    shard_set = corpus(tmp_path / "set", vocab)
+    first = export(ShardSet(shard_set.folder), name, tmp_path / "a")
+    again = export(ShardSet(shard_set.folder), name, tmp_path / "b")
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    copied = export(ShardSet(made.folder), name, tmp_path / "c")
+    copied = export(ShardSet(shard_set.folder), name, tmp_path / "c")
     assert first == again == copied._replace(linked=first.linked)
     assert copied.linked == 0
     assert tree(tmp_path / "a") == tree(tmp_path / "b") == tree(tmp_path / "c")
-    assert (first.documents, first.tokens) == (len(made.documents), sum(map(len, made.documents)))
+    assert (first.documents, first.tokens) == (len(shard_set.documents), sum(map(len, shard_set.documents)))
     assert first.files == len(tree(tmp_path / "a"))
     assert first.bytes == sum(map(len, tree(tmp_path / "a").values()))
     assert sum(p.stat().st_size for p in (tmp_path / "a").rglob("*") if p.stat().st_nlink > 1) >= first.linked
@@ -57,17 +57,17 @@ def test_equal_sets_give_equal_bytes_whether_linked_or_copied(tmp_path, monkeypa
 @pytest.mark.parametrize("kind", ["body", "ends", "table", "loss"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path, name, kind):
-    made = corpus(tmp_path / "set", 300, masked=(0, 2))
-    path = made.folder / getattr(made.manifest.shards[2], kind)
+    shard_set = corpus(tmp_path / "set", 300, masked=(0, 2))
+    path = shard_set.folder / getattr(shard_set.manifest.shards[2], kind)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     drop = name in UNMASKED
     if kind in unread(name):
-        export(ShardSet(made.folder), name, tmp_path / "out", drop_loss=drop)
+        export(ShardSet(shard_set.folder), name, tmp_path / "out", drop_loss=drop)
         return
     with pytest.raises(ShardError, match=path.name):
-        export(ShardSet(made.folder), name, tmp_path / "out", drop_loss=drop)
+        export(ShardSet(shard_set.folder), name, tmp_path / "out", drop_loss=drop)
     assert sorted(os.listdir(tmp_path)) == ["set"]
 
 
@@ -81,17 +81,17 @@ def unread(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_stopped_leaves_nothing_and_progress_ends_at_the_total(tmp_path, name):
-    made, seen = corpus(tmp_path / "set", 300), []
+    shard_set, seen = corpus(tmp_path / "set", 300), []
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(ShardSet(made.folder), name, tmp_path / "out", progress=stop)
+        export(ShardSet(shard_set.folder), name, tmp_path / "out", progress=stop)
     assert sorted(os.listdir(tmp_path)) == ["set"]
-    export(ShardSet(made.folder), name, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
+    export(ShardSet(shard_set.folder), name, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
     assert sorted(seen) == seen
-    assert seen[-1] == (2 * made.manifest.tokens,) * 2
+    assert seen[-1] == (2 * shard_set.manifest.tokens,) * 2
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):
@@ -124,28 +124,28 @@ def test_loss_masks_are_refused_unless_they_are_held_or_dropped(tmp_path, name):
 
 
 def test_folders_that_cannot_be_replaced_are_refused_first(tmp_path, monkeypatch):
-    made = ShardSet(corpus(tmp_path / "set", 300).folder)
+    shard_set = ShardSet(corpus(tmp_path / "set", 300).folder)
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     for out, said in (("/proc", "not empty|mounted"), (".", "current folder"),
                       (str(tmp_path / "link"), "symbolic link"), (str(tmp_path / "set"), "not empty")):
         with pytest.raises(ExportError, match=said):
-            export(made, "ds", Path(out))
+            export(shard_set, "ds", Path(out))
     assert sorted(os.listdir(tmp_path)) == ["here", "link", "set"] and os.listdir(tmp_path / "here") == []
 
 
 def test_a_set_without_documents_is_refused(tmp_path):
-    made = corpus(tmp_path / "set", 300, shards=())
+    shard_set = corpus(tmp_path / "set", 300, shards=())
     with pytest.raises(ExportError, match="no documents"):
-        export(ShardSet(made.folder), "ds", tmp_path / "out")
+        export(ShardSet(shard_set.folder), "ds", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, name):
-    made = corpus(tmp_path / "set", 70_000, stray=2**31 + 7)
+    shard_set = corpus(tmp_path / "set", 70_000, stray=2**31 + 7)
     with pytest.raises(ShardError, match="outside the vocabulary"):
-        export(ShardSet(made.folder), name, tmp_path / "out")
+        export(ShardSet(shard_set.folder), name, tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["set"]
 
 
@@ -188,21 +188,21 @@ def test_a_set_of_the_pipeline_is_the_same_for_any_partition_size(tmp_path):
 
 # -- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_says_what_it_wrote(tmp_path, capsys):
-    made = corpus(tmp_path / "set", 300)
-    line = ["shards", "export", str(made.folder), "--format", "ds", "--out", str(tmp_path / "new" / "out")]
+    shard_set = corpus(tmp_path / "set", 300)
+    line = ["shards", "export", str(shard_set.folder), "--format", "ds", "--out", str(tmp_path / "new" / "out")]
     assert run_command(line) == 0
     out = capsys.readouterr().out
-    assert f"{made.manifest.documents} documents" in out and out.count("\n") == 1
+    assert f"{shard_set.manifest.documents} documents" in out and out.count("\n") == 1
     assert run_command([*line[:-1], str(tmp_path / "json"), "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["format"], row["tokens"], row["path"]) == ("ds", made.manifest.tokens, str(tmp_path / "json"))
+    assert (row["format"], row["tokens"], row["path"]) == ("ds", shard_set.manifest.tokens, str(tmp_path / "json"))
     assert 0 < row["linked"] < row["bytes"]
 
 
 def test_progress_has_a_rate_and_the_time_left(tmp_path, capsys, monkeypatch):
-    made, seconds = corpus(tmp_path / "set", 300), itertools.count(step=11)
+    shard_set, seconds = corpus(tmp_path / "set", 300), itertools.count(step=11)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    line = ["shards", "export", str(made.folder), "--format", "megatron", "--out"]
+    line = ["shards", "export", str(shard_set.folder), "--format", "megatron", "--out"]
     assert run_command([*line, str(tmp_path / "shown")]) == 0
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 3                                      # one for each shard, which is one block
@@ -215,19 +215,19 @@ def test_progress_has_a_rate_and_the_time_left(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("out", "key"), [("s3://bucket/x", "--out"), ("set", "--out"), ("out", "--drop-loss")])
 def test_errors_of_the_command_are_one_line(tmp_path, capsys, monkeypatch, out, key):
-    made = corpus(tmp_path / "set", 300, masked=(0,))
+    shard_set = corpus(tmp_path / "set", 300, masked=(0,))
     monkeypatch.chdir(tmp_path)
     name = "megatron" if key == "--drop-loss" else "ds"
-    assert run_command(["shards", "export", str(made.folder), "--format", name, "--out", out]) == 2
+    assert run_command(["shards", "export", str(shard_set.folder), "--format", name, "--out", out]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and key in err
     assert os.listdir(tmp_path) == ["set"]
 
 
 def test_a_damaged_set_fails_the_command(tmp_path, capsys):
-    made = corpus(tmp_path / "set", 300)
-    path = Path(made.folder / made.manifest.shards[0].body)
+    shard_set = corpus(tmp_path / "set", 300)
+    path = Path(shard_set.folder / shard_set.manifest.shards[0].body)
     path.write_bytes(b"\xff\x00" + path.read_bytes()[2:])
-    assert run_command(["shards", "export", str(made.folder), "--format", "ds", "--out", str(tmp_path / "o")]) == 1
+    assert run_command(["shards", "export", str(shard_set.folder), "--format", "ds", "--out", str(tmp_path / "o")]) == 1
     err = capsys.readouterr().err
     assert path.name in err and err.count("\n") == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.tokenizer.exports import VOCABS, Corpus, corpus
-from tokenizer.export.litdata import LitData
+from tokenizer.export.litdata import LitDataWriter
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
@@ -21,23 +21,23 @@ LIMIT = 20_000
 
 
 @pytest.fixture(params=VOCABS)
-def made(request, tmp_path) -> Corpus:
+def shard_set(request, tmp_path) -> Corpus:
     return corpus(tmp_path / "set", request.param)
 
 
-def write(made: Corpus, out: Path, limit: int = LIMIT) -> None:
+def write(shard_set: Corpus, out: Path, limit: int = LIMIT) -> None:
     with appearing(out, "--out") as folder:
         target = Target(folder)
-        LitData(limit).write(Source(ShardSet(made.folder), False, lambda size: None), target)
+        LitDataWriter(limit).write(Source(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 64_000_000])
-def test_bytes_are_those_of_the_layout(made, tmp_path, limit):
-    write(made, tmp_path / "out", limit)
-    size = 2 if made.manifest.vocab_size <= 65536 else 4
+def test_bytes_are_those_of_the_layout(shard_set, tmp_path, limit):
+    write(shard_set, tmp_path / "out", limit)
+    size = 2 if shard_set.manifest.vocab_size <= 65536 else 4
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert index["config"]["data_format"] == [f"no_header_numpy:{5 if size == 2 else 6}"]
-    assert index["updated_at"] == made.manifest.sha256
+    assert index["updated_at"] == shard_set.manifest.sha256
     documents = []
     for number, chunk in enumerate(index["chunks"]):
         assert chunk["filename"] == f"chunk-0-{number}.bin"
@@ -50,20 +50,20 @@ def test_bytes_are_those_of_the_layout(made, tmp_path, limit):
         assert len(data) <= limit or count == 1
         documents += [struct.unpack(f"<{(b - a) // size}{'H' if size == 2 else 'I'}", data[a:b])
                       for a, b in pairwise(offsets)]
-    assert documents == [tuple(document.tolist()) for document in made.documents]
+    assert documents == [tuple(document.tolist()) for document in shard_set.documents]
     assert (len(index["chunks"]) >= 3) is (limit == LIMIT)
 
 
 @pytest.mark.parametrize("block", [32, 65])
-def test_litdata_reads_the_same_blocks(made, tmp_path, block):
+def test_litdata_reads_the_same_blocks(shard_set, tmp_path, block):
     pytest.importorskip("litdata", exc_type=ImportError)
     from litdata import StreamingDataset, TokensLoader
 
-    write(made, tmp_path / "out")
+    write(shard_set, tmp_path / "out")
     dataset = StreamingDataset(str(tmp_path / "out"), item_loader=TokensLoader(block_size=block), shuffle=False)
     expected, at = [], 0
     for chunk in json.loads((tmp_path / "out" / "index.json").read_text())["chunks"]:
-        tokens = np.concatenate(made.documents[at:at + chunk["chunk_size"]])
+        tokens = np.concatenate(shard_set.documents[at:at + chunk["chunk_size"]])
         at += chunk["chunk_size"]
         expected += [tokens[k:k + block] for k in range(0, len(tokens) - block + 1, block)]
     assert len(dataset) == len(expected) > 100

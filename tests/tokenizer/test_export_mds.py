@@ -15,7 +15,7 @@ import pytest
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
 from tokenizer.export.chunks import check_size, offsets_of, pack
 from tokenizer.export.export import export
-from tokenizer.export.mds import Mds
+from tokenizer.export.mds import MdsWriter
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
@@ -25,14 +25,14 @@ LIMIT = 20_000
 
 
 @pytest.fixture(params=VOCABS)
-def made(request, tmp_path) -> Corpus:
+def shard_set(request, tmp_path) -> Corpus:
     return corpus(tmp_path / "set", request.param, masked=(0, 2))
 
 
-def write(made: Corpus, out: Path, limit: int) -> None:
+def write(shard_set: Corpus, out: Path, limit: int) -> None:
     with appearing(out, "--out") as folder:
         target = Target(folder)
-        Mds(limit).write(Source(ShardSet(made.folder), False, lambda size: None), target)
+        MdsWriter(limit).write(Source(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -73,11 +73,11 @@ def decode(encoding: str, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 26])
-def test_samples_are_the_documents(made, tmp_path, limit):
-    write(made, tmp_path / "out", limit)
+def test_samples_are_the_documents(shard_set, tmp_path, limit):
+    write(shard_set, tmp_path / "out", limit)
     samples = read(tmp_path / "out")
-    assert [s["id"] for s in samples] == made.ids
-    for sample, document, targets in zip(samples, made.documents, made.targets, strict=True):
+    assert [s["id"] for s in samples] == shard_set.ids
+    for sample, document, targets in zip(samples, shard_set.documents, shard_set.targets, strict=True):
         assert sample["tokens"].dtype == document.dtype and np.array_equal(sample["tokens"], document)
         assert sample["loss"].dtype == np.uint8 and np.array_equal(sample["loss"], targets)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.mds")}
@@ -103,10 +103,11 @@ def test_files_are_packed_up_to_the_limit_and_offsets_stay_below_four_gib():
 
 
 @pytest.mark.parametrize("limit", [LIMIT * 4, 1 << 26])
-def test_the_bytes_are_those_of_the_project_s_own_writer(made, tmp_path, limit):
+def test_the_bytes_are_those_of_the_project_s_own_writer(shard_set, tmp_path, limit):
     """Its writer makes an empty file before a sample that is larger than the limit, so here none is."""
     streaming = pytest.importorskip("streaming", exc_type=ImportError)
-    small = corpus(tmp_path / "small", made.manifest.vocab_size, shards=([30] * 90, [0, 900, 3000] * 20), masked=(1,))
+    small = corpus(tmp_path / "small", shard_set.manifest.vocab_size, shards=([30] * 90, [0, 900, 3000] * 20),
+                   masked=(1,))
     write(small, tmp_path / "out", limit)
     columns = {"tokens": f"ndarray:{small.documents[0].dtype.name}", "id": "str", "loss": "ndarray:uint8"}
     with streaming.MDSWriter(out=str(tmp_path / "theirs"), columns=columns, size_limit=limit) as writer:
@@ -117,15 +118,15 @@ def test_the_bytes_are_those_of_the_project_s_own_writer(made, tmp_path, limit):
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 26])
-def test_streaming_reads_the_same_documents(made, tmp_path, limit):
+def test_streaming_reads_the_same_documents(shard_set, tmp_path, limit):
     pytest.importorskip("streaming", exc_type=ImportError)
     from streaming.base.format import reader_from_json
 
-    write(made, tmp_path / "out", limit)
+    write(shard_set, tmp_path / "out", limit)
     shards = [reader_from_json(str(tmp_path / "out"), None, shard)
               for shard in json.loads((tmp_path / "out" / "index.json").read_text())["shards"]]
     samples = [shard[k] for shard in shards for k in range(len(shard))]
-    assert [sample["id"] for sample in samples] == made.ids
-    for sample, document, targets in zip(samples, made.documents, made.targets, strict=True):
+    assert [sample["id"] for sample in samples] == shard_set.ids
+    for sample, document, targets in zip(samples, shard_set.documents, shard_set.targets, strict=True):
         assert np.array_equal(sample["tokens"], document)
         assert np.array_equal(sample["loss"], targets)

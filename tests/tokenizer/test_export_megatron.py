@@ -19,16 +19,16 @@ from tokenizer.shards.reader import ShardSet
 
 
 @pytest.fixture(params=VOCABS)
-def made(request, tmp_path) -> Corpus:
-    made = corpus(tmp_path / "set", request.param)
-    export(ShardSet(made.folder), "megatron", tmp_path / "out")
-    return made
+def shard_set(request, tmp_path) -> Corpus:
+    shard_set = corpus(tmp_path / "set", request.param)
+    export(ShardSet(shard_set.folder), "megatron", tmp_path / "out")
+    return shard_set
 
 
-def test_bytes_are_those_of_the_layout(made, tmp_path):
-    size = 2 if made.manifest.vocab_size <= 65536 else 4
-    for number, info in enumerate(made.manifest.shards):
-        documents = [made.documents[i].tolist() for i in made.of_shard(number)]
+def test_bytes_are_those_of_the_layout(shard_set, tmp_path):
+    size = 2 if shard_set.manifest.vocab_size <= 65536 else 4
+    for number, info in enumerate(shard_set.manifest.shards):
+        documents = [shard_set.documents[i].tolist() for i in shard_set.of_shard(number)]
         index = (tmp_path / "out" / f"shard_{number:05d}.idx").read_bytes()
         head = struct.unpack_from("<9sQBQQ", index)
         assert head == (b"MMIDIDX\0\0", 1, {2: 8, 4: 4}[size], len(documents), len(documents) + 1)
@@ -41,20 +41,20 @@ def test_bytes_are_those_of_the_layout(made, tmp_path):
         assert len(body) == size * sum(sizes)
         for begin, tokens, document in zip(begins, sizes, documents):
             assert struct.unpack_from(f"<{tokens}{'H' if size == 2 else 'i'}", body, begin) == tuple(document)
-        assert os.path.samefile(tmp_path / "out" / f"shard_{number:05d}.bin", made.folder / info.body)
+        assert os.path.samefile(tmp_path / "out" / f"shard_{number:05d}.bin", shard_set.folder / info.body)
     assert len(os.listdir(tmp_path / "out")) == 2 * 3
 
 
 def test_a_vocabulary_beyond_i32_is_refused(tmp_path):
-    made = corpus(tmp_path / "set", 70_000)
+    shard_set = corpus(tmp_path / "set", 70_000)
     for vocab, fits in ((2**31, True), (2**31 + 1, False)):
-        manifest = replace(made.manifest, vocab_size=vocab)
-        (made.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
+        manifest = replace(shard_set.manifest, vocab_size=vocab)
+        (shard_set.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
         if fits:
-            export(ShardSet(made.folder), "megatron", tmp_path / "out")
+            export(ShardSet(shard_set.folder), "megatron", tmp_path / "out")
             continue
         with pytest.raises(ExportError, match="vocab_size"):
-            export(ShardSet(made.folder), "megatron", tmp_path / "large")
+            export(ShardSet(shard_set.folder), "megatron", tmp_path / "large")
     assert sorted(os.listdir(tmp_path)) == ["out", "set"]
 
 
@@ -64,7 +64,7 @@ def test_a_document_beyond_i32_is_refused():
         lengths(np.array([0, 5]), np.array([5, 5 + 2**31]), "x-tokens")
 
 
-def test_megatron_reads_the_same_documents(made, tmp_path):
+def test_megatron_reads_the_same_documents(shard_set, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
@@ -72,7 +72,7 @@ def test_megatron_reads_the_same_documents(made, tmp_path):
         prefix = str(tmp_path / "out" / f"shard_{number:05d}")
         assert indexed.IndexedDataset.exists(prefix)
         dataset = indexed.IndexedDataset(prefix, mmap=True)
-        documents = [made.documents[i] for i in made.of_shard(number)]
+        documents = [shard_set.documents[i] for i in shard_set.of_shard(number)]
         assert len(dataset) == len(documents)
         assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
         for k, document in enumerate(documents):

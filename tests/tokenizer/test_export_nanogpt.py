@@ -22,14 +22,14 @@ from tokenizer.shards.reader import ShardSet
 
 
 @pytest.fixture(params=VOCABS)
-def made(request, tmp_path) -> Corpus:
-    made = corpus(tmp_path / "set", request.param)
-    export(ShardSet(made.folder), "nanogpt", tmp_path / "out")
-    return made
+def shard_set(request, tmp_path) -> Corpus:
+    shard_set = corpus(tmp_path / "set", request.param)
+    export(ShardSet(shard_set.folder), "nanogpt", tmp_path / "out")
+    return shard_set
 
 
-def test_bytes_are_those_of_the_layout(made, tmp_path):
-    wide = made.manifest.vocab_size > 65536
+def test_bytes_are_those_of_the_layout(shard_set, tmp_path):
+    wide = shard_set.manifest.vocab_size > 65536
     for number in range(3):
         data = (tmp_path / "out" / f"train_{number:06d}.bin").read_bytes()
         magic, version, tokens, *rest = struct.unpack_from("<256i", data)
@@ -37,19 +37,19 @@ def test_bytes_are_those_of_the_layout(made, tmp_path):
         assert not any(rest)
         assert len(data) == 1024 + tokens * (4 if wide else 2)
         flat = struct.unpack_from(f"<{tokens}{'I' if wide else 'H'}", data, 1024)
-        expected = [t for i in made.of_shard(number) for t in (EOS, *made.documents[i][:-1].tolist())]
+        expected = [t for i in shard_set.of_shard(number) for t in (EOS, *shard_set.documents[i][:-1].tolist())]
         assert list(flat) == expected
     assert len(os.listdir(tmp_path / "out")) == 3
 
 
-def test_a_loader_finds_the_documents_at_their_first_token(made, tmp_path):
-    load = load_u16 if made.manifest.vocab_size <= 65536 else load_u32
+def test_a_loader_finds_the_documents_at_their_first_token(shard_set, tmp_path):
+    load = load_u16 if shard_set.manifest.vocab_size <= 65536 else load_u32
     for number in range(3):
         tokens = load(tmp_path / "out" / f"train_{number:06d}.bin")
         starts = np.flatnonzero(tokens == EOS).tolist()         # as modded-nanogpt's BOSFinder
         assert starts[0] == 0
         documents = [tokens[a:b].tolist() for a, b in zip(starts, [*starts[1:], len(tokens)])]
-        assert documents == [[EOS, *made.documents[i][:-1].tolist()] for i in made.of_shard(number)]
+        assert documents == [[EOS, *shard_set.documents[i][:-1].tolist()] for i in shard_set.of_shard(number)]
 
 
 def load_u16(path: Path) -> np.ndarray:
@@ -80,16 +80,16 @@ def test_a_file_beyond_i32_is_refused(tmp_path):
 
 
 def test_files_are_named_by_split(tmp_path):
-    made = corpus(tmp_path / "set", 300)
-    manifest = replace(made.manifest, split="val")
-    (made.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
-    export(ShardSet(made.folder), "nanogpt", tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300)
+    manifest = replace(shard_set.manifest, split="val")
+    (shard_set.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
+    export(ShardSet(shard_set.folder), "nanogpt", tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [f"val_{i:06d}.bin" for i in range(3)]
 
 
 def test_a_shard_that_does_not_end_in_eos_is_refused(tmp_path):
-    made = corpus(tmp_path / "set", 300)
-    manifest = replace(made.manifest, eos=5)
-    (made.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
+    shard_set = corpus(tmp_path / "set", 300)
+    manifest = replace(shard_set.manifest, eos=5)
+    (shard_set.folder / MANIFEST).write_text(replace(manifest, sha256=manifest.identity()).dumps())
     with pytest.raises(ShardError, match="EOS"):
-        export(ShardSet(made.folder), "nanogpt", tmp_path / "out")
+        export(ShardSet(shard_set.folder), "nanogpt", tmp_path / "out")

@@ -21,27 +21,27 @@ NAMES = [f"train-{i:05d}-of-00003.parquet" for i in range(3)]
 
 
 @pytest.fixture(params=VOCABS)
-def made(request, tmp_path) -> Corpus:
-    made = corpus(tmp_path / "set", request.param, masked=(0, 2))
-    export(ShardSet(made.folder), "parquet", tmp_path / "out")
-    return made
+def shard_set(request, tmp_path) -> Corpus:
+    shard_set = corpus(tmp_path / "set", request.param, masked=(0, 2))
+    export(ShardSet(shard_set.folder), "parquet", tmp_path / "out")
+    return shard_set
 
 
-def test_rows_are_the_documents(made, tmp_path):
+def test_rows_are_the_documents(shard_set, tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == NAMES
-    wide = made.manifest.vocab_size > 65536
+    wide = shard_set.manifest.vocab_size > 65536
     for number, name in enumerate(NAMES):
         table = pq.read_table(tmp_path / "out" / name, page_checksum_verification=True)
         assert table.schema.types == [pa.string(), pa.list_(pa.uint32() if wide else pa.uint16()), pa.list_(pa.bool_())]
-        rows = made.of_shard(number)
-        assert table["id"].to_pylist() == [made.ids[i] for i in rows]
-        assert table["input_ids"].to_pylist() == [made.documents[i].tolist() for i in rows]
-        assert table["loss"].to_pylist() == [made.targets[i].tolist() for i in rows]
+        rows = shard_set.of_shard(number)
+        assert table["id"].to_pylist() == [shard_set.ids[i] for i in rows]
+        assert table["input_ids"].to_pylist() == [shard_set.documents[i].tolist() for i in rows]
+        assert table["loss"].to_pylist() == [shard_set.targets[i].tolist() for i in rows]
     files = str(tmp_path / "out" / "*.parquet")
     [counts] = duckdb.sql(f"select count(*), sum(len(input_ids)) from '{files}'").fetchall()
-    assert counts == (len(made.documents), made.manifest.tokens)
+    assert counts == (len(shard_set.documents), shard_set.manifest.tokens)
     [[targets]] = duckdb.sql(f"select count(*) from (select unnest(loss) as t from '{files}') where t").fetchall()
-    assert targets == sum(int(t.sum()) for t in made.targets)
+    assert targets == sum(int(t.sum()) for t in shard_set.targets)
 
 
 def test_a_set_without_masks_has_no_column_of_them(tmp_path):
@@ -56,10 +56,10 @@ def test_a_document_beyond_i32_is_refused():
         offsets_of(["b"], np.array([2**31]))
 
 
-def test_datasets_finds_the_split_and_the_documents(made, tmp_path):
+def test_datasets_finds_the_split_and_the_documents(shard_set, tmp_path):
     datasets = pytest.importorskip("datasets", exc_type=ImportError)
     loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
     assert list(loaded) == ["train"]
-    assert loaded["train"]["id"][:] == made.ids
-    for row, document in zip(loaded["train"], made.documents, strict=True):
+    assert loaded["train"]["id"][:] == shard_set.ids
+    for row, document in zip(loaded["train"], shard_set.documents, strict=True):
         assert np.array_equal(row["input_ids"], document)

@@ -40,18 +40,18 @@ def test_the_command_offers_every_format():
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_import_of_an_export_has_the_bytes_of_the_set_and_so_has_its_export(tmp_path, name, vocab):
     """All but the ids, in formats that have none, and the sizes of texts, which no format has."""
-    made = like_a_run(tmp_path / "set", vocab, masked=(0, 2) if name in MASKED else ())
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = like_a_run(tmp_path / "set", vocab, masked=(0, 2) if name in MASKED else ())
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     result = imported(tmp_path / "out", name, vocab, tmp_path / "store")
     manifest = ShardSet(result.path).manifest
     assert verify(result.path) == []
-    assert (result.documents, result.tokens) == (made.manifest.documents, made.manifest.tokens)
+    assert (result.documents, result.tokens) == (shard_set.manifest.documents, shard_set.manifest.tokens)
     assert len(manifest.shards) > 3
     for kind in ("index", "sha256", "ends_sha256", "loss_sha256", "blocks_sha256"):
         assert [getattr(shard, kind) for shard in manifest.shards] == \
-            [getattr(shard, kind) for shard in made.manifest.shards], kind
+            [getattr(shard, kind) for shard in shard_set.manifest.shards], kind
     names = [span.id for span in ShardSet(result.path).documents(0, manifest.tokens)]
-    assert names == made.ids if name in NAMED else len(set(names)) == len(names)
+    assert names == shard_set.ids if name in NAMED else len(set(names)) == len(names)
     export(ShardSet(result.path), name, tmp_path / "again")
     assert without_identity(tmp_path / "again") == without_identity(tmp_path / "out")
 
@@ -66,8 +66,8 @@ def without_identity(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_equal_files_give_equal_bytes_wherever_they_are(tmp_path, name):
-    made = like_a_run(tmp_path / "set", 300)
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = like_a_run(tmp_path / "set", 300)
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     first = imported(tmp_path / "out", name, 300, tmp_path / "store")
     (tmp_path / "out").rename(tmp_path / "moved")
     again = imported(tmp_path / "moved", name, 300, tmp_path / "other")
@@ -82,20 +82,20 @@ def test_any_documents_come_back_for_any_block_size(tmp_path_factory, name, leng
     folder = tmp_path_factory.mktemp("any")
     shards = [part.tolist() for part in np.array_split(lengths, cuts) if len(part)]
     shards[0][0] = 3                                            # `corpus` gives the first document these tokens
-    made = corpus(folder / "set", 300, shards=shards, masked=(0,) if mask and name in MASKED else ())
-    export(ShardSet(made.folder), name, folder / "out")
+    shard_set = corpus(folder / "set", 300, shards=shards, masked=(0,) if mask and name in MASKED else ())
+    export(ShardSet(shard_set.folder), name, folder / "out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "BLOCK_TOKENS", block)
         result = imported(folder / "out", name, 300, folder / "store")
     assert [(tokens, targets) for _, tokens, targets in documents_of(result.path)] == \
-        [(d.tolist(), t.tolist()) for d, t in zip(made.documents, made.targets)]
+        [(d.tolist(), t.tolist()) for d, t in zip(shard_set.documents, shard_set.targets)]
     assert verify(result.path) == []
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_ids_outside_the_vocabulary_are_named_with_their_file(tmp_path, name):
-    made = corpus(tmp_path / "set", 300)
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300)
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     with pytest.raises(TokenFileError, match="299 is outside the vocabulary of 299") as error:
         imported(tmp_path / "out", name, 299, tmp_path / "store")
     assert str(tmp_path / "out") in str(error.value) and "\n" not in str(error.value)
@@ -104,8 +104,8 @@ def test_ids_outside_the_vocabulary_are_named_with_their_file(tmp_path, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_without_eos_the_expected_id_is_named(tmp_path, name, monkeypatch):
-    made = corpus(tmp_path / "set", 300)
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300)
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     monkeypatch.setattr("tests.tokenizer.imports.EOS", 2)       # no document has it
     with pytest.raises(TokenFileError, match=r"EOS \((token id )?2\)"):
         imported(tmp_path / "out", name, 300, tmp_path / "store")
@@ -115,8 +115,8 @@ def test_without_eos_the_expected_id_is_named(tmp_path, name, monkeypatch):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_truncated_or_missing_file_is_an_error(tmp_path, name):
     """Cut to nothing, to half and by one byte; a file of metadata may be missing."""
-    made = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     for path in sorted((tmp_path / "out").rglob("*")):
         if path.suffix == ".metadata":
             continue
@@ -134,8 +134,8 @@ def test_every_truncated_or_missing_file_is_an_error(tmp_path, name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_bytes_of_another_kind_are_an_error_and_never_a_crash(tmp_path, name):
     """Every file is overwritten in turn, byte by byte at random; an import ends in a set or an error that it knows."""
-    made = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5]], masked=(0,) if name in MASKED else ())
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     rng, errors = np.random.default_rng(7), 0
     for attempt, path in enumerate(sorted((tmp_path / "out").rglob("*")) * 12):
         data = path.read_bytes()
@@ -153,8 +153,8 @@ def test_bytes_of_another_kind_are_an_error_and_never_a_crash(tmp_path, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, name, monkeypatch):
-    made = corpus(tmp_path / "set", 300)
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300)
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     close, changed = TokenFile.check_unchanged, []
 
     def change(file: TokenFile) -> None:
@@ -183,8 +183,8 @@ def test_empty_input_and_missing_paths_are_errors(tmp_path, name):
 def test_memory_does_not_grow_with_the_files(tmp_path, name, monkeypatch):
     """24 MB of tokens in blocks of 0.5 MB."""
     rng = np.random.default_rng(5)
-    made = corpus(tmp_path / "set", 50_000, shards=[rng.integers(0, 3000, 2000).tolist()] * 4)
-    export(ShardSet(made.folder), name, tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 50_000, shards=[rng.integers(0, 3000, 2000).tolist()] * 4)
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
     monkeypatch.setattr(documents, "BLOCK_TOKENS", 1 << 18)
     tracemalloc.start()
     try:
@@ -217,13 +217,13 @@ def test_pipes_and_links_to_nothing_are_errors(tmp_path):
 
 
 def test_a_name_that_is_taken_is_refused_and_kept(tmp_path):
-    made = corpus(tmp_path / "set", 300)
-    export(ShardSet(made.folder), "ds", tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300)
+    export(ShardSet(shard_set.folder), "ds", tmp_path / "out")
     first = imported(tmp_path / "out", "ds", 300, tmp_path / "store")
     before = tree(tmp_path / "store")
     with pytest.raises(ExportError, match="--name web"):
         imported(tmp_path / "out", "ds", 300, tmp_path / "store")
-    assert tree(tmp_path / "store") == before and first.documents == made.manifest.documents
+    assert tree(tmp_path / "store") == before and first.documents == shard_set.manifest.documents
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -285,3 +285,15 @@ def test_a_damaged_file_fails_the_command_and_leaves_nothing(tmp_path, tokenizer
     err = capsys.readouterr().err
     assert "a.ds: byte 4" in err and "EOS" in err and err.count("\n") == 1
     assert tree(tmp_path / "store") == {}
+
+
+def test_a_repair_of_the_store_keeps_what_cannot_be_made_again(tmp_path, capsys):
+    like_a_run(tmp_path / "set", 300)
+    export(ShardSet(tmp_path / "set"), "ds", tmp_path / "ds")
+    folder = imported(tmp_path / "ds", "ds", 300, tmp_path / "store").path
+    body = next(folder.glob("*.tokens"))
+    body.write_bytes(b"\xff\x7f" + body.read_bytes()[2:])
+    assert run_command(["store", "verify", "--repair", "--store", str(tmp_path / "store")]) == 1
+    said = capsys.readouterr().err
+    assert body.name in said and "was imported, so no run can write it again; restore it from a copy" in said
+    assert body.exists()

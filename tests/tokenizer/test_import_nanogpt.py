@@ -66,7 +66,7 @@ def test_a_document_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatc
 
 
 def test_documents_of_any_shards_are_one_stream(tmp_path):
-    made = corpus(tmp_path / "set", 300, shards=[[4, 0], [0], [7, 9, 0], [3]])
-    export(ShardSet(made.folder), "nanogpt", tmp_path / "out")
+    shard_set = corpus(tmp_path / "set", 300, shards=[[4, 0], [0], [7, 9, 0], [3]])
+    export(ShardSet(shard_set.folder), "nanogpt", tmp_path / "out")
     result = imported(tmp_path / "out", "nanogpt", 300, tmp_path / "store")
-    assert [tokens for _, tokens, _ in documents_of(result.path)] == [d.tolist() for d in made.documents]
+    assert [tokens for _, tokens, _ in documents_of(result.path)] == [d.tolist() for d in shard_set.documents]

@@ -26,15 +26,15 @@ def test_a_list_of_streams_is_read_in_proportion_to_their_tokens():
 
 
 def test_temperature_lifts_small_streams():
-    found = shares({"web": {"share": 100, "streams": ["de", "en"], "alpha": 0.5}})
-    assert found == pytest.approx({"de": 0.2, "en": 0.8}, abs=1e-7)
+    mixed = shares({"web": {"share": 100, "streams": ["de", "en"], "alpha": 0.5}})
+    assert mixed == pytest.approx({"de": 0.2, "en": 0.8}, abs=1e-7)
     assert shares({"web": {"share": 1, "streams": ["de", "en"], "alpha": 0}}) == {"de": 0.5, "en": 0.5}
 
 
 def test_unimax_is_equal_but_for_streams_that_would_be_read_too_often():
     # 12 G tokens: 4 G each; `is` gives 4 epochs of 0.1 G, and the other two share the rest
-    found = shares({"web": {"share": 80, "streams": ["is", "de", "en"], "unimax": 4}, "code": 20}, 15 * 10**9)
-    assert found == pytest.approx({"code": 0.2, "is": 0.4 / 15, "de": 5.8 / 15, "en": 5.8 / 15}, abs=1e-7)
+    mixed = shares({"web": {"share": 80, "streams": ["is", "de", "en"], "unimax": 4}, "code": 20}, 15 * 10**9)
+    assert mixed == pytest.approx({"code": 0.2, "is": 0.4 / 15, "de": 5.8 / 15, "en": 5.8 / 15}, abs=1e-7)
 
 
 def test_unimax_with_too_few_tokens_gives_each_its_most():
@@ -46,20 +46,20 @@ def test_unimax_with_too_few_tokens_gives_each_its_most():
        st.sampled_from([0.5, 1, 4]))
 def test_unimax_keeps_its_caps_and_spends_the_budget(sizes, budget, epochs):
     names = {f"s{i:02}": size for i, size in enumerate(sizes)}
-    found = shares({"g": {"share": 1, "streams": list(names), "unimax": epochs}}, budget, names)
+    mixed = shares({"g": {"share": 1, "streams": list(names), "unimax": epochs}}, budget, names)
     if budget <= epochs * sum(sizes):
         slack = 2 * budget / WEIGHT_SUM + 1
-        assert all(found[name] * budget <= epochs * size + slack for name, size in names.items())
-        free = [share for name, share in found.items() if share * budget < epochs * names[name] - slack]
+        assert all(mixed[name] * budget <= epochs * size + slack for name, size in names.items())
+        free = [share for name, share in mixed.items() if share * budget < epochs * names[name] - slack]
         assert not free or max(free) - min(free) <= 4 / WEIGHT_SUM, "what is not capped is equal"
 
 
 def test_the_share_of_a_group_is_kept_whatever_its_streams_weigh():
     sizes = {f"l{i:03}": 10**6 + i**3 for i in range(999)} | {"web": 10**12}
-    found = shares({"web": 34, "rest": {"share": 66, "streams": [n for n in sizes if n != "web"], "alpha": 0.3}},
+    mixed = shares({"web": 34, "rest": {"share": 66, "streams": [n for n in sizes if n != "web"], "alpha": 0.3}},
                    10**13, sizes)
-    assert found["web"] == pytest.approx(0.34, abs=3 / WEIGHT_SUM)
-    assert found["l998"] / found["l000"] == pytest.approx(((10**6 + 998**3) / 10**6) ** 0.3, rel=1e-3)
+    assert mixed["web"] == pytest.approx(0.34, abs=3 / WEIGHT_SUM)
+    assert mixed["l998"] / mixed["l000"] == pytest.approx(((10**6 + 998**3) / 10**6) ** 0.3, rel=1e-3)
 
 
 def test_the_order_of_lines_decides_nothing():
@@ -67,12 +67,12 @@ def test_the_order_of_lines_decides_nothing():
     mix: dict[str, Any] = {name: 0.3333333333333 + i % 5 for i, name in enumerate(sizes) if i >= 20}
     mix |= {"g": {"share": 7, "streams": list(sizes)[:10], "alpha": 0.3},
             "h": {"share": 7, "streams": list(sizes)[10:20]}}
-    found = read_mix(mix, "mix", sizes, 10**9, [])
+    mixed = read_mix(mix, "mix", sizes, 10**9, [])
     for seed in range(8):
         names = Random(seed).sample(sorted(mix), len(mix))
         again = read_mix({name: mix[name] for name in names}, "mix", sizes, 10**9, [])
-        assert list(again[0].items()) == list(found[0].items())
-        assert list((again[1] or {}).items()) == list((found[1] or {}).items())
+        assert list(again[0].items()) == list(mixed[0].items())
+        assert list((again[1] or {}).items()) == list((mixed[1] or {}).items())
 
 
 def test_names_are_found_in_mixes_that_are_not_valid():

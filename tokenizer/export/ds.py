@@ -22,13 +22,10 @@ from tokenizer.export.target import Target
 from tokenizer.shards.layout import ENDS
 
 
-class Ds:
+class DsWriter:
     """Writes .ds files, as hard links where possible."""
 
     holds_loss = True
-
-    def check(self, source: Source) -> None:
-        pass
 
     def write(self, source: Source, target: Target) -> None:
         folder, name = source.shards.folder, f"tokenizer-{source.manifest.tokenizer[:12]}"

@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizer.export.ds import Ds
+from tokenizer.export.ds import DsWriter
 from tokenizer.export.format import Format
-from tokenizer.export.litdata import LitData
-from tokenizer.export.mds import Mds
-from tokenizer.export.megatron import Megatron
-from tokenizer.export.nanogpt import NanoGpt
-from tokenizer.export.olmo import Olmo
-from tokenizer.export.parquet import Parquet
+from tokenizer.export.litdata import LitDataWriter
+from tokenizer.export.mds import MdsWriter
+from tokenizer.export.megatron import MegatronWriter
+from tokenizer.export.nanogpt import NanoGptWriter
+from tokenizer.export.olmo import OlmoWriter
+from tokenizer.export.parquet import ParquetWriter
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
-                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
+FORMATS: Mapping[str, Format] = {
+    "ds": DsWriter(), "megatron": MegatronWriter(), "olmo": OlmoWriter(), "nanogpt": NanoGptWriter(),
+    "parquet": ParquetWriter(), "mds": MdsWriter(), "litdata": LitDataWriter()}
 
 
 class Exported(NamedTuple):
@@ -51,7 +52,6 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
         holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
         raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold; choose one of "
                           f"{holding}, or add --drop-loss, with which all tokens count in the loss")
-    format.check(source)
     with appearing(out, f"--out {out}") as folder:
         target = Target(folder)
         format.write(source, target)

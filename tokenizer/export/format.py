@@ -14,8 +14,6 @@ class Format(Protocol):
     #: whether the format can say which tokens are targets
     holds_loss: bool
 
-    def check(self, source: Source) -> None:
-        """Raise ExportError when the format cannot hold the shard set. It is called before anything is written."""
-
     def write(self, source: Source, target: Target) -> None:
-        """Write all documents of `source`, in their order. Equal shard sets give equal bytes."""
+        """Write all documents of `source`, in their order. Equal shard sets give equal bytes. Raises ExportError when
+        the format cannot hold the shard set, as early as possible."""

@@ -26,16 +26,13 @@ from tokenizer.export.target import Target
 TYPES = {2: 5, 4: 6}
 
 
-class LitData:
+class LitDataWriter:
     """Writes chunk-0-N.bin files of at most `chunk_bytes` bytes."""
 
     holds_loss = False
 
     def __init__(self, chunk_bytes: int = 64_000_000) -> None:
         self.chunk_bytes = chunk_bytes
-
-    def check(self, source: Source) -> None:
-        pass
 
     def write(self, source: Source, target: Target) -> None:
         size = source.dtype.itemsize

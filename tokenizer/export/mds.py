@@ -27,16 +27,13 @@ from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
 
-class Mds:
+class MdsWriter:
     """Writes .mds files of at most `size_limit` bytes."""
 
     holds_loss = True
 
     def __init__(self, size_limit: int = 1 << 26) -> None:
         self.size_limit = size_limit
-
-    def check(self, source: Source) -> None:
-        pass
 
     def write(self, source: Source, target: Target) -> None:
         columns = {"id": "str", **({"loss": "ndarray:uint8"} if source.masked else {}),

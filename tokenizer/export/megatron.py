@@ -31,17 +31,15 @@ CODES = {2: 8, 4: 4}
 LIMIT = 1 << 31
 
 
-class Megatron:
+class MegatronWriter:
     """Writes .bin and .idx files; .bin files as hard links where possible."""
 
     holds_loss = False
 
-    def check(self, source: Source) -> None:
+    def write(self, source: Source, target: Target) -> None:
         if source.manifest.vocab_size > LIMIT:
             raise ExportError(f"{source.shards.folder}: vocab_size {source.manifest.vocab_size:,}: --format megatron "
                               f"has i32 tokens, which hold ids below {LIMIT:,}; choose another format")
-
-    def write(self, source: Source, target: Target) -> None:
         for number in source.numbers:
             info = source.info(number)
             with target.create(f"shard_{info.index:05d}.idx") as file:

@@ -25,20 +25,17 @@ HEADS = {2: (20240520, 1), 4: (20240801, 7)}
 LIMIT = 1 << 31
 
 
-class NanoGpt:
+class NanoGptWriter:
     """Writes .bin files with a header."""
 
     holds_loss = False
 
-    def check(self, source: Source) -> None:
-        for number in source.numbers:
-            header(source.info(number), source.dtype)
-
     def write(self, source: Source, target: Target) -> None:
-        for number in source.numbers:
+        headers = [header(source.info(number), source.dtype) for number in source.numbers]   # raises before all work
+        for number, head in zip(source.numbers, headers):
             info = source.info(number)
             with target.create(f"{source.manifest.split}_{info.index:06d}.bin") as file:
-                file.write(header(info, source.dtype).data)
+                file.write(head.data)
                 held = np.array([source.eos], source.dtype)
                 for block in source.tokens(number):
                     file.write(held.data)

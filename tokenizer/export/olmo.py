@@ -24,13 +24,10 @@ from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
 
-class Olmo:
+class OlmoWriter:
     """Writes raw .npy files, as hard links where possible, and the documents in them as .csv.gz files."""
 
     holds_loss = True
-
-    def check(self, source: Source) -> None:
-        pass
 
     def write(self, source: Source, target: Target) -> None:
         folder, narrow = source.shards.folder, source.manifest.vocab_size <= 1 << 8

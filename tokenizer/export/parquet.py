@@ -18,13 +18,10 @@ from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
 
 
-class Parquet:
+class ParquetWriter:
     """Writes Parquet files with a row per document."""
 
     holds_loss = True
-
-    def check(self, source: Source) -> None:
-        pass
 
     def write(self, source: Source, target: Target) -> None:
         schema = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.from_numpy_dtype(source.dtype))),

@@ -77,6 +77,13 @@ def file_names(source: Source, names: list[str]) -> list[str]:
     return names
 
 
+def check_names(source: Source, before: list[str], names: list[str]) -> None:
+    """Raise TokenFileError if the index does not name the files that it named `before`: only those were checked."""
+    if names != before:
+        raise TokenFileError(f"{source.folder / INDEX}: changed while it was read; import it when nothing writes to it "
+                             f"any more")
+
+
 def is_utf8(name: str) -> bool:
     try:
         name.encode()

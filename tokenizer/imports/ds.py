@@ -19,7 +19,7 @@ from tokenizer.shards.layout import ENDS
 BLOCK_ENDS = 1 << 18
 
 
-class Ds:
+class DsReader:
     """Reads .ds files in the order of their names."""
 
     def files(self, source: Source) -> list[str]:

@@ -15,21 +15,22 @@ from typing import NamedTuple
 from pipeline.base.files import sync, write_synced
 from tokenizer.export.target import appearing
 from tokenizer.imports.assemble import Assembly
-from tokenizer.imports.ds import Ds
+from tokenizer.imports.ds import DsReader
 from tokenizer.imports.format import Format
-from tokenizer.imports.litdata import LitData
-from tokenizer.imports.mds import Mds
-from tokenizer.imports.megatron import Megatron
-from tokenizer.imports.nanogpt import NanoGpt
-from tokenizer.imports.olmo import Olmo
-from tokenizer.imports.parquet import Parquet
+from tokenizer.imports.litdata import LitDataReader
+from tokenizer.imports.mds import MdsReader
+from tokenizer.imports.megatron import MegatronReader
+from tokenizer.imports.nanogpt import NanoGptReader
+from tokenizer.imports.olmo import OlmoReader
+from tokenizer.imports.parquet import ParquetReader
 from tokenizer.imports.source import Coding, Source, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 
 #: most characters of a document's id. The table of a shard holds many ids in memory while it is written
 LONGEST_ID = 1 << 12
-FORMATS: Mapping[str, Format] = {"ds": Ds(), "megatron": Megatron(), "olmo": Olmo(), "nanogpt": NanoGpt(),
-                                 "parquet": Parquet(), "mds": Mds(), "litdata": LitData()}
+FORMATS: Mapping[str, Format] = {
+    "ds": DsReader(), "megatron": MegatronReader(), "olmo": OlmoReader(), "nanogpt": NanoGptReader(),
+    "parquet": ParquetReader(), "mds": MdsReader(), "litdata": LitDataReader()}
 
 
 class Imported(NamedTuple):

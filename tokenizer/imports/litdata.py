@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenizer.imports.chunks import INDEX, field, file_names, read_index, samples_of, unset
+from tokenizer.imports.chunks import INDEX, check_names, field, file_names, read_index, samples_of, unset
 from tokenizer.imports.documents import Documents
 from tokenizer.imports.source import Source, TokenFileError
 
@@ -20,7 +20,7 @@ TYPES = {"no_header_numpy:1": "<i2", "no_header_numpy:2": "<i4", "no_header_nump
          "no_header_tensor:17": "<i8"}
 
 
-class LitData:
+class LitDataReader:
     """Reads the files that index.json names, in its order."""
 
     def files(self, source: Source) -> list[str]:
@@ -35,7 +35,9 @@ class LitData:
             raise TokenFileError(f"{source.folder / INDEX}: data_format is {str(formats)[:80]}, not one of "
                                  f"{', '.join(TYPES)}; write the tokens as one array of such a type")
         dtype = np.dtype(TYPES[str(formats[0])])
-        for name, count in chunks(source, index):
+        items = chunks(source, index)
+        check_names(source, names, [name for name, _ in items])
+        for name, count in items:
             with source.open(name) as file:
                 for first, byte, ends, data in samples_of(file, count):
                     sizes = np.diff(ends, prepend=0)

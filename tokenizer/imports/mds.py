@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenizer.imports.chunks import INDEX, Samples, field, file_names, read_index, samples_of, unset
+from tokenizer.imports.chunks import INDEX, Samples, check_names, field, file_names, read_index, samples_of, unset
 from tokenizer.imports.documents import Documents
 from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
 
@@ -31,7 +31,7 @@ class Shard(NamedTuple):
     sizes: list[int | None]       # bytes of each column; None: a sample has a u32 with its size
 
 
-class Mds:
+class MdsReader:
     """Reads the files that index.json names, in its order."""
 
     def files(self, source: Source) -> list[str]:
@@ -39,6 +39,7 @@ class Mds:
 
     def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
         shards = shards_of(source)
+        check_names(source, names, [shard.name for shard in shards])
         for shard in shards:
             if ("loss" in shard.columns) != ("loss" in shards[0].columns):
                 raise TokenFileError(f"{source.folder / INDEX}: {shard.name} and {shards[0].name} do not both have the "

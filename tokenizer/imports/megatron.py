@@ -24,7 +24,7 @@ LENGTH, NUMBER = np.dtype("<i4"), np.dtype("<i8")
 BLOCK = 1 << 18
 
 
-class Megatron:
+class MegatronReader:
     """Reads pairs of .bin and .idx files in the order of their names."""
 
     def files(self, source: Source) -> list[str]:

@@ -19,7 +19,7 @@ from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileE
 HEADER_BYTES = 1024
 
 
-class NanoGpt:
+class NanoGptReader:
     """Reads .bin files in the order of their names."""
 
     def files(self, source: Source) -> list[str]:

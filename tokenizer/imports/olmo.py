@@ -28,7 +28,7 @@ MASK = "labels_mask"
 TELLING = 32
 
 
-class Olmo:
+class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
     def files(self, source: Source) -> list[str]:

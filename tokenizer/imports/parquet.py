@@ -23,7 +23,7 @@ ROWS = 1 << 4
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 
 
-class Parquet:
+class ParquetReader:
     """Reads .parquet files in the order of their names."""
 
     def files(self, source: Source) -> list[str]:

@@ -14,6 +14,7 @@ import difflib
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -201,10 +202,10 @@ class Curriculum:
                 isinstance(group, list) and group and all(isinstance(stream, str) for stream in group)
                 for group in groups.values()):
             raise CurriculumError(f"{key}: groups must be lists of streams by name, not {groups!r}")
-        members = [name for group in groups.values() for name in group]
+        members = Counter(name for group in groups.values() for name in group)
         if unknown := sorted({*members} - {*phase.weights}):
             raise CurriculumError(f"{key}: groups have the streams {unknown}, which have no weight")
-        if doubled := sorted({name for name in members if members.count(name) > 1}):
+        if doubled := sorted(name for name, count in members.items() if count > 1):
             raise CurriculumError(f"{key}: the streams {doubled} are in two groups")
 
     def _check_exhaustion(self, where: str) -> None:

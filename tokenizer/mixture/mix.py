@@ -58,8 +58,9 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
             shares[stream] = share * part
     shares = {stream: shares[stream] for stream in sizes if stream in shares}     # the order of lines decides nothing
     weights = _integers(shares, [*groups.values()], key)
+    place = {stream: i for i, stream in enumerate(sizes)}
     groups = {name: kept for name, group in sorted(groups.items())
-              if (kept := [stream for stream in sizes if stream in group and weights[stream]])}
+              if (kept := sorted((stream for stream in group if weights[stream]), key=place.__getitem__))}
     return {name: weights[name] for name in sizes if weights.get(name)}, groups or None
 
 

@@ -27,11 +27,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tokenizer.mixture.apportion import Apportionment, CurriculumError
-from tokenizer.mixture.permutation import Permutations, permutation_key, unpermute
+from tokenizer.mixture.permutation import KeyedPermutations, permutation_key, unpermute
 from tokenizer.mixture.phases import Phase, Stream
 
 #: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
+#: most readings of a stream in a phase. An order keeps a few numbers for each, so a typing error in a weight or a size
+#: would fill the memory
+MOST_EPOCHS = 10**5
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,10 @@ class Order:
                 # a reservation keeps its planned size if the phase is cut short later: another size would permute its
                 # windows differently, and change samples that have already been read
                 supers_needed = -(-max(0, planned[s] - spare) // ratio)
+                if needed[s] and supers_needed > MOST_EPOCHS * self.supers[s]:
+                    raise CurriculumError(
+                        f"phase '{phase.name}' would read stream '{name}' {supers_needed // self.supers[s]:,} times, "
+                        f"more than {MOST_EPOCHS:,}: lower its weight, or leave '{name}' out of the mix")
                 while draw < needed[s]:
                     epoch, first = divmod(used[s], self.supers[s])
                     size = min(supers_needed, self.supers[s] - first)
@@ -245,9 +252,9 @@ class _Reads:
         self._offsets = np.array([e.offset for e in extents], dtype=np.int64)
         self._epochs = np.array([piece.epoch for piece in pieces], dtype=np.int64)
         self._firsts = np.array([piece.first for piece in pieces], dtype=np.int64)
-        self._inside = Permutations([piece.windows for piece in pieces], [
+        self._inside = KeyedPermutations([piece.windows for piece in pieces], [
             permutation_key(seed, names[piece.stream], piece.epoch, piece.reservation) for piece in pieces])
-        self._supers = Permutations([order.supers[piece.stream] for piece in pieces], [
+        self._supers = KeyedPermutations([order.supers[piece.stream] for piece in pieces], [
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

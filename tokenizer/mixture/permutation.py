@@ -24,7 +24,7 @@ def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) 
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
-class Permutations:
+class KeyedPermutations:
     """Several permutations, of different sizes, that are applied in one call. Permutation i maps [0, n) to itself,
     where n is `sizes[i]` and 1 <= n <= 2**62. The text `keys[i]` determines which permutation it is."""
 
@@ -58,14 +58,14 @@ class Permutations:
             place = int(np.argmin(mapped < sizes))
             size = np.broadcast_to(sizes, mapped.shape)[place]
             raise ValueError(f"index {numbers[place]} outside a permutation of {size}")
-        values, todo = mapped, np.arange(mapped.size)
-        while todo.size:                             # on average at most four times
+        values, places = mapped, np.arange(mapped.size)
+        while places.size:                           # on average at most four times
             values = np.concatenate([
                 self._network(which[at] if which.size > 1 else which, values[at], rounds)
-                for at in (slice(first, first + CHUNK) for first in range(0, todo.size, CHUNK))])
-            mapped[todo] = values
+                for at in (slice(first, first + CHUNK) for first in range(0, places.size, CHUNK))])
+            mapped[places] = values
             outside = np.flatnonzero(values >= sizes)
-            values, todo = values[outside], todo[outside]
+            values, places = values[outside], places[outside]
             if which.size > 1:
                 which, sizes = which[outside], sizes[outside]
         return mapped.astype(np.int64)
@@ -100,12 +100,12 @@ def _mix(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 def permute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
     """Map `numbers` by a bijection of [0, n) that the text `key` determines. Returns a flat int64 array."""
-    return Permutations([n], [key]).permute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
+    return KeyedPermutations([n], [key]).permute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
 
 
 def unpermute(numbers: np.ndarray | int, n: int, key: str) -> np.ndarray:
     """Map `numbers` back by the bijection of [0, n) that the text `key` determines: the inverse of `permute`."""
-    return Permutations([n], [key]).unpermute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
+    return KeyedPermutations([n], [key]).unpermute(_ONE, np.array(numbers, dtype=np.int64, ndmin=1))
 
 
 _ONE = np.zeros(1, np.int64)

@@ -117,7 +117,12 @@ class Manifest:
     sha256: str = ""
     magic: str = MAGIC
     version: int = VERSION
-    source: dict[str, Any] = field(default_factory=dict)      # for human readers: dataset and `where` of the recipe
+    source: dict[str, Any] = field(default_factory=dict)      # for human readers: what the documents are from
+
+    @property
+    def imported(self) -> bool:
+        """Whether `tokenmill shards import` has written the set. No run can write such a set again."""
+        return "format" in self.source
 
     @classmethod
     def of(cls, stream: str, split: str, tokenizer: str, vocab_size: int, eos: int, shards: tuple[Shard, ...],
