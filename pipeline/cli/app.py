@@ -26,9 +26,10 @@ from pipeline.cli import (
     lm,
     runs,
     serve,
+    shards,
     steps,
     store,
-    tokens,
+    tokenizers,
 )
 from pipeline.cli.training import forward
 
@@ -45,7 +46,8 @@ def command_group() -> TyperGroup:
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
-    for module in (runs, cluster, serve, doctor, steps, inspect, data, classifier, lm, buckets, extract, store, tokens):
+    for module in (runs, cluster, serve, doctor, steps, inspect, data, classifier, lm, buckets, extract, store,
+                   tokenizers, shards):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)

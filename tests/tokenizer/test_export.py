@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.cli.app import run_command
-from pipeline.cli.tokens import Format
+from pipeline.cli.formats import Format
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
 from tests.tokenizer.test_encode_tasks import CONFIG, Runner, encode
 from tests.tokenizer.test_loss_spans import mixed

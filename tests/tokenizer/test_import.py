@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli.app import run_command
-from pipeline.cli.tokens import Format
+from pipeline.cli.formats import Format
 from tests.tokenizer.exports import VOCABS, corpus, tree
 from tests.tokenizer.imports import documents_of, imported, like_a_run
 from tokenizer.export.export import FORMATS as EXPORTS

@@ -1,0 +1,139 @@
+"""`tokenmill shards …`: look into token shards. `pipeline.cli.formats` has the commands that export and import them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.base.visible import json_text, visible
+from pipeline.cli import formats
+from pipeline.cli.errors import BadUsage, UserError
+from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
+from pipeline.cli.shard_sets import ShardsArg, opened
+
+
+def register(app: typer.Typer) -> None:
+    shards = typer.Typer(help="Look into token shards, export and import them.", no_args_is_help=True,
+                         rich_markup_mode=None)
+    for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find),
+                          ("export", formats.export), ("import", formats.import_files)):
+        shards.command(name)(command)
+    app.add_typer(shards, name="shards")
+
+
+def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
+    """Check a shard set against its manifest.
+
+    Checks checksums, counts and boundaries. The exit code is 1 when something is wrong.
+
+    \b
+    Example:
+      tokenmill shards verify store/shards/web/split=train
+    """
+    from tokenizer.shards.verify import verify as check
+
+    opened(shards)
+    problems = check(shards)
+    if json_lines:
+        typer.echo(json.dumps({"shards": str(shards), "sound": not problems, "problems": problems}))
+    else:
+        for problem in problems:
+            typer.echo(visible(problem))
+    if problems:
+        raise UserError(f"{shards}: {len(problems)} problem{'s' * (len(problems) > 1)}; restore the files from a copy, "
+                        f"or run `tokenmill store verify --repair` and the recipe again")
+    if not json_lines:
+        typer.echo(f"{shards}: sound")
+
+
+def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
+    """Count the documents and tokens in a shard set.
+
+    Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
+    count.
+
+    \b
+    Example:
+      tokenmill shards stats store/shards/web/split=train
+    """
+    shard_set = opened(shards)
+    manifest = shard_set.manifest
+    row = {"stream": manifest.stream, "split": manifest.split, "shards": len(manifest.shards),
+           "documents": manifest.documents, "tokens": manifest.tokens, "targets": shard_set.targets(),
+           "text_bytes": manifest.text_bytes, "dtype": manifest.dtype, "vocab_size": manifest.vocab_size,
+           "eos": manifest.eos, "tokenizer": manifest.tokenizer, "sha256": manifest.sha256,
+           "tokens_per_document": round(manifest.tokens / max(manifest.documents, 1), 1),
+           "bytes_per_token": round(manifest.text_bytes / max(manifest.tokens - manifest.documents, 1), 3)}
+    typer.echo(json.dumps(row) if json_lines else
+               "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else visible(f"{k:20} {v}") for k, v in row.items()))
+
+
+def head(shards: ShardsArg,
+         tokenizer: Annotated[Path | None, typer.Option(
+             "--tokenizer", metavar="FILE", help="Tokenizer to decode with (default: the one of the store).")] = None,
+         limit: LimitOpt = 3, chars: CharsOpt = 300, json_lines: JsonOpt = False) -> None:
+    """Show the first documents of a shard set.
+
+    The documents are decoded, and personal data is masked.
+
+    \b
+    Example:
+      tokenmill shards head store/shards/web/split=train -n 1
+    """
+    from stages.scrub.pii import scrub_text
+    from tokenizer.load import load_tokenizer
+
+    shard_set = opened(shards)
+    coder = load_tokenizer(tokenizer or _tokenizer_beside(shards, shard_set.manifest.tokenizer))
+    if coder.sha256 != shard_set.manifest.tokenizer:
+        raise BadUsage(f"--tokenizer {tokenizer}: the shards were made with another one (sha256 "
+                       f"{shard_set.manifest.tokenizer[:12]}…)")
+    start = count = 0
+    while start < shard_set.tokens and (count < limit or not limit):
+        [span, *_] = shard_set.documents(start, start + 1)
+        text = scrub_text(coder.decode(shard_set.read(span.start, span.stop - 1)))
+        tokens, counts = span.stop - span.start, shard_set.counts(span.start, span.stop)
+        targets = tokens if counts is None else int(counts.sum())
+        row = {"id": span.id, "start": span.start, "stop": span.stop, "tokens": tokens, "targets": targets,
+               "text": text[:chars] if chars else text}
+        learned = "" if targets == tokens else f", {targets:,} learned"
+        typer.echo(json_text(row) if json_lines else
+                   visible(f"── {row['id']}  {tokens:,} tokens{learned}\n{row['text']}"))
+        start, count = span.stop, count + 1
+
+
+def _tokenizer_beside(shards: Path, sha256: str) -> Path:
+    """Return the path of the tokenizer with this hash, which a run has published next to the shard sets of its store.
+    Raises BadUsage when there is none."""
+    for folder in shards.absolute().parents:
+        for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):
+            return path
+        if folder.name == "shards":
+            break
+    raise BadUsage(f"the tokenizer {sha256[:12]}… of {shards} is not in its store; name it by --tokenizer")
+
+
+def find(shards: ShardsArg,
+         id: Annotated[str, typer.Argument(metavar="ID", help="Document id, or its beginning.")],
+         json_lines: JsonOpt = False) -> None:
+    """Find where a document stands in a shard set.
+
+    Prints the range of the document's tokens in the set's stream of tokens. The exit code is 1 when the set does not
+    hold the document.
+
+    \b
+    Example:
+      tokenmill shards find store/shards/web/split=train 3f2a91c0
+    """
+    from tokenizer.shards.find import places
+
+    hits = 0
+    for row in places(opened(shards), id):
+        typer.echo(json.dumps(row) if json_lines else
+                   visible(f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}"))
+        hits += 1
+    if not hits:
+        raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")
