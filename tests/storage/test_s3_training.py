@@ -6,28 +6,38 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+import torch
 
 from pipeline.store.fs import Store
 from tests.trainer.synthetic import TOKENIZER, make_run
 from tests.trainer.test_explain import DOCUMENTS, dataset
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.shards.layout import Manifest
+from tokenizer.mixture.steps import steps as mixture_steps
+from tokenizer.shards.layout import Manifest, ShardError
 from trainer.__main__ import main
+from trainer.data.batches import Batch, Data, Prefetch
+from trainer.data.read_ahead import STEPS, RemoteShardSet
+from trainer.data.remote import fetch_shards
 
 
 @pytest.fixture
 def there(s3, bucket, tmp_path, monkeypatch) -> tuple[Path, str]:
     """(folder of a run on disk, URL of its copy in a bucket)."""
     monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
-    run = make_run(tmp_path / "store")
+    return make_run(tmp_path / "store"), uploaded(tmp_path / "store", bucket)
+
+
+def uploaded(folder: Path, bucket: str) -> str:
+    """Copy a store into a bucket. Returns the URL of its run."""
     store = Store(f"{bucket}/deep/store")
-    for path in Store(tmp_path / "store").list(""):
-        store.write(path, (tmp_path / "store" / path).read_bytes())
-    return run, f"{store.root}/runs/toy"
+    for path in Store(folder).list(""):
+        store.write(path, (folder / path).read_bytes())
+    return f"{store.root}/runs/toy"
 
 
 def losses(out: Path) -> list[float]:
@@ -49,6 +59,118 @@ def test_the_same_losses_and_one_download(there, s3_server, tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("fetching 26 files of shards") == 1
     assert main(["plan", url]) == 0 and "stable" in capsys.readouterr().out
+
+
+def train(place: str, out: Path, *settings: str) -> int:
+    return main(["run", place, "--device", "cpu", "--stop-at", "6", "--out", str(out), *settings])
+
+
+def bodies_asked(server, method: str = "GET") -> list[Any]:
+    return [r for r in server.requests if r.method == method and r.path.split("?")[0].endswith(".tokens")]
+
+
+def test_tokens_read_ahead_give_the_losses_of_tokens_copied(there, s3_server, tmp_path, capsys):
+    run, url = there
+    assert train(str(run), tmp_path / "a") == 0
+    s3_server.trouble(None)
+    assert train(url, tmp_path / "b", "--set", "fetch=ahead") == 0
+    assert losses(tmp_path / "b") == losses(tmp_path / "a") != []
+    assert not list((tmp_path / "copy").rglob("split=train/*.tokens")), "the tokens to train on stay in the bucket"
+    assert list((tmp_path / "copy").rglob("split=val/*.tokens"))
+    assert "stay in s3://" in capsys.readouterr().out
+    assert main(["soak", url, "--out", str(tmp_path / "c"), "--steps", "4", "--set", "fetch=ahead"]) == 0
+
+
+def test_tokens_are_read_ahead_where_the_disk_is_too_small_for_them(there, tmp_path, monkeypatch, capsys):
+    _, url = there
+    monkeypatch.setattr("trainer.data.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 70_000})())
+    assert train(url, tmp_path / "a", "--set", "fetch=all") == 2
+    assert "train.fetch to ahead" in capsys.readouterr().err
+    assert train(url, tmp_path / "a") == 0
+    assert not list((tmp_path / "copy").rglob("split=train/*.tokens"))
+
+
+def remote_data(run: Path, url: str, tmp_path: Path) -> tuple[Data, Data]:
+    """The data of a run on disk, and of its copy in a bucket, whose tokens have stayed there."""
+    curriculum = Curriculum.load(run / "curriculum.json")
+    root = url.rpartition("/runs/")[0]
+    store = fetch_shards(root, curriculum, lambda _text: None, "ahead")
+    return Data(curriculum, run.parent.parent), Data(curriculum, store, source=root)
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name))
+               for name in ("tokens", "targets", "positions", "stream"))
+
+
+@pytest.mark.parametrize("masked", [(), ("web",)])
+def test_every_range_of_tokens_is_requested_once_and_then_forgotten(s3, bucket, s3_server, tmp_path, monkeypatch,
+                                                                      masked):
+    monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
+    run = make_run(tmp_path / "store", masked=masked)
+    url = uploaded(tmp_path / "store", bucket)
+    here, there = remote_data(run, url, tmp_path)
+    for size in (1, 2):
+        for rank in range(size):
+            s3_server.trouble(None)
+            steps = list(mixture_steps(here.curriculum))
+            for step, batch in Prefetch(there, steps, rank, size):
+                assert batch is not None and equal(batch, here.step(step.first, step.batch, rank, size))
+                requested = sum(len(shards._coming) for shards in there.train)
+                assert requested <= (STEPS + 2) * 2 * 2 * step.batch
+            assert not any(shards._coming for shards in there.train), "all that was requested has been read"
+            rows = sum(len(range(rank, step.batch, size)) for step in steps)
+            assert len(bodies_asked(s3_server)) <= rows + 2 * sum(len(s.manifest.shards) for s in there.train)
+
+
+def test_requests_for_skipped_steps_and_before_a_rewind_are_not_kept(there, tmp_path):
+    here, data = remote_data(there[0], there[1], tmp_path)
+    steps = list(mixture_steps(here.curriculum))
+    batches = iter(Prefetch(data, steps, 0, 1, lambda number: "bad" if number == 3 else None))
+    read = [next(batches) for _ in range(4)]
+    assert [batch is None for _, batch in read] == [False, False, True, False]
+    batches.close()
+    for step, batch in Prefetch(data, steps[1:], 0, 1):
+        assert batch is not None and equal(batch, here.step(step.first, step.batch, 0, 1))
+    assert not any(shards._coming for shards in data.train)
+
+
+def test_a_damaged_range_is_requested_again_and_then_refused_by_its_byte(there, tmp_path, monkeypatch):
+    here, data = remote_data(there[0], there[1], tmp_path)
+    [step, *_] = mixture_steps(here.curriculum)
+    request, calls = RemoteShardSet._request, []
+
+    def flipped(times: int):
+        def damaged(self, wanted):
+            bytes_read = request(self, wanted)
+            calls.append(wanted)
+            return bytes([bytes_read[0] ^ 1]) + bytes_read[1:] if calls.count(wanted) <= times else bytes_read
+        return damaged
+
+    monkeypatch.setattr(RemoteShardSet, "_request", flipped(1))
+    assert equal(data.step(step.first, step.batch, 0, 1), here.step(step.first, step.batch, 0, 1))
+    assert {calls.count(wanted) for wanted in calls} == {2}
+    calls.clear()
+    monkeypatch.setattr(RemoteShardSet, "_request", flipped(2))
+    with pytest.raises(ShardError, match=r"\.tokens: damaged at byte"):
+        data.step(step.first, step.batch, 0, 1)
+
+
+def test_a_bucket_that_fails_ends_the_training_with_a_line(there, s3_server, tmp_path, capsys):
+    _, url = there
+    assert train(url, tmp_path / "a", "--set", "fetch=ahead") == 0
+    store = Store(url.rpartition("/runs/")[0])
+    for body in [p for p in store.list("shards") if p.endswith(".tokens") and "split=train" in p]:
+        data = store.read(body)
+        store.write(body, data[:len(data) // 2])
+    assert train(url, tmp_path / "b", "--set", "fetch=ahead") != 0
+    error = capsys.readouterr().err
+    assert "the manifest says" in error and "Traceback" not in error
+    for body in [p for p in store.list("shards") if p.endswith(".tokens") and "split=train" in p]:
+        store.remove(body)
+    assert train(url, tmp_path / "c", "--set", "fetch=ahead") != 0
+    error = capsys.readouterr().err
+    assert ".tokens: missing" in error and "Traceback" not in error
 
 
 def test_its_documents_are_looked_up_and_its_data_verified_where_they_lie(s3, bucket, s3_server, tmp_path, monkeypatch,

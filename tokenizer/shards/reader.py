@@ -46,6 +46,9 @@ class ShardSet(ShardIndex):
     enough for `documents`; tokens are memory-mapped and need local files.
     """
 
+    #: whether the tokens are in local files; a subclass may read them from elsewhere
+    has_local_tokens = True
+
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
         path, self.filesystem = Path(path), filesystem or fs.LocalFileSystem()
         names = [path] if path.suffix == ".json" else \
@@ -230,15 +233,22 @@ class ShardSet(ShardIndex):
         if start >= stop:
             return
         info = self.manifest.shards[shard]
-        body, ends = blocks_of(info.tokens * self.dtype.itemsize), blocks_of(info.documents * ENDS.itemsize)
-        preceding = {"body": 0, "ends": body, "loss": body + ends}[kind]
         first, last = start // BLOCK, blocks_of(stop)
-        sums = self._sums(shard)[preceding + first:preceding + last].tolist()
+        sums = self.block_sums(shard, kind)[first:last].tolist()
         memory = self._maps[getattr(info, kind)][1]
         assert memory is not None
         damaged = damaged_block(memoryview(memory)[first * BLOCK:last * BLOCK], first, sums)
         if damaged is not None:
             raise ShardError(f"{self.folder / getattr(info, kind)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
+
+    def block_sums(self, shard: int, kind: str) -> np.ndarray:
+        """Return the checksums of the blocks of one of a shard's files; `kind` is body (tokens), ends (of documents) or
+        loss (mask)."""
+        info = self.manifest.shards[shard]
+        body, ends = blocks_of(info.tokens * self.dtype.itemsize), blocks_of(info.documents * ENDS.itemsize)
+        first = {"body": 0, "ends": body, "loss": body + ends}[kind]
+        size = {"body": body, "ends": ends, "loss": blocks_of(info.tokens)}[kind]
+        return self._sums(shard)[first:first + size]
 
     def _sums(self, shard: int) -> np.ndarray:
         """Return the checksums of all blocks of a shard's files: first those of the body (tokens), then of the document

@@ -13,6 +13,7 @@ import bisect
 import operator
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from tokenizer.mixture.steps import Step
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
+from trainer.data.read_ahead import STEPS, RemoteShardSet
+from trainer.data.remote import training_sets
 from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
 from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
@@ -171,7 +174,10 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
     """Raise ShardError when a file of shard number `shard` has become shorter since it was memory-mapped. Reading such
     a file would kill the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
-    for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
+    files = [(info.ends, info.documents * ENDS.itemsize)]
+    if shards.has_local_tokens:
+        files.append((info.body, info.tokens * shards.dtype.itemsize))
+    for name, size in files:
         path = f"{shards.folder}/{name}"
         try:
             there = os.stat(path).st_size
@@ -205,14 +211,16 @@ def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: i
 
 class Data:
     """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
-    relative to the folder `store`. If `repeats` is given, targets inside repetitions do not count in the loss of
-    training batches (method `step`). They count in batches made by `samples` and in held-out data."""
+    relative to the folder `store`. If this is a copy of a store in object storage, `source` is that store's URL: tokens
+    that have not been copied are read from there. If `repeats` is given, targets inside repetitions do not count in the
+    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data."""
 
-    def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None) -> None:
+    def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
+                 source: str | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
         self._ahead = 0, self.order.locate(0, 0)       # the first sample that was located ahead, and what was found
         self.streams = [s.name for s in curriculum.streams]
-        self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
+        self.train = training_sets(store, source, curriculum.streams)
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
                         for s in curriculum.streams]
         for stream, shards in zip(curriculum.streams, self.train):
@@ -242,6 +250,26 @@ class Data:
         if self.repeats is not None:
             result = without_repeats(result, [row[0] for row in rows], self.repeats)
         return result.padded(-(-batch // data_size))
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether tokens are read from object storage, so that they should be requested in advance."""
+        return not all(shards.has_local_tokens for shards in self.train)
+
+    def request(self, first: int, batch: int, data_rank: int, data_size: int) -> None:
+        """Request the tokens that `step` with the same arguments will read from object storage, without waiting for
+        them."""
+        at = self.order.locate(first, first + batch)
+        for stream, window, length in zip(*(column[data_rank::data_size].tolist()
+                                            for column in (at.stream, at.window, at.sequence))):
+            if not self.train[stream].has_local_tokens:
+                self.train[stream].prefetch(window * length, window * length + length + 1)
+
+    def forget_requests(self) -> None:
+        """Forget all requested tokens that have not been read."""
+        for shards in self.train:
+            if isinstance(shards, RemoteShardSet):
+                shards.forget()
 
     def located(self, first: int, stop: int) -> Located:
         """Return what the samples [first, stop) read. A long range from `first` on is located in one call and kept for
@@ -310,9 +338,10 @@ class Prefetch:
         self.waited = 0.0                 # seconds spent waiting for the latest batch
 
     def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
+        self.data.forget_requests()
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             waiting: tuple[Step, Future[Batch] | None] | None = None
-            for step in self.steps:
+            for step in self._requested(pool) if self.data.reads_ahead else self.steps:
                 ahead = None if self.skipped(step.number + 1) else \
                     pool.submit(self.data.step, step.first, step.batch, self.data_rank, self.data_size)
                 if waiting is not None:
@@ -320,6 +349,17 @@ class Prefetch:
                 waiting = (step, ahead)
             if waiting is not None:
                 yield waiting[0], self._take(waiting[1])
+
+    def _requested(self, pool: ThreadPoolExecutor) -> Iterator[Step]:
+        """Yield the steps. Before a step is yielded, its samples and those of the next STEPS steps are requested."""
+        requested: deque[Step] = deque()
+        for step in self.steps:
+            if not self.skipped(step.number + 1):
+                pool.submit(self.data.request, step.first, step.batch, self.data_rank, self.data_size)
+            requested.append(step)
+            if len(requested) > STEPS:
+                yield requested.popleft()
+        yield from requested
 
     def _take(self, ahead: Future[Batch] | None) -> Batch | None:
         began = time.perf_counter()

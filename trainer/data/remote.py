@@ -1,6 +1,9 @@
 """Supports runs in object storage: copies the files that a training reads to this machine's disk, once.
 
-The trainer reads shards (files of tokens) at random positions through memory maps, so they have to be local files.
+The trainer reads shards (files of tokens) at random positions through memory maps, so they are copied to local files.
+If the disk is too small, or with `train.fetch: ahead`, the tokens to train on stay in the bucket and are read shortly
+before they are needed (`trainer.data.read_ahead`).
+
 Shard files are immutable and named by their content, so files already copied are reused. Fetched files are checked
 against the sha256 that the curriculum names. The copy has the same folders as the store. All ranks of a machine share
 the copy: the first rank fetches, the others wait. Tools that look up a few documents read them directly from the bucket
@@ -21,10 +24,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pyarrow import fs
 
@@ -33,6 +36,7 @@ from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
+from trainer.data.read_ahead import REQUESTS, RemoteShardSet
 
 #: number of bytes per read, and number of files fetched in parallel
 BLOCK, FILES = 8 << 20, 8
@@ -90,25 +94,32 @@ def fetch_run(root: str, name: str) -> Path:
     return folder
 
 
-def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) -> Path:
-    """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. Returns
-    the folder of the local copy of the store. Raises ConfigError when shards are missing, damaged, or too large for the
-    disk."""
+def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], fetch: str = "auto") -> Path:
+    """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. `fetch` is
+    `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in the bucket; with `auto`, they stay there
+    if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards are
+    missing, damaged, or too large for the disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
         with _alone(store):
             missing = [file for file in _pinned(remote, top, store, curriculum)
-                       if not _complete(store / file[0], file[2])]
-            size = sum(n or 0 for _, _, n in missing)
+                       if not _complete(store / file.path, file.size)]
             free = shutil.disk_usage(store).free
-            if size > free:
-                raise ConfigError(f"{root}: its shards are {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
-                                  f"in {store}; set TOKENMILL_SHARDS to a folder on a larger disk")
+            if fetch == "ahead" or (fetch == "auto" and _size(missing) > free):
+                staying = [file for file in missing if file.may_stay]
+                missing = [file for file in missing if not file.may_stay]
+                if staying:
+                    say(f"{_size(staying) / 1e9:.2f} GB of tokens stay in {root} and are read while the training runs")
+            if _size(missing) > free:
+                remedy = ", or train.fetch to ahead" if fetch == "all" else ""
+                raise ConfigError(f"{root}: its shards are {_size(missing) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
+                                  f"free in {store}; set TOKENMILL_SHARDS to a folder on a larger disk{remedy}")
             if missing:
-                say(f"fetching {len(missing)} files of shards ({size / 1e9:.2f} GB) to {store}")
+                say(f"fetching {len(missing)} files of shards ({_size(missing) / 1e9:.2f} GB) to {store}")
             with ThreadPoolExecutor(FILES) as pool:
-                list(pool.map(lambda file: _fetch(remote, f"{top}/{file[0]}", store / file[0], file[1]), missing))
+                list(pool.map(lambda file: _fetch(remote, f"{top}/{file.path}", store / file.path, file.sha256),
+                              missing))
             with contextlib.suppress(FileNotFoundError):        # the tokenizer is needed only to print samples
                 path = curriculum.tokenizer.path
                 _fetch(remote, f"{top}/{path}", _inside(store, path), None)
@@ -118,6 +129,23 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None]) 
     except OSError as error:
         raise _unreachable(root, error) from None
     return store
+
+
+def training_sets(store: Path, source: str | None, streams: Sequence[Stream]) -> list[ShardSet]:
+    """Open the training shards of the streams (data sources) in the folder `store`. If it is a copy of the store at the
+    URL `source`, the tokens of sets that have not been copied whole are read from there."""
+    sets, pool = [ShardSet(store / stream.train, stream.sha256) for stream in streams], None
+    for number, shards in enumerate(sets if source is not None else ()):
+        if all(_complete(shards.folder / info.body, info.tokens * shards.dtype.itemsize)
+               and (not info.loss or _complete(shards.folder / info.loss, info.tokens))
+               for info in shards.manifest.shards):
+            continue
+        remote, top = _open(str(source))
+        pool = pool or ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
+        folder = shards.folder.relative_to(store).as_posix()
+        sets[number] = RemoteShardSet(store / streams[number].train, streams[number].sha256, remote, f"{top}/{folder}",
+                                      pool)
+    return sets
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
@@ -169,12 +197,24 @@ def damaged(shards: ShardSet) -> list[str]:
         return [line for line in pool.map(problem, files) if line]
 
 
-def _pinned(remote: fs.FileSystem, top: str, store: Path,
-            curriculum: Curriculum) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (path, sha256, size in bytes) of each file that a training reads from the shard sets of `curriculum`. The
-    size is None where it is not known. The files are the tokens, document ends, block checksums and loss masks. Of
-    held-out sets the document tables are included too, from which bits per byte are computed. The manifests of the
-    sets, which list the files, are fetched if they are not in the local copy `store`."""
+class ShardFile(NamedTuple):
+    """A file of a shard set: its path in the store, its sha256, its size in bytes (None: unknown), and whether it may
+    stay in the bucket, because it can be read in pieces during the training."""
+
+    path: str
+    sha256: str
+    size: int | None
+    may_stay: bool = False
+
+
+def _size(files: Sequence[ShardFile]) -> int:
+    return sum(file.size or 0 for file in files)
+
+
+def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[ShardFile]:
+    """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block checksums
+    and loss masks. Of held-out sets the document tables are included too, from which bits per byte are computed. The
+    manifests of the sets, which list the files, are fetched if they are not in the local copy `store`."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -190,13 +230,15 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
                     _fetch(remote, f"{top}/{path}", store / path, None)
             manifest = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
             for shard in manifest.shards:
-                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(manifest.vocab_size).itemsize
-                yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
-                yield f"{folder}/{shard.blocks}", shard.blocks_sha256, None
+                stays = split == "train"
+                yield ShardFile(f"{folder}/{shard.body}", shard.sha256,
+                                shard.tokens * token_dtype(manifest.vocab_size).itemsize, stays)
+                yield ShardFile(f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize)
+                yield ShardFile(f"{folder}/{shard.blocks}", shard.blocks_sha256, None)
                 if shard.loss:
-                    yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
+                    yield ShardFile(f"{folder}/{shard.loss}", str(shard.loss_sha256), shard.tokens, stays)
                 if split == "val":
-                    yield f"{folder}/{shard.table}", shard.table_sha256, None
+                    yield ShardFile(f"{folder}/{shard.table}", shard.table_sha256, None)
 
 
 def _inside(store: Path, path: str) -> Path:

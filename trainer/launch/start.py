@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
     announce = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks connect: no rank may wait in a collective for a download
-        fetch_shards(training.source, training.curriculum, announce)
+        fetch_shards(training.source, training.curriculum, announce, training.config.fetch)
     settle(training, watch, options.device)
     with world(options.device) as here:
         if here.size == 1 and here.device.type == "cuda" and (gpus := torch.cuda.device_count()) > 1:

@@ -126,8 +126,10 @@ class TrainConfig:
     `micro_batch` is the number of tokens that a rank computes at once; a smaller number needs less memory. `precision`
     is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU). `compile` says whether each layer is compiled
     (`auto`: on CUDA). `log_every` is the number of steps between two printed lines and, on CUDA, between two
-    synchronisations (metrics.jsonl has a line for every step). `skip` lists ranges [first, stop) of steps, numbered as
-    printed, that are skipped; when a training resumes, ranges of later steps may be changed.
+    synchronisations (metrics.jsonl has a line for every step). `fetch` says how a run in object storage gets its
+    tokens: `all` copies them to the disk before the first step, `ahead` reads each sample from the bucket a few steps
+    before it is needed, and `auto` copies them if the disk has room for them. `skip` lists ranges [first, stop) of
+    steps, numbered as printed, that are skipped; when a training resumes, ranges of later steps may be changed.
     """
 
     model: ModelConfig
@@ -149,6 +151,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", True, False] = "auto"
     log_every: int = 10
+    fetch: Literal["auto", "all", "ahead"] = "auto"
 
     def check(self) -> None:
         self.parallel.refuse(self.model)

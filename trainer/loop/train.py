@@ -87,7 +87,7 @@ class Trainer:
         self.checkpoints = run.out / "checkpoints"
         self.number, self.samples, self.tokens = position(checkpoint)
         ledger.declare(config.skip, self.number)
-        self.data = Data(curriculum, run.store, config.loss.repeats)
+        self.data = Data(curriculum, run.store, config.loss.repeats, run.source)
         self.heldout = Heldout(self.data, curriculum.phases[0].sequence, config.evaluate.windows)
         self.schedule = run.schedule()
         self.dtype = compute_dtype(config.precision, world.device)

@@ -115,7 +115,7 @@ def disk(checks: Checks, run: Run) -> None:
     """Measure how fast samples are read from shards that are not in the page cache."""
     from trainer.data.batches import Data
 
-    data = Data(run.curriculum, run.store)
+    data = Data(run.curriculum, run.store, source=run.source)
     samples, length = run.curriculum.samples, max(p.sequence for p in run.curriculum.phases)
     count = max(1, min(samples, 2000, READ // (4 * length)))
     for shards in data.train:
@@ -254,7 +254,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
     result: dict[str, Any] = {"init": {name: digest(tensor.full(p.detach())) for name, p in model.named_parameters()},
                             **copies_and_twins(model, world), "batches": {}}
     del model
-    data = Data(run.curriculum, run.store, run.config.loss.repeats)
+    data = Data(run.curriculum, run.store, run.config.loss.repeats, run.source)
     for phase in run.curriculum.phases:
         step = next(run.steps(phase.start))
         batch = data.step(step.first, step.batch, world.data_rank, world.data_size)

@@ -61,7 +61,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm],
         return launch(options.arguments, options.ranks, options.device)
     announce = (lambda _text: None) if options.json else say
     if arms[0].run.source:
-        fetch_shards(arms[0].run.source, arms[0].run.curriculum, announce)
+        fetch_shards(arms[0].run.source, arms[0].run.curriculum, announce, arms[0].run.config.fetch)
     with world(options.device) as here:
         results = train_all(arms, here, prepare, announce)
         if here.first:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(load(opened, options.steps, options.rate, options.rank, options.ranks)))
         return 0
     if opened.source:
-        fetch_shards(opened.source, opened.curriculum, lambda text: print(text, file=sys.stderr))
+        fetch_shards(opened.source, opened.curriculum, lambda text: print(text, file=sys.stderr), opened.config.fetch)
     ranks = several(options.arguments, options.ranks) if options.ranks > 1 else \
         [load(opened, options.steps, options.rate, 0, 1)]
     report = together(ranks, options.rate)
@@ -91,7 +91,7 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
 
     total = run.curriculum.steps
     first = max(0, total - steps)
-    data = Data(run.curriculum, run.store, run.config.loss.repeats)
+    data = Data(run.curriculum, run.store, run.config.loss.repeats, run.source)
     widths = [shards.dtype.itemsize for shards in data.train]
     batches = Prefetch(data, run.steps(run.sample_at(first)), rank, ranks)
     waits, tokens, bytes_read = [], 0, 0

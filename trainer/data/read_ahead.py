@@ -1,0 +1,138 @@
+"""Reads tokens from object storage shortly before the training needs them, so that a corpus may be larger than the disk
+and the first step need not wait for a copy of it.
+
+Only the tokens and loss masks stay in the bucket. The small files of a shard set (manifest, document ends and
+checksums, about a hundredth of it) are copied to the disk as always (`trainer.data.remote`). The order of samples is
+known in advance, so the loader requests the ranges of bytes for the next steps while the trainer computes. Each range
+is read once and forgotten when its sample has been drawn; memory holds no more than these steps.
+
+Bytes are requested in whole blocks of `tokenizer.shards.sums`, and each block is compared with its checksum before a
+token of it is used. A block with a wrong checksum is requested once more, because connections, too, damage bytes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyarrow import fs
+
+from tokenizer.shards.layout import REMEDY, ShardError
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
+
+#: requests to the bucket at the same time. A request takes 30 to 100 ms, so 32 of them bring 300 to 1,000 samples per
+#: second to each rank
+REQUESTS = 32
+#: number of steps whose samples are requested in advance
+STEPS = 16
+
+
+class Range(NamedTuple):
+    """Consecutive blocks of a file: number of the shard, kind of the file (body or loss), and the blocks [first,
+    stop)."""
+
+    shard: int
+    kind: str
+    first: int
+    stop: int
+
+
+class RemoteShardSet(ShardSet):
+    """A shard set whose tokens and loss masks are in object storage, and whose other files are on this machine, at
+    `path`. `folder` is the folder of the set on `remote`. Requests are made by the threads of `pool`."""
+
+    has_local_tokens = False
+
+    def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor) -> None:
+        super().__init__(path, sha256)
+        self._remote, self._place, self._pool = remote, folder, pool
+        self._files: dict[str, Any] = {}
+        self._coming: dict[Range, Future[bytes]] = {}
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """Request tokens [start, stop) and their loss mask, without waiting for them."""
+        for wanted in self._ranges(start, stop):
+            if wanted not in self._coming:
+                self._coming[wanted] = self._pool.submit(self._request, wanted)
+
+    def forget(self) -> None:
+        """Forget all that was requested and not read, for instance after a rewind of the training."""
+        for coming in self._coming.values():
+            coming.cancel()
+        self._coming.clear()
+
+    def samples(self, windows: Any, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Read many windows of L = `length` targets. Returns for each of them what `window` and `bounds` return."""
+        return [(self.window(w, length), self.bounds(w, length)) for w in windows]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
+        size = self.dtype.itemsize
+        tokens = np.empty(stop - start, self.dtype)
+        for shard, first, end, offset in self._pieces(start, stop):
+            data = self._bytes(shard, "body", first * size, end * size)
+            tokens[offset:offset + end - first] = np.frombuffer(data, self.dtype)
+        return tokens
+
+    def _mask(self, start: int, stop: int) -> np.ndarray:
+        flags = np.ones(stop - start, bool)
+        for shard, first, end, offset in self._pieces(start, stop):
+            if self.manifest.shards[shard].loss:
+                data = self._bytes(shard, "loss", first, end)
+                flags[offset:offset + end - first] = np.frombuffer(data, np.uint8) != 0
+        return flags
+
+    def _ranges(self, start: int, stop: int) -> list[Range]:
+        """Return the blocks that hold tokens [start, stop) and their loss mask."""
+        ranges = []
+        for shard, first, end, _ in self._pieces(max(0, start), min(stop, self.tokens)):
+            size = self.dtype.itemsize
+            ranges.append(Range(shard, "body", first * size // BLOCK, blocks_of(end * size)))
+            if self.manifest.shards[shard].loss:
+                ranges.append(Range(shard, "loss", first // BLOCK, blocks_of(end)))
+        return ranges
+
+    def _bytes(self, shard: int, kind: str, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of a file, after a comparison of their blocks with the checksums."""
+        wanted = Range(shard, kind, start // BLOCK, blocks_of(stop))
+        coming = self._coming.pop(wanted, None)
+        data = coming.result() if coming is not None else self._request(wanted)
+        damaged = self._damaged(wanted, data)
+        if damaged is not None:
+            data = self._request(wanted)
+            damaged = self._damaged(wanted, data)
+        if damaged is not None:
+            raise ShardError(f"{self._path(wanted)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
+        return data[start - wanted.first * BLOCK:stop - wanted.first * BLOCK]
+
+    def _damaged(self, wanted: Range, data: bytes) -> int | None:
+        """Return the number of the first block in `data` whose checksum is wrong, or None."""
+        sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
+        return damaged_block(memoryview(data), wanted.first, sums)
+
+    def _request(self, wanted: Range) -> bytes:
+        path = self._path(wanted)
+        info = self.manifest.shards[wanted.shard]
+        size = info.tokens * (self.dtype.itemsize if wanted.kind == "body" else 1)
+        start, stop = wanted.first * BLOCK, min(wanted.stop * BLOCK, size)
+        try:
+            file = self._files.get(path)
+            if file is None:                      # two threads may open it at once; both files can be read
+                file = self._remote.open_input_file(path)
+                if file.size() != size:
+                    raise ShardError(f"{path}: {file.size():,} bytes, the manifest says {size:,}: damaged: {REMEDY}")
+                self._files[path] = file
+            data: bytes = file.read_at(stop - start, start)
+        except FileNotFoundError:
+            raise ShardError(f"{path}: missing: {REMEDY}") from None
+        except OSError as error:
+            raise ShardError(f"{path}: cannot be read ({' '.join(str(error).split())[:300]}); when the bucket answers "
+                             f"again, start the training again: it continues from its last checkpoint") from None
+        return data
+
+    def _path(self, wanted: Range) -> str:
+        return f"{self._place}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"
