@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tokenizer.train import train_bpe
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
@@ -19,6 +21,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("playground.py", ["--documents", "4000", "--parts", "2", "--repeat", "1"], "a move of the cube"),
     ("tokens.py", ["--streams", "3", "12", "--block", "2000", "--batch", "100", "--repeat", "2"], "in 10 groups"),
     ("viewers.py", ["--viewers", "8", "--seconds", "4"], "0 errors"),
+    ("materialize.py", ["--gb", "0.005"], "MB per CPU second"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     pytest.param("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],
@@ -32,6 +35,19 @@ def test_a_benchmark_runs(tmp_path, script, arguments, says):
                           check=False, cwd=tmp_path)
     assert "Traceback" not in done.stderr, done.stderr
     assert says in done.stdout and done.returncode in (0, 1)       # 1: the figure wanted was missed
+
+
+@pytest.mark.slow
+def test_shards_are_equal_to_those_of_datatrove(tmp_path):
+    pytest.importorskip("datatrove")
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(" ".join(f"word{i * j % 97} of some text," for j in range(40)) for i in range(1, 60)))
+    train_bpe([text.read_text()], 400, tmp_path / "tokenizer.json")
+    done = subprocess.run([sys.executable, FOLDER / "shards.py", "--tokenizer", tmp_path / "tokenizer.json", "--sizes",
+                           "1", "2", "--repeat", "1", "--work", tmp_path / "work", text],
+                          capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tokens of both sides" in done.stdout and "ratio" in done.stdout
 
 
 @pytest.mark.slow
