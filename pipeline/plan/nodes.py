@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.engine.task import TaskSpec
+from pipeline.store.dataset import PassParts
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled, path_bytes, path_of, scratch_database
 from stages.barrier import FileRef, PartRef, TaskResult
@@ -59,6 +60,7 @@ class Node:
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
+    parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
 
 
 @dataclass(frozen=True)
