@@ -87,12 +87,12 @@ class PassResult:
 
     def parts(self) -> Iterator[Kept]:
         if self.of is None:
-            for record, origin in zip(self.records, self.records.origins, strict=True):
+            for (_, origin, _), record in self.records.with_tasks():
                 text = record.files["kept.parquet"]
                 yield Kept(record, origin, text.ref(), text.rows, text.bytes)
             return
         read = (part for part, _ in self.of if part.rows)
-        for part, record, origin in zip(read, self.records, self.records.origins, strict=True):
+        for part, ((_, origin, _), record) in zip(read, self.records.with_tasks(), strict=True):
             gone = record.files["gone.parquet"]
             yield Kept(record, origin, part.text, gone.meta["kept"], part.bytes, gone.ref() if gone.rows else None)
 
