@@ -37,7 +37,7 @@ from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.dataset import is_published, publish, publish_quarantine, stream_quarantine
+from pipeline.store.dataset import PassParts, is_published, publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.garbage import collect_garbage
 from pipeline.store.lists import writes_to
@@ -185,7 +185,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
                 _publish_quarantine(store, log, planner, node, results)
                 raise
         if node.publishes:
-            _publish(store, log, planner, node, results, sums)
+            _publish(store, log, [n for n in nodes if n.kind == "pass" and n.dataset == node.dataset], results, sums)
         if node.kind == "shards":
             _publish_lost(store, log, node, results[node.name])
             check_error_rate(node, node_sums, max_error_rate)
@@ -257,17 +257,18 @@ def make_backend(kind: str, workers: int | None, address: str | None,
     return make
 
 
-def _publish(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
+def _publish(store: Store, log: Log, passes: list[Node], results: Mapping[str, Any],
              sums: Mapping[str, NodeSums]) -> None:
-    """Publish a finished dataset: the kept rows of its last pass (scan over the documents), and the dropped and
-    quarantined rows of all its passes. Does nothing when the same rows are published already."""
+    """Publish a finished dataset: the kept rows of the last of its `passes` (scans over the documents), and the dropped
+    and quarantined rows of all of them. Does nothing when the same rows are published already."""
     # another version of the code may lay out a folder differently
-    state = [our_code(), *(sums[p.name].results for p in planner.passes[node.dataset])]
-    if is_published(store, node.dataset, state):
-        return
-    log.flush()
-    passes = [results[p.name].records for p in planner.passes[node.dataset]]
-    publish(store, node.dataset, passes, log.check_lease, state)
+    state = [our_code(), *(sums[node.name].results for node in passes)]
+    if not is_published(store, passes[-1].dataset, state):
+        log.flush()
+        parts = [node.parts or PassParts(results[node.name].records, node.publishes) for node in passes]
+        publish(store, passes[-1].dataset, parts, log.check_lease, state)
+    for node in passes:
+        node.parts = None
 
 
 def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:

@@ -262,17 +262,17 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TaskSpec | PartRecord):
+    if isinstance(value, (TaskSpec, PartRecord)):
         return value.to_json()
-    if isinstance(value, Failure | Fingerprint):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, (Failure, Fingerprint)):
+        return dict(vars(value))
     return value
 
 
 def encode(message: Any) -> dict[str, Any]:
     """Turn a message into a dict that can be written as JSON. Fields that are JSON already are shared with the message,
     not copied."""
-    return {"type": type(message).__name__, **{f.name: _plain(getattr(message, f.name)) for f in fields(message)}}
+    return {"type": type(message).__name__, **{name: _plain(value) for name, value in vars(message).items()}}
 
 
 def pack(message: Any) -> bytes:

@@ -21,7 +21,7 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.driver.sums import NodeSums, Summing
 from pipeline.plan.fresh import FreshNodes, Results
 from pipeline.plan.nodes import Node, Work
-from pipeline.store.dataset import stream_quarantine
+from pipeline.store.dataset import PassParts, stream_quarantine
 
 
 class TooManyErrors(TokenmillError):
@@ -104,12 +104,16 @@ def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
 
 
 def _sums(node: Node) -> NodeSums:
-    """Return the sums over the tasks of a node that has ended. This reads the record of every task."""
+    """Return the sums over the tasks of a node that has ended. This reads the record of every task. For a pass, the
+    same reading notes the files that its dataset publishes (`Node.parts`)."""
     summing = Summing(node.name, node.kind)
+    parts = node.parts = PassParts(last=node.publishes) if node.kind == "pass" else None
     for batch in node.batches:
         summing.begin(batch.node)
         for (_, origin, weight), record in batch.with_tasks():
             summing.add(record, weight, origin)
+            if parts is not None:
+                parts.add(record)
     return summing.end()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.engine.task import TaskSpec
+from pipeline.store.dataset import PassParts
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled, path_bytes, path_of, scratch_database
 from stages.barrier import FileRef, PartRef, TaskResult
@@ -59,6 +60,7 @@ class Node:
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
+    parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,12 @@ class PassResult:
 
     def parts(self) -> Iterator[Kept]:
         if self.of is None:
-            for record, origin in zip(self.records, self.records.origins, strict=True):
+            for (_, origin, _), record in self.records.with_tasks():
                 text = record.files["kept.parquet"]
                 yield Kept(record, origin, text.ref(), text.rows, text.bytes)
             return
         read = (part for part, _ in self.of if part.rows)
-        for part, record, origin in zip(read, self.records, self.records.origins, strict=True):
+        for part, ((_, origin, _), record) in zip(read, self.records.with_tasks(), strict=True):
             gone = record.files["gone.parquet"]
             yield Kept(record, origin, part.text, gone.meta["kept"], part.bytes, gone.ref() if gone.rows else None)
 

@@ -69,11 +69,11 @@ def _members(args: Mapping[str, Any]) -> dict[str, str]:
     """Encode the arguments of a task that enter its content key, each as a member '"name":value' of a JSON object.
     Paths of folders are taken out of the values, so that the key does not depend on where files lie. Returns {name of
     the argument: member}."""
-    return {name: f"{_json(name)}:{_json(placeless(value))}" for name, value in args.items() if name != "$volatile"}
+    return {name: _json({name: placeless(value)})[1:-1] for name, value in args.items() if name != "$volatile"}
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+#: encodes a value for a key. The encoder is made once, because `json.dumps` with options makes one for every call
+_json = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
 
 
 def content_key(name: str, version: int, args: Any) -> str:

@@ -31,6 +31,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,11 +70,10 @@ _SUM = 1 << 128
 VERIFY_PARTS = 1000
 
 class Part(NamedTuple):
-    """A part (a Parquet file of documents) to publish: its file in `objects/`, its name in the published folder, and
-    its other columns in the manifest (the table of the folder's parts)."""
+    """A part (a Parquet file of documents) to publish: its file in `objects/`, and its columns in the manifest (the
+    table of the folder's parts) but for its name in the folder, which depends on the parts before it."""
 
     path: str
-    part: str
     key: str
     node: str
     rows: int
@@ -84,26 +84,42 @@ class Part(NamedTuple):
     sources: list[str]
 
 
-def publish(store: Store, name: str, passes: Sequence[Iterable[PartRecord]],
-            check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name. `passes` holds, for each pass (a group of
-    steps that run together), the commit records of its tasks.
+class PassParts:
+    """The parts (files of documents) that the tasks of a pass (a group of steps that run together) wrote, as far as a
+    dataset publishes them: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the
+    `last` of its dataset. They are kept on disk, in the order in which the records were added. A driver adds the
+    records while it sums them up, because decoding millions of records takes longest."""
 
-    The published files are `kept.parquet` of the records of the last pass, in the order of the records, and
-    `dropped.parquet` and `quarantine.parquet` of the records of all passes. Only the process that holds the lease of
-    the commit log (the right to append) may call this. If the process has lost the lease, `check_lease`
-    (`Log.check_lease`) raises, and the folder being published keeps its old list of parts. `state` identifies the
-    records of all passes. It is stored, so that `is_published` can tell later whether the records have changed.
+    def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
+        files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))
+        self.files: dict[str, Spilled[Part]] = {file: _parts() for file in files}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: PartRecord) -> None:
+        sources = sorted(record.counters.get("in") or record.counters.get("sources", {}))
+        for file, parts in self.files.items():
+            if (info := record.files.get(file)) is not None:
+                parts.append(Part(info.path, record.key, record.node, info.rows, info.bytes,
+                                  info.meta.get("text_bytes", 0), info.sha256, info.content, sources))
+
+
+def publish(store: Store, name: str, passes: Sequence[PassParts],
+            check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
+    """Publish a dataset and replace an earlier publication of that name. `passes` holds the parts of each of its
+    passes (groups of steps that run together).
+
+    The published files are `kept.parquet` of the last pass, and `dropped.parquet` and `quarantine.parquet` of all
+    passes. Only the process that holds the lease of the commit log (the right to append) may call this. If the process
+    has lost the lease, `check_lease` (`Log.check_lease`) raises, and the folder being published keeps its old list of
+    parts. `state` identifies the records of all passes. It is stored, so that `is_published` can tell later whether the
+    records have changed.
     """
-    folders = {f"{kind}/{name}": _parts() for kind in ("quarantine", "dropped", "datasets")}
-    quarantine, dropped, kept = folders.values()
-    for n, records in enumerate(passes, 1):
-        for record in records:                       # read once, because decoding millions of records takes longest
-            _add(quarantine, record, QUARANTINE)
-            _add(dropped, record, "dropped.parquet")
-            if n == len(passes):
-                _add(kept, record, "kept.parquet")
-    sums = {folder: _publish(store, folder, parts, check_lease) for folder, parts in folders.items()}
+    folders = {f"quarantine/{name}": [parts.files[QUARANTINE] for parts in passes],
+               f"dropped/{name}": [parts.files["dropped.parquet"] for parts in passes],
+               f"datasets/{name}": [passes[-1].files["kept.parquet"]]}
+    sums = {folder: _publish(store, folder, chain.from_iterable(parts), check_lease)
+            for folder, parts in folders.items()}
     if state:
         with contextlib.suppress(OSError, StoreError):           # the next run publishes again
             store.write(_published(name), json.dumps({"state": list(state), "folders": sums}).encode())
@@ -160,23 +176,11 @@ def stream_quarantine(stream: str) -> str:
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
     """Publish the `quarantine.parquet` files of `records`, and no other files, in the folder quarantine/NAME/."""
-    parts = _parts()
-    for record in records:
-        _add(parts, record, QUARANTINE)
-    _publish(store, f"quarantine/{name}", parts, check_lease)
+    _publish(store, f"quarantine/{name}", PassParts(records, last=False).files[QUARANTINE], check_lease)
 
 
 def _parts() -> Spilled[Part]:
     return Spilled(encode=list, decode=lambda row: Part(*row))
-
-
-def _add(parts: Spilled[Part], record: PartRecord, file: str) -> None:
-    """Add the file that `record` has under the name `file` to the `parts` to publish. Does nothing when the record has
-    no such file."""
-    if (info := record.files.get(file)) is not None:
-        parts.append(Part(info.path, part_name(len(parts), record.key), record.key, record.node, info.rows, info.bytes,
-                          info.meta.get("text_bytes", 0), info.sha256, info.content,
-                          sorted(record.counters.get("in") or record.counters.get("sources", {}))))
 
 
 def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
@@ -211,8 +215,7 @@ def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Call
         make_folder(target.parent)
         with ManifestWriter(aside / MANIFEST) as manifest:
             for part in parts:
-                link_committed(store, part.path, f"{place}/{part.part}")
-                manifest.add(part)
+                link_committed(store, part.path, f"{place}/{manifest.add(part)}")
         sums = manifest.sums()
         sync(aside / MANIFEST)
         sync(aside)
@@ -259,12 +262,12 @@ def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Calla
         with ManifestWriter(local) as manifest:
             def missing() -> Iterator[tuple[str, str]]:
                 for n, part in enumerate(parts, 1):
-                    manifest.add(part)
+                    part_file = manifest.add(part)
                     if n % VERIFY_PARTS == 0:      # copying may take hours, and another driver may have taken the log
                         check_lease()
                     # the name identifies the content, but a truncated copy would have another size
-                    if present.pop(part.part, None) != part.bytes:
-                        yield part.path, f"{folder}/{part.part}"
+                    if present.pop(part_file, None) != part.bytes:
+                        yield part.path, f"{folder}/{part_file}"
             try:
                 store.copy_all(missing())
             except FileNotFoundError as e:
@@ -295,14 +298,18 @@ class ManifestWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer = parquet_writer(path, MANIFEST_SCHEMA)
-        self._rows: list[Part] = []
-        self._total = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._parts = self._total = 0
 
-    def add(self, part: Part) -> None:
-        self._total += _part_sum(part.part, part.bytes)
-        self._rows.append(part)
+    def add(self, part: Part) -> str:
+        """Add a part to the manifest. Returns the part's name in the folder."""
+        name = part_name(self._parts, part.key)
+        self._parts += 1
+        self._total += _part_sum(name, part.bytes)
+        self._rows.append((name, *part[1:]))                    # `path` is not in the manifest
         if len(self._rows) == MANIFEST_ROWS:
             self._flush()
+        return name
 
     def sums(self) -> list[str]:
         """Return the hash of the manifest, and the sum over the names and sizes of its parts. `_sums_of` computes the
@@ -310,8 +317,7 @@ class ManifestWriter:
         return [file_sha256(self._path), f"{self._total % _SUM:x}"]
 
     def _flush(self) -> None:
-        columns = list(zip(*self._rows))[1:]                    # `path` is not in the manifest
-        self._writer.write_table(pa.table(list(map(list, columns)), schema=MANIFEST_SCHEMA))
+        self._writer.write_table(pa.table(list(map(list, zip(*self._rows))), schema=MANIFEST_SCHEMA))
         self._rows = []
 
     def __enter__(self) -> ManifestWriter:

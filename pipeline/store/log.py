@@ -44,6 +44,7 @@ from pipeline.store.records import PartRecord
 from pipeline.store.segment import (
     FORMAT,
     CorruptLog,
+    Facts,
     decode_segment,
     dumps,
     encode_record,
@@ -254,7 +255,7 @@ class Log(LogView):
                     f"than at first, so what was built on it would not fit: a stage or a library is not what it was. "
                     f"Set up the environment the store was made with, or use a new --store")
             data = encode_record(record)
-            if self._add_record(data):
+            if self._add_record(Facts(record.key, record.replay_key, bool(record.quarantine)), data):
                 self._wait(self._waiting, data)
                 return record
             return self.get(record.key)  # type: ignore[return-value]

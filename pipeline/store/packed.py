@@ -146,6 +146,8 @@ class PackedRecords:
     def earlier(self, replay_key: str) -> int | None:
         """Return the number of the latest valid record with this replay key (a task's key computed without its
         thresholds); None when there is none."""
+        if not len(self._keys):
+            return None
         numbers = _equal(*self._by_replay_key, replay_key)
         return next((n for n in reversed(numbers) if self._counts[n] and n < self.limit), None)
 

@@ -73,8 +73,10 @@ def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True
     for k, v in other.items():
         if isinstance(v, dict):
             merge_counters(into.setdefault(k, {}), v, False)
-        elif k in into:
-            into[k] = max(into[k], v) if maxima and k.startswith("max_") else into[k] + v
-        else:
+        elif k not in into:
             into[k] = v
+        elif maxima and k.startswith("max_"):
+            into[k] = max(into[k], v)
+        else:
+            into[k] += v
     return into

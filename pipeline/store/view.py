@@ -158,6 +158,8 @@ class LogView:
     def retired_contents(self, key: str) -> dict[str, str]:
         """Return {name of a file: content hash} of the last record of the task `key` that was retired (withdrawn)
         because its files were damaged; {} when there is none."""
+        if not self.retired_at:                               # the usual case, which a driver asks for at every commit
+            return {}
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
         return {} if row is None else json.loads(row[0])
 
@@ -291,7 +293,7 @@ class LogView:
     def _replay(self, number: int, body: dict[str, Any]) -> None:
         """Apply segment `number` of the commit log, with this body, to the state."""
         for data in body.get("records", ()):
-            self._add_record(data)
+            self._add_record(facts(data), data)
         self._apply(body, number, self.store.at(segment_name(number)))
         self.segments = number
 
@@ -313,9 +315,9 @@ class LogView:
         for entry in body.get("retired", ()):
             self._retire(entry, segment)
 
-    def _add_record(self, data: bytes) -> bool:
-        """Add an encoded record to the state. Returns False when its key already has a record that counts."""
-        fact = facts(data)
+    def _add_record(self, fact: Facts, data: bytes) -> bool:
+        """Add an encoded record, of which `fact` tells the main fields, to the state. Returns False when its key
+        already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False
         inserted = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",

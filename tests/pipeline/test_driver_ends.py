@@ -114,7 +114,7 @@ def test_a_full_disk_while_a_dataset_is_shown_is_said_in_words(tmp_path, monkeyp
 
     monkeypatch.setattr(dataset, "sync", full)
     with pytest.raises(EnvironmentFailure, match=r"cannot write .*quarantine/d: .*; the disk is full: free some space"):
-        dataset.publish(Store(tmp_path), "d", [[]])
+        dataset.publish(Store(tmp_path), "d", [dataset.PassParts()])
     assert not list((tmp_path / ".publish").rglob("d*")), "nothing half-built stays"
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from pipeline.plan.inputs import list_source
 from pipeline.store import dataset
-from pipeline.store.dataset import dataset_hash, iter_rows, manifest, publish
+from pipeline.store.dataset import PassParts, dataset_hash, iter_rows, manifest
 from pipeline.store.fs import Store, StoreError, swap_folders
 from pipeline.store.log import Fenced
 from pipeline.store.parts import PartWriter, document_schema
@@ -58,6 +58,11 @@ def part(store: Store, scratch: Path, key: str, ids, dropped=(), signals=("a",))
 
 def key(i: int) -> str:
     return hashlib.md5(f"key{i}".encode()).hexdigest()
+
+
+def publish(store: Store, name: str, passes, **options) -> None:
+    """Publish a dataset from the records of each of its passes."""
+    dataset.publish(store, name, [PassParts(records) for records in passes], **options)
 
 
 def glob_count(root: Path, kind: str = "datasets", name: str = "clean") -> int:
@@ -211,9 +216,8 @@ def versions(root: Path, scratch: Path) -> tuple[list[PartRecord], list[PartReco
 KILLER = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from pipeline.store.dataset import publish
     from pipeline.store.fs import Store
-    from tests.pipeline.test_store_dataset import versions
+    from tests.pipeline.test_store_dataset import publish, versions
 
     def publication(root, records):
         publish(Store(root), "clean", [records])

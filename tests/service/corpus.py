@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
-from pipeline.store.dataset import publish
+from pipeline.store.dataset import PassParts, publish
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo, PartRecord
@@ -91,4 +91,4 @@ def publish_rows(store: Store, scratch: Path, kept: list[dict[str, Any]], parts:
         key = hashlib.md5(f"{salt}/{i}".encode()).hexdigest()
         records.append(put_part(store, scratch, key, "late" if late else "early", share(kept), share(dropped),
                                 share(quarantined), ("a", "b") if late else ("a",)))
-    publish(store, name, [records])
+    publish(store, name, [PassParts(records)])

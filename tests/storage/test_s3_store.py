@@ -393,8 +393,8 @@ def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp
 # -- publication ---------------------------------------------------------------------------------------------------
 def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tmp_path):
     """Killed in the middle of its copies: the manifest always names what is there."""
-    from pipeline.store.dataset import MANIFEST, manifest, publish
-    from tests.pipeline.test_store_dataset import key, part
+    from pipeline.store.dataset import MANIFEST, manifest
+    from tests.pipeline.test_store_dataset import key, part, publish
 
     a = [part(store, tmp_path, key(i), range(i * 10, i * 10 + 3)) for i in range(20)]
     publish(store, "clean", [a])
@@ -404,9 +404,9 @@ def test_publication_is_parallel_and_right_after_a_kill(s3_server, s3, store, tm
         import json
         from tests.e2e.kill import die_at
         from pipeline.store.records import PartRecord
-        from pipeline.store.dataset import publish
         from pipeline.store.fs import Store
         from pipeline.store.s3 import S3
+        from tests.pipeline.test_store_dataset import publish
         die_at(S3, "copy", 17)
         records = [PartRecord.from_json(d) for d in json.load(open({str(tmp_path / 'b.json')!r}))]
         publish(Store({store.root!r}), "clean", [records])

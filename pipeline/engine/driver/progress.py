@@ -141,7 +141,9 @@ class Progress:
                 node.done += 1
                 node.fresh += 1
                 node.weight_done += spec.weight
-                self._count(node, fresh[spec.key])
+                record = fresh[spec.key]
+                node.docs += docs_in(record)
+                node.quarantined += len(record.quarantine)
         for name in names:
             node = self.nodes[name]
             self._event("planned", node=name, parts=node.parts, reused=node.fresh, bytes=node.weight)
@@ -164,23 +166,24 @@ class Progress:
         self._tick()
 
     def done(self, spec: TaskSpec, record: PartRecord) -> None:
-        node = self.nodes[spec.node]
+        node, docs, quarantined = self.nodes[spec.node], docs_in(record), len(record.quarantine)
         self._hung.pop(spec.key, None)
-        self._finished = self._clock.now()
-        node.start(self._clock.now() - record.wall_s)
+        self._finished = now = self._clock.now()
+        node.start(now - record.wall_s)
         node.done += 1
         node.weight_done += spec.weight
         node.weight_run += spec.weight
-        node.docs_run += docs_in(record)
+        node.docs += docs
+        node.docs_run += docs
+        node.quarantined += quarantined
         for outcome, n in outcomes(record.counters).items():
             node.outcomes_run[outcome] += n
         node.cpu_s += record.cpu_s
-        self._count(node, record)
         if node.done == node.parts:
-            node.stop(self._clock.now())
+            node.stop(now)
         self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
-                    docs=docs_in(record), bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s,
-                    rss_mb=record.rss_mb, quarantined=len(record.quarantine))
+                    docs=docs, bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s, rss_mb=record.rss_mb,
+                    quarantined=quarantined)
         self._draw(spec.node)
         self._tick()
 
@@ -305,11 +308,6 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
-
-    @staticmethod
-    def _count(node: _Node, record: PartRecord) -> None:
-        node.docs += docs_in(record)
-        node.quarantined += len(record.quarantine)
 
     def _tick(self) -> None:
         now = self._clock.now()
