@@ -295,10 +295,11 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
     tokenizer = results[TOKENIZER]
     publish_tokenizer(store, tokenizer)
     sets = {}
-    for stream in recipe.shards:
-        result: StreamResult = results[f"shards:{stream}"]
-        sets[stream] = publish_shards(store, stream, result.assembled, result.parts, tokenizer,
-                                       check_lease=log.check_lease)
+    for shards in recipe.shards:
+        result: StreamResult = results[f"shards:{shards}"]
+        for stream, assembled in result.assembled.items():
+            sets[stream] = publish_shards(store, stream, assembled, result.parts, tokenizer,
+                                          check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:
         curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
         warnings += notes

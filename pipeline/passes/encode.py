@@ -17,12 +17,14 @@ from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.base.errors import TokenmillError
-from pipeline.base.parquet import open_parquet, parquet_writer
+from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
 from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.labels import Label, Labels
+from pipeline.passes.part_tokens import GroupedTokensWriter, TokensWriter
+from pipeline.passes.pieces import add_piece, add_ranges
 from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
 from pipeline.store.content_keys import task_key
@@ -35,19 +37,17 @@ from stages.stage import library_versions
 from tokenizer.encode import encode_masked
 from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
-from tokenizer.shards.writer import MaskWriter, ShardWriter
+from tokenizer.shards.writer import ShardWriter
 
 ENCODE = "pipeline.passes.encode:EncodePart"
 ASSEMBLE = "pipeline.passes.encode:AssembleShard"
 SPLITS = ("train", "val")
 #: the stage name of encoding in quarantine entries
 STAGE = "encode"
-#: rows read at a time from a part's document table while a shard is assembled; also the size of its row groups
-TABLE_BATCH, TABLE_ROWS = 4096, 1 << 16
+#: file of an encoded part that counts the documents and tokens of each label
+LABELS = "labels.json"
 #: libraries whose version may change the ids of a text under the same tokenizer file
 LIBRARIES = ("tokenizers", "fastokens", "sentencepiece")
-
-PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
 _loaded: dict[tuple[str, int], Tokenizer] = {}
 
@@ -55,13 +55,14 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
     """Encodes the documents of one part (file of documents) as tokens. args: part ($ref of kept.parquet), tokenizer
-    ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, $volatile
-    {quarantined: the commit log's entries under `encode_key`}.
+    ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, by (as for
+    `Labels`; only if the stream is split), $volatile {quarantined: the commit log's entries under `encode_key`}.
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
     is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
-    reads them but does not learn to predict them.
+    reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their labels, and
+    labels.json holds {split: [[label, documents, tokens], …]}.
 
     Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
     not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
@@ -95,21 +96,26 @@ class _Encoding:
         self.key = encode_key(self.args)
         quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
         self.quarantined = {q["id"]: q for q in quarantined}
-        self.splits = {name: _PartWriter(out, name) for name in SPLITS}
+        self.labels = Labels(self.args["by"]) if "by" in self.args else None
+        self.splits = {name: TokensWriter(out, name) if self.labels is None
+                       else GroupedTokensWriter(out, name, out.scratch) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
         self.counters: Counters = {name: _zero_counters() for name in SPLITS}
         self.counters.update(skipped=0, near_held_out=0, sources={}, quarantined={})
 
     def run(self) -> Counters:
         limit = min(BATCH, self.inputs.batch_rows or BATCH)
-        columns = ("text", "bytes", "source", "meta", "locator", "loss_spans")
+        columns = ("text", "bytes", "source", "meta", "locator", "loss_spans",
+                   *(self.labels.columns if self.labels else ()))
         where = Selection(self.args.get("where"))
         for batch in rows_of(self.inputs.fetch(self.args["part"]), where, columns, limit):
             self.counters["skipped"] += batch.rows_read - len(batch.rows)
             self._batch(batch)
         self.cursor.clear()
-        for split in self.splits.values():
-            split.close()
+        groups = {name: split.close() for name, split in self.splits.items()}
+        if self.labels is not None:
+            with open(self.out.path(LABELS), "w", encoding="utf-8") as f:
+                json.dump(groups, f)
         self.quarantine.close()
         self.out.note(QUARANTINE, rows=self.quarantine.rows)
         return self.counters
@@ -173,6 +179,7 @@ class _Encoding:
         ends = np.cumsum(lengths)
         targets = lengths if counts is None else np.add.reduceat(counts, ends - lengths, dtype=np.int64)
         held_out = np.array([_held_out(ids[i], self.args["val"]) for i in places], bool)
+        labels: list[Label] | None = self.labels.of(batch) if self.labels else None
         for name in SPLITS:
             which = np.flatnonzero(held_out == (name == "val"))
             if which.size:
@@ -180,7 +187,8 @@ class _Encoding:
                                       [ids[places[k]] for k in which], batch.rows[[places[k] for k in which]],
                                       [sizes[places[k]] for k in which],
                                       None if counts is None else
-                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in which]))
+                                      np.concatenate([counts[ends[k] - lengths[k]:ends[k]] for k in which]),
+                                      *(() if labels is None else ([labels[places[k]] for k in which],)))
         for k, i in enumerate(places):
             source = self.counters["sources"].setdefault(sources[i], _zero_counters())
             for into in (source, self.counters["val" if held_out[k] else "train"]):
@@ -229,55 +237,15 @@ def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
     return _loaded[key]
 
 
-class _PartWriter:
-    """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
-    each document ends) and SPLIT.loss (which tokens count for the loss)."""
-
-    def __init__(self, out: Out, split: str, table_rows: int = TABLE_ROWS) -> None:
-        self._table_rows = table_rows
-        self.out, self.split = out, split
-        self.tokens = self.documents = 0
-        self.body = open(out.path(f"{split}.tokens"), "wb")  # noqa: SIM115  closed by `close`
-        self.table = parquet_writer(out.path(f"{split}.parquet"), PART_TABLE)
-        self.pending: list[pa.RecordBatch] = []
-        self.mask = MaskWriter(lambda: out.path(f"{split}.loss"))
-
-    def add(self, docs: list[np.ndarray], ids: list[str], rows: np.ndarray, n_bytes: list[int],
-            counts: np.ndarray | None = None) -> None:
-        ends = np.cumsum([len(d) for d in docs]).astype(np.uint64) + np.uint64(self.tokens)
-        self.body.write(np.concatenate(docs).tobytes())
-        self.mask.add(counts, int(ends[-1]) - self.tokens)
-        self.pending.append(pa.record_batch([pa.array(ends), pa.array(ids, pa.string()), pa.array(rows, pa.uint32()),
-                                             pa.array(n_bytes, pa.uint32())], schema=PART_TABLE))
-        self.tokens, self.documents = int(ends[-1]), self.documents + len(ids)
-        while sum(map(len, self.pending)) >= self._table_rows:    # row groups do not depend on the batch size
-            self._flush()
-
-    def _flush(self) -> None:
-        table = pa.Table.from_batches(self.pending)
-        self.table.write_table(table.slice(0, self._table_rows).combine_chunks())
-        self.pending = table.slice(self._table_rows).to_batches()
-
-    def close(self) -> None:
-        if self.pending:
-            self._flush()
-        self.table.close()
-        self.body.close()
-        if self.mask.close():
-            self.out.note(f"{self.split}.loss", rows=self.tokens)
-        self.out.note(f"{self.split}.tokens", rows=self.tokens)
-        self.out.note(f"{self.split}.parquet", rows=self.documents)
-
-
 # -- one shard ---------------------------------------------------------------------------------------------------
 class AssembleShard:
     """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
     stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, and loss: $ref
-    if the piece has a loss mask}]. A piece is one encoded part (output of `EncodePart`), and the pieces are in plan
-    order. Writes body (the tokens), ends, table.parquet, blocks (checksums of the blocks), shard.json, and loss if some
-    token does not count for the loss.
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, loss: $ref if
+    the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
+    is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the tokens), ends,
+    table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
     """
 
     name = "assemble_shard"
@@ -292,20 +260,11 @@ class AssembleShard:
         for piece in args["pieces"]:
             body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
             loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
-            begin = 0
             with open_parquet(inputs.fetch(piece["table"])) as table:
-                for batch in table.iter_batches(TABLE_BATCH):
-                    ends = batch.column("end").to_numpy().astype(np.int64)
-                    starts = np.concatenate([[begin], ends[:-1]])
-                    begin = int(ends[-1])
-                    # starts increase: the documents of this shard are one run of rows
-                    first, stop = np.searchsorted(starts + piece["offset"], (args["start"], args["stop"]))
-                    if first < stop:
-                        rows = batch.slice(first, stop - first)
-                        writer.add(body[starts[first]:ends[stop - 1]], ends[first:stop] - starts[first:stop],
-                                   rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy(),
-                                   rows.column("n_bytes").to_numpy(),
-                                   None if loss is None else loss[starts[first]:ends[stop - 1]])
+                if "ranges" in piece:
+                    add_ranges(writer, args, piece, table, body, loss)
+                else:
+                    add_piece(writer, args, piece, table, body, loss)
         facts = {"split": args["split"], "index": args["index"], **writer.close()}
         with open(out.path("shard.json"), "w", encoding="utf-8") as f:
             json.dump(facts, f, sort_keys=True)
@@ -327,40 +286,51 @@ def libraries() -> dict[str, str | None]:
 
 
 def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config: Mapping[str, Any],
-                  quarantined: Callable[[list[str]], Any] = lambda keys: []) -> list[TaskDraft]:
+                  quarantined: Callable[[list[str]], Any] = lambda keys: [],
+                  by: Sequence[Mapping[str, Any]] = ()) -> list[TaskDraft]:
     """Returns the EncodePart tasks, one for each part (file of documents), in plan order. `tokenizer` is the result of
     `fit_tokenizer.tokenizer_info`. `config` is the recipe's entry under `shards:` (`where`; `val`, the share held out),
     with the `seed`. `quarantined` is a function like `Planner.quarantined`, which returns the commit log's quarantine
-    entries under the given keys."""
+    entries under the given keys. `by` says how the documents are labelled (`Labels`); empty for a stream that is not
+    split."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
-        "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))}}
+        "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))},
+        **({"by": list(by)} if by else {})}
     common["$volatile"] = {"quarantined": quarantined([encode_key(common)])}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)
             for part in parts]
 
 
-def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
-                    shard_bytes: int = SHARD_BYTES) -> list[TaskDraft]:
+def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any], shard_bytes: int = SHARD_BYTES,
+                    ranges: Mapping[str, Sequence[list[list[int]]]] | None = None,
+                    stream: str = "") -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
-    the tasks of `encode_drafts`, in plan order."""
+    the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
+    each split and each of `encoded` where these are: [[first row, row after the last, first token, token after the
+    last], …]. `stream` names the stream in the labels of the tasks."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
         pieces: list[dict[str, Any]] = []
+        stops: list[int] = []
         total = 0
         for part, result in enumerate(encoded):
             tokens = result.files[f"{split}.tokens"]
-            if tokens["rows"]:
+            only = None if ranges is None else ranges[split][part]
+            size = tokens["rows"] if only is None else sum(stop - start for _, _, start, stop in only)
+            if size:
                 table = result.files[f"{split}.parquet"]
                 loss = {"loss": result.files[f"{split}.loss"]} if f"{split}.loss" in result.files else {}
-                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss})
-                total += tokens["rows"]
+                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss,
+                               **({} if only is None else {"ranges": only})})
+                total += size
+                stops.append(total)
         first = 0
         for index, start in enumerate(range(0, total, step)):
             stop = start + step
-            while pieces[first]["offset"] + pieces[first]["tokens"]["rows"] <= start:
+            while stops[first] <= start:
                 first += 1
             overlapping = []
             for piece in pieces[first:]:
@@ -369,8 +339,9 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                 overlapping.append(piece)
             args = {"split": split, "index": index, "start": start, "stop": stop, "pieces": overlapping,
                     "vocab_size": tokenizer["vocab_size"], "eos": tokenizer["eos"]}
-            weight = sum(piece["tokens"]["bytes"] for piece in overlapping)
-            drafts.append(TaskDraft(ASSEMBLE, args, weight, f"{split} shard {index}"))
+            weight = sum(piece["tokens"]["bytes"] for piece in overlapping) if ranges is None else \
+                min(step, total - start) * token_dtype(tokenizer["vocab_size"]).itemsize
+            drafts.append(TaskDraft(ASSEMBLE, args, weight, f"{stream} {split} shard {index}".lstrip()))
     return drafts
 
 

@@ -70,6 +70,10 @@ class Rows:
             return pc.struct_field(self.batch.column("signals"), "bytes").cast(pa.int64()).to_pylist()
         return self.batch.column(name).to_pylist()
 
+    def column_of(self, name: str) -> pa.Array | None:
+        """Returns a column as it is in the file, or None if the file does not have it."""
+        return self.batch.column(name) if name in self.batch.schema.names else None
+
 
 def rows_of(path: str, selection: Selection, columns: Sequence[str], batch: int = BATCH) -> Iterator[Rows]:
     """Yields the rows of a part (file of documents) that `selection` takes, at most `batch` rows and BATCH_BYTES of

@@ -321,7 +321,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
     if recipe.curriculum is not None:
         mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
-            if name not in mixed:
+            if name not in mixed and not any(stream.startswith(f"{name}.") for stream in mixed):
                 yield ("shards", name), "no phase of the curriculum mixes it in"
 
 

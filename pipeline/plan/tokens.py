@@ -3,20 +3,24 @@ stream. `pipeline.run` publishes the results of these nodes and resolves the cur
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
-from pipeline.passes.encode import assemble_drafts, encode_drafts
+from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
+from pipeline.passes.labels import Label, label_ranges, streams_of
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
+from pipeline.recipe.splits import label_sources
 from pipeline.store.temp import Spilled
-from stages.barrier import PartRef, TaskResult, Wave
+from stages.barrier import PartRef, TaskDraft, TaskResult, Wave
 
 #: name of the tokenizer's node; the colon keeps it apart from a dataset called "tokenizer"
 TOKENIZER = "tokenizer:"
@@ -24,11 +28,12 @@ TOKENIZER = "tokenizer:"
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of the node that makes the shards of a token stream. `assembled` are the results of the tasks that
-    wrote shards, and `parts` the files of documents that the tokens come from; `publish_shards` needs both. `encoded`
-    are the records of the encoding tasks, which count the documents that could not be encoded."""
+    """The result of the node that makes the shards of a token stream, or of several streams if the shards are split.
+    `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
+    tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
+    documents that could not be encoded."""
 
-    assembled: list[TaskResult]
+    assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
     encoded: TaskRecords
 
@@ -92,9 +97,44 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
     config = recipe.plain()["shards"][name]
     tokenizer, parts = results[TOKENIZER], parts_of(results, inputs, config.get("where", {}).get("source"))
+    by = label_sources(recipe, name)
     drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
-                           planner.quarantined)
+                           planner.quarantined, by)
     encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
-    drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
-    assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts))
-    return StreamResult([result(r) for r in assembled], parts, encoded)
+    parts_encoded = [result(r) for r in encoded]
+    shards_of: dict[str, int] = {}
+
+    def assembling() -> Iterator[TaskDraft]:             # of one stream at a time: each names all parts
+        streams = _split(recipe, planner, name, parts_encoded) if by else {name: None}
+        for stream, ranges in streams.items():
+            of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "")
+            shards_of[stream] = len(of_stream)
+            yield from of_stream
+
+    assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(assembling()))
+    left = iter(assembled)
+    return StreamResult({stream: [result(r) for r in islice(left, number)] for stream, number in shards_of.items()},
+                        parts, encoded)
+
+
+def _split(recipe: Recipe, planner: Planner, name: str,
+           encoded: list[TaskResult]) -> dict[str, dict[str, list[list[list[int]]]]]:
+    """Return for each stream of split shards, sorted by name, where its documents are in the encoded parts, as
+    `assemble_drafts` takes it."""
+    shards = recipe.shards[name]
+    files = [r.files[LABELS] for r in encoded]
+    documents = [json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files]
+    places = {split: label_ranges(documents, split) for split in SPLITS}
+    tokens: dict[Label, int] = {}
+    for split, parts in places.items():
+        for label, (_, _, start, stop) in chain.from_iterable(part.items() for part in parts):
+            tokens[label] = tokens.get(label, 0) + (stop - start if split == "train" else 0)
+    least = shards.longest + 1 if shards.min_tokens is None else shards.min_tokens
+    streams = streams_of(name, tokens, least)
+    ranges: dict[str, dict[str, list[list[list[int]]]]] = {
+        stream: {split: [[] for _ in encoded] for split in SPLITS} for stream in sorted(set(streams.values()))}
+    for split, parts in places.items():
+        for i, part in enumerate(parts):
+            for label, place in part.items():
+                ranges[streams[label]][split][i].append(place)
+    return ranges

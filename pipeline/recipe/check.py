@@ -12,9 +12,11 @@ from pydantic import BaseModel
 from pipeline.recipe.curriculum import check_curriculum
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
-from pipeline.recipe.model import Recipe, Where
+from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
+from pipeline.recipe.splits import check_splits
 from pipeline.recipe.train import check_train
+from pipeline.recipe.values import Where
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.columns import RESERVED
 from stages.read.reader import Reader
@@ -53,6 +55,8 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
         _where(recipe, checker, dataset.inputs, dataset.where, ("datasets", name))
     _signals(recipe, checker)
     _tokens(recipe, checker)
+    checker.stop_if_failed()
+    check_splits(recipe, checker)
     if recipe.curriculum is not None:
         check_curriculum(recipe.curriculum, recipe, checker)
     check_train(recipe.train, checker)

@@ -10,8 +10,9 @@ from typing import Any
 
 from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.errors import KeyPath, key_path
-from pipeline.recipe.model import Curriculum, Phase, Recipe, StreamGroup
+from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
+from pipeline.recipe.token_models import Curriculum, LabelRule, Phase, StreamGroup
 
 
 def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
@@ -120,16 +121,21 @@ def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
     for name in phase.max_epochs or ():
-        checker.check_name(name, recipe.shards, (*at, "max_epochs", name), "shards")
+        _stream(name, (*at, "max_epochs", name), recipe, checker)
     if phase.mix is None:
         return
     seen: set[str] = set()
     for entry, weight in phase.mix.items():
         inside = weight.streams if isinstance(weight, StreamGroup) else None
+        if isinstance(weight, StreamGroup) and inside is None:
+            _label_rules(entry, weight, (*at, "mix", entry), recipe, checker)
         for name in [entry] if inside is None else inside:
             path: KeyPath = (*at, "mix", entry) if inside is None else (*at, "mix", entry, "streams", *(
                 [name] if isinstance(inside, dict) else [inside.index(name)]))
-            checker.check_name(name, recipe.shards, path, "shards")
+            _stream(name, path, recipe, checker)
+            if inside is not None and name in recipe.shards and recipe.shards[name].by:
+                checker.fail(path, f"'{name}' is split; name its streams, such as {name}.en, or make it an entry of "
+                                   f"its own: {name}: {{share: …, by: …}}")
             if name in seen:
                 checker.fail(path, f"the phase has stream '{name}' twice; give it one place")
             seen.add(name)
@@ -141,3 +147,29 @@ def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> Non
     elif total not in (1, 100):
         checker.warnings.append(f"{key_path((*at, 'mix'))}: weights sum to {float(total):g}, not to 100; they were "
                                 "normalised")
+
+
+def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
+    """Check that `name` is an entry of `shards:`. The streams of split shards are only known when their documents have
+    been seen, so any name that begins with the name of split shards is accepted."""
+    if not any(shards.by and name.startswith(f"{split}.") for split, shards in recipe.shards.items()):
+        checker.check_name(name, recipe.shards, path, "shards")
+
+
+def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
+    """Check how the streams of the split shards `entry` divide their share."""
+    shards = recipe.shards.get(entry)
+    if shards is None:
+        return                                                     # reported by `_stream`
+    if not shards.by:
+        checker.fail(path, f"'{entry}' is not split; list streams under `streams:`, or split it with "
+                           f"`shards.{entry}.by`")
+        return
+    while rule is not None:
+        if rule.by is not None:
+            checker.check_name(rule.by, shards.labels, (*path, "by"), f"label of shards '{entry}'")
+        if len(rule.rules) > 1:
+            checker.fail(path, f"{' and '.join(rule.rules)} are rules for the same weights; give one of them")
+        if rule.within is not None and rule.by is None:
+            checker.fail((*path, "within"), f"`within` divides what each label gets; say which: by: {shards.labels[0]}")
+        rule, path = rule.within, (*path, "within")

@@ -55,8 +55,11 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
     if curriculum is not None:
         drawn.append({"name": "curriculum", "kind": "curriculum", "steps": [p.name for p in curriculum.phases],
                       "tasks": 0})
-        edges += [{"from": f"shards:{s.name}", "to": "curriculum", "tokens": s.tokens} for s in curriculum.streams
-                  if f"shards:{s.name}" in by_name]
+        tokens_from: dict[str, int] = {}
+        for s in curriculum.streams:                 # the streams of split shards have the name of their node and more
+            origin = max((n for n in by_name if f"shards:{s.name}.".startswith(f"{n}.")), key=len, default="")
+            tokens_from[origin] = tokens_from.get(origin, 0) + s.tokens
+        edges += [{"from": origin, "to": "curriculum", "tokens": n} for origin, n in tokens_from.items() if origin]
     return {"nodes": drawn, "edges": edges}
 
 

@@ -85,7 +85,8 @@ def environment() -> Environment:
 def colors(document: dict[str, Any]) -> dict[str, int]:
     """Return the number of the colour of each source and token stream, by name. A stream and a source with the same
     name have the same colour."""
-    names = [*document["names"]["sources"], *document["names"]["streams"]]
+    names = [*document["names"]["sources"], *document["names"]["streams"],
+             *(row["stream"] for row in document["mixture"])]      # split shards have several streams
     return {name: i % (charts.COLORS - 1) for i, name in enumerate(dict.fromkeys(names))}
 
 

@@ -18,12 +18,12 @@ from pipeline.passes.encode import (
     ImportedShards,
     _held_out,
     _near_held_out,
-    _PartWriter,
     assemble_drafts,
     encode_drafts,
     publish_shards,
 )
 from pipeline.passes.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
+from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.rows import BATCH_BYTES, Selection, rows_of
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store, StoreError
@@ -478,7 +478,7 @@ def test_row_groups_of_the_table_do_not_show_the_batches(tmp_path):
     tables = []
     for step in (1, 7, 47):
         out = Folder(str(step))
-        writer = _PartWriter(out, "train", table_rows=10)
+        writer = TokensWriter(out, "train", table_rows=10)
         for a in range(0, 47, step):
             rows = np.arange(a, min(a + step, 47))
             writer.add([np.zeros(1, np.uint16)] * len(rows), [f"{r:032x}" for r in rows], rows, [3] * len(rows))

@@ -184,6 +184,8 @@ class Curriculum:
                  f"{key}: rope_theta must be a number above 1, not {theta!r}")
             need(phase.rope_scaling is None or isinstance(phase.rope_scaling, Mapping),
                  f"{key}: rope_scaling must be a mapping (as in train.model), not {phase.rope_scaling!r}")
+            need(phase.made is None or isinstance(phase.made, Mapping),
+                 f"{key}: made must be a mapping from split shards to their entry of the mix, not {phase.made!r}")
             need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
             try:
                 check_weights(list(phase.weights.values()))

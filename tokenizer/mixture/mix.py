@@ -11,17 +11,21 @@ An entry of a mix is the weight of a stream, as in {web: 70%, code: 30%}, or a g
 `alpha` is the exponent of temperature sampling (1/T; Conneau et al., arXiv 1911.02116: 0.3). `unimax` is UniMax (Chung
 et al., arXiv 2304.09151): if a stream has too few tokens for an equal share, what it lacks is divided equally between
 the others.
+
+Shards that are split by labels have further rules (`tokenizer.mixture.split`).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from tokenizer.mixture.apportion import Apportionment, CurriculumError
+from tokenizer.mixture.split import divide, unimax_parts
 
 #: largest sum of the integer weights of the streams
 WEIGHT_SUM = 10**8
@@ -29,15 +33,19 @@ WEIGHT_SUM = 10**8
 GROUP_KEYS = ("share", "streams", "alpha", "unimax")
 
 
-def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int,
-             warnings: list[str]) -> tuple[dict[str, int], dict[str, list[str]] | None]:
+def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int, warnings: list[str],
+             splits: Mapping[str, list[str]] = MappingProxyType({})
+             ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
     """Convert the `mix` of a phase of `tokens` tokens into integer weights. Returns ({stream: weight}, {group: its
     streams}); the second is None if the mix has no groups. Streams of weight 0 are left out. `sizes` has the number of
-    tokens of every existing stream; the result keeps their order. Warnings are appended to `warnings`. Raises
-    CurriculumError if an entry is wrong; the message names `key`, the path of the mix in the recipe."""
+    tokens of every existing stream; the result keeps their order. `splits` has the
+    labels by which shards are split; of such shards, a stream whose weight would be below one in WEIGHT_SUM is left
+    out. Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the
+    path of the mix in the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
     for name, value in mix.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) or name in splits:
+            value = value if isinstance(value, Mapping) else {"share": value}
             inside[name] = _share(value.get("share"), f"{key}.{name}.share"), {}
         else:
             inside[name] = _share(value, f"{key}.{name}"), {_known(name, key, sizes): Fraction(1)}
@@ -48,16 +56,25 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
         warnings.append(f"{key}: weights sum to {float(total):g}, not to 100; they were normalised")
     shares: dict[str, Fraction] = {}
     groups: dict[str, list[str]] = {}
+    optional: set[str] = set()
     for name, (share, parts) in inside.items():
         if not parts:
-            parts = _group(mix[name], f"{key}.{name}", sizes, tokens * float(share / total))
+            budget = tokens * float(share / total)
+            if name in splits and share:
+                spec = mix[name] if isinstance(mix[name], Mapping) else {}
+                parts = divide(name, spec, splits[name], f"{key}.{name}", sizes, budget, warnings)
+                optional.update(parts)
+            elif name not in splits:
+                parts = _group(mix[name], f"{key}.{name}", sizes, budget)
             groups[name] = list(parts)
         for stream, part in parts.items():
             if stream in shares:
                 raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
             shares[stream] = share * part
     shares = {stream: shares[stream] for stream in sizes if stream in shares}     # the order of lines decides nothing
-    weights = _integers(shares, [*groups.values()], key)
+    weights = _integers(shares, [*groups.values()], key, optional)
+    if small := sorted(stream for stream in optional if shares[stream] and not weights[stream]):
+        warnings.append(f"{key}: not read, as their weights are below one in {WEIGHT_SUM:,}: {', '.join(small)}")
     place = {stream: i for i, stream in enumerate(sizes)}
     groups = {name: kept for name, group in sorted(groups.items())
               if (kept := sorted((stream for stream in group if weights[stream]), key=place.__getitem__))}
@@ -89,7 +106,7 @@ def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budge
     elif unimax is not None:
         if alpha is not None or not _is_above_0(unimax):
             raise CurriculumError(f"{key}.unimax: a number of epochs above 0, without `alpha`; got {unimax!r}")
-        parts = _unimax({stream: sizes[stream] for stream in streams}, budget, float(unimax))
+        parts = unimax_parts({stream: sizes[stream] for stream in streams}, budget, float(unimax))
     else:
         if alpha is not None and not (_is_above_0(alpha) or alpha == 0):
             raise CurriculumError(f"{key}.alpha: an exponent of at least 0, such as 0.3; got {alpha!r}")
@@ -98,17 +115,6 @@ def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budge
     if not total:
         raise CurriculumError(f"{key}.streams: at least one stream needs a weight above 0")
     return {stream: part / total for stream, part in parts.items()}
-
-
-def _unimax(sizes: Mapping[str, float], budget: float, epochs: float) -> dict[str, Fraction]:
-    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If even the
-    largest possible amounts do not add up to `budget`, each stream gets its largest amount."""
-    parts: dict[str, Fraction] = {}
-    left = Fraction(budget)
-    for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
-        parts[stream] = min(left / (len(sizes) - number), Fraction(size) * Fraction(epochs))
-        left -= parts[stream]
-    return parts
 
 
 def _is_above_0(value: Any) -> bool:
@@ -136,9 +142,11 @@ def _share(value: Any, key: str) -> Fraction:
     return share
 
 
-def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str) -> dict[str, int]:
+def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str,
+              optional: Set[str]) -> dict[str, int]:
     """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are rounded so that
-    the sum is WEIGHT_SUM. This is first divided between the groups, then between the streams of each group."""
+    the sum is WEIGHT_SUM. This is first divided between the groups, then between the streams of each group. Only the
+    weights of `optional` streams may be rounded to 0."""
     scale = math.lcm(*(share.denominator for share in shares.values()))
     weights = {name: int(share * scale) for name, share in shares.items()}
     divisor = math.gcd(*weights.values())
@@ -147,7 +155,7 @@ def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], k
         number = {name: i for i, name in enumerate(weights)}
         apportioned = Apportionment(list(weights.values()), [[number[name] for name in group] for group in groups])
         weights = dict(zip(weights, apportioned.counts(WEIGHT_SUM)))
-        vanished = [name for name, share in shares.items() if share and not weights[name]]
+        vanished = [name for name, share in shares.items() if share and not weights[name] and name not in optional]
         if vanished:
             raise CurriculumError(f"{key}: weights of {vanished} are below one in {WEIGHT_SUM:,}: raise or remove them")
     return weights

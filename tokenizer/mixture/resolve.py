@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.base import quantities
@@ -53,14 +54,19 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
         raise CurriculumError("shards: at least one stream is needed")
     streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
     total = parse_count(spec.get("total"), "curriculum.total")
+    shards = recipe.get("shards") or {}
+    splits = {name: split_labels(entry["by"]) for name, entry in shards.items() if (entry or {}).get("by")}
     sizes = {stream.name: stream.tokens for stream in streams}
-    phases = resolve_phases(spec.get("phases") or (), total, sizes, warnings)
+    for name in splits:                                 # a stream that does not fill a super-window cannot be read
+        least = parse_count(shards[name]["longest"], f"shards.{name}.longest")
+        sizes |= {s.name: 0 for s in streams if s.name.startswith(f"{name}.") and s.tokens <= least}
+    phases = resolve_phases(spec.get("phases") or (), total, sizes, warnings, splits=splits)
     if not phases:
         raise CurriculumError("curriculum.phases: at least one phase is needed")
     phase_tokens = sum(phase.tokens for phase in phases if not phase.extra)
     if abs(phase_tokens - total) > 0.01 * total:
         warnings.append(f"curriculum.total: whole steps of the phases make {phase_tokens:,} tokens, not {total:,}")
-    longest = _longest(recipe.get("shards") or {}, names, max(p.sequence for p in phases))
+    longest = _longest(shards, [*names, *splits], max(p.sequence for p in phases))
     ref = TokenizerRef(**{f.name: tokenizer[f.name] for f in fields(TokenizerRef)})
     curriculum = Curriculum(int(spec.get("seed", 0)), ref, longest, streams, tuple(phases), "")
     curriculum.validate()
@@ -77,11 +83,12 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapping[str, float], warnings: list[str],
-                   existing: Sequence[Phase] = (), where: str = "curriculum.phases") -> list[Phase]:
+                   existing: Sequence[Phase] = (), where: str = "curriculum.phases",
+                   splits: Mapping[str, list[str]] = MappingProxyType({})) -> list[Phase]:
     """Return the phases (stretches of the training) for `entries` of a recipe's `curriculum.phases`. The new phases
     come after the phases `existing`. `until` of an entry counts tokens from the start of the run; percentages are
-    shares of `total` tokens. `sizes` has the number of tokens of every existing stream. Warnings are appended to
-    `warnings`.
+    shares of `total` tokens. `sizes` has the number of tokens of every existing stream, and `splits` the labels by
+    which shards are split. Warnings are appended to `warnings`.
 
     A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
     `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
@@ -122,16 +129,17 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
         samples = partial + max(grown // batch + 1, full_batches) * batch
         if isinstance(entry["batch"], Mapping):     # a batch size grows only once: the next phase inherits the largest
             entry["batch"] = max(parse_count(size, f"{key}.batch") for size in entry["batch"].values())
-        weights, groups = (previous.weights, previous.groups) \
+        weights, groups, made = (previous.weights, previous.groups, previous.made) \
             if previous is not None and entry["mix"] is previous.weights \
-            else read_mix(entry["mix"], f"{key}.mix", sizes, samples * sequence, warnings)
+            else (*read_mix(entry["mix"], f"{key}.mix", sizes, samples * sequence, warnings, splits),
+                  _made(entry["mix"], splits))
         scaling = entry.get("rope_scaling")
         phases.append(Phase(
             str(entry["name"]), start, samples, samples, sequence, batch, weights,
             own_rate(entry["lr"], samples * sequence, f"{key}.lr"),
-            _epochs(entry["max_epochs"] or {}, f"{key}.max_epochs"), str(entry["on_exhausted"]), extra,
+            _epochs(entry["max_epochs"] or {}, f"{key}.max_epochs", sizes, splits), str(entry["on_exhausted"]), extra,
             entry["reset_optimizer"], _float(entry.get("rope_theta")),
-            dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp, groups))
+            dict(scaling) if isinstance(scaling, Mapping) else scaling, ramp, groups, made))
         end, start = end + phases[-1].tokens, phases[-1].stop
     return phases
 
@@ -173,12 +181,29 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     return ramp or None, sizes[-1]
 
 
-def _epochs(value: Any, key: str) -> dict[str, float]:
+def split_labels(by: Sequence[Any]) -> list[str]:
+    """Return the names of the labels in `shards.NAME.by`; {signal.NAME: [edges]} has the name signal.NAME."""
+    return [item if isinstance(item, str) else next(iter(item)) for item in by]
+
+
+def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any] | None:
+    """Return the entries of split shards in the `mix` of a phase, from which the weights of their streams were
+    computed, with the names of the labels; None if there are none."""
+    return {name: {"labels": splits[name], **(entry if isinstance(entry, Mapping) else {"share": entry})}
+            for name, entry in sorted(mix.items()) if name in splits} or None
+
+
+def _epochs(value: Any, key: str, sizes: Mapping[str, float],
+            splits: Mapping[str, list[str]]) -> dict[str, float]:
     """Parse the key `max_epochs` of a phase in a recipe. Returns {stream: how many epochs (readings) of the stream are
-    allowed from the start of the run to the end of the phase}."""
+    allowed from the start of the run to the end of the phase}. A limit for split shards applies to each of their
+    streams that has none of its own."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
+    for name in splits.keys() & epochs.keys():
+        limit = epochs.pop(name)
+        epochs = {**{stream: limit for stream in sizes if stream.startswith(f"{name}.")}, **epochs}
     return epochs
 
 

@@ -1,0 +1,119 @@
+"""Splits the documents of one entry of `shards:` into several streams (sets of token files) by labels: language,
+source, quality bucket, a value of the metadata, or a signal.
+
+`EncodePart` reads the labels of each document (`Labels`). It writes the documents of a part grouped by their labels, so
+that it needs no writer per label. When all parts are encoded, the number of tokens of each label is known, and
+`streams_of` decides which labels become streams of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from pipeline.base.errors import TokenmillError
+from pipeline.passes.rows import Rows
+
+#: the labels of one document, in the order of `by`
+Label = tuple[str, ...]
+#: label of a document that has none, and of a stream that collects labels with too few tokens
+NONE, OTHER = "none", "other"
+#: most streams that one entry of `shards:` may be split into
+MOST_STREAMS = 2000
+#: most characters of a label in the name of a stream
+LABEL_CHARS = 24
+
+
+class TooManyStreams(TokenmillError):
+    """An entry of `shards:` would be split into more than MOST_STREAMS streams."""
+
+
+class Labels:
+    """Reads the labels of documents. `by` lists where they come from: {"column": NAME}, {"meta": KEY}, or {"signal":
+    NAME}, with `edges` if the signal is to be cut into numbered buckets."""
+
+    def __init__(self, by: Sequence[Mapping[str, Any]]) -> None:
+        self.by = by
+        self.columns = tuple(f"signals.{item['signal']}" if "signal" in item else item.get("column", "meta")
+                             for item in by)
+
+    def of(self, batch: Rows) -> list[Label]:
+        """Return the labels of each row of a batch."""
+        return list(zip(*(_values(batch, item) for item in self.by)))
+
+
+def _values(batch: Rows, item: Mapping[str, Any]) -> list[str]:
+    if "column" in item:
+        return [label_name(value) for value in batch.column(item["column"])]
+    if "meta" in item:
+        metas = (json.loads(meta) if meta else {} for meta in batch.column("meta"))
+        return [label_name(meta.get(item["meta"]) if isinstance(meta, dict) else None) for meta in metas]
+    signals = batch.column_of("signals")
+    if signals is None or signals.type.get_field_index(item["signal"]) < 0:
+        return [NONE] * len(batch.rows)
+    values = pc.struct_field(signals, item["signal"]).to_pylist()
+    edges = item.get("edges")
+    if edges is None:
+        numbered = item["signal"].endswith("_bucket")
+        return [NONE if v is None or v != v else bucket_name(int(v)) if numbered and v >= 0
+                else label_name(int(v) if v == int(v) else v) for v in values]
+    return [NONE if v is None or v != v else bucket_name(int(np.searchsorted(edges, v, "right"))) for v in values]
+
+
+def bucket_name(number: int) -> str:
+    return f"b{number:02d}"
+
+
+def label_name(value: Any) -> str:
+    """Return the name of a label in the names of streams: letters, digits, `_` and `-`. If a value cannot be kept as it
+    is, its name ends in a hash of the value, so that different values have different names. A missing value is
+    `none`."""
+    if value is None or value == "":
+        return NONE
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{LABEL_CHARS}}}", text) and text not in (NONE, OTHER):
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{re.sub('[^A-Za-z0-9_-]+', '-', text)[:LABEL_CHARS - 9]}-{digest}"
+
+
+def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label, str]:
+    """Return the stream of each label, for the entry `name` of `shards:`. `tokens` has the training tokens of each
+    label. Raises TooManyStreams.
+
+    A label with fewer than `least` tokens has no stream of its own: with others of its kind, it goes to the stream
+    `other` beside them. If that stream has too few tokens as well, it goes to the stream `other` one level higher. So
+    of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`."""
+    place = dict(zip(tokens, tokens))
+    levels = max(map(len, tokens), default=0)
+    for level in reversed(range(levels)):
+        sums: dict[Label, int] = {}
+        for label, stream in place.items():
+            sums[stream] = sums.get(stream, 0) + tokens[label]
+        place = {label: (*stream[:level], OTHER)
+                 if sums[stream] < least and (level == levels - 1 or stream[-1] == OTHER) else stream
+                 for label, stream in place.items()}
+    streams = {label: ".".join((name, *stream)) for label, stream in place.items()}
+    if (number := len(set(streams.values()))) > MOST_STREAMS:
+        raise TooManyStreams(f"shards.{name}.by: the labels make {number:,} streams, at most {MOST_STREAMS:,} are "
+                             f"possible; take fewer labels, give a signal edges, or raise shards.{name}.min_tokens")
+    return streams
+
+
+def label_ranges(documents: Iterable[Mapping[str, Any]], split: str) -> list[dict[Label, list[int]]]:
+    """Return for each part where the documents of each label are in it: {label: [first row, row after the last, first
+    token, token after the last]}. `documents` are the contents of the files labels.json of the parts."""
+    ranges = []
+    for document in documents:
+        row = token = 0
+        places: dict[Label, list[int]] = {}
+        for label, rows, tokens in document[split]:
+            places[tuple(label)] = [row, row + rows, token, token + tokens]
+            row, token = row + rows, token + tokens
+        ranges.append(places)
+    return ranges

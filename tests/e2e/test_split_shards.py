@@ -1,0 +1,186 @@
+"""Shards that are split by labels: every document is in one stream, and the streams do not depend on how a run went."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.recipe import load_recipe
+from pipeline.recipe.errors import RecipeError
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.fs import Store
+from tests.corpus import sentences
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.verify import verify
+
+LANGUAGES = {"en": 0.6, "de": 0.3, "zh": 0.09, "": 0.01}
+BY = "by: [language, {signal.score: [0.25, 0.5, 0.75]}], min_tokens: 3500,"
+RECIPE = """
+version: 1
+sources:
+  web: {read: jsonl, path: texts/*.jsonl, language: lang, signals: [score], keep: [topic]}
+datasets:
+  all: {from: web}
+tokenizer: {train: {kind: bpe, vocab: 400, from: all, sample: 50KB}}
+shards:
+  web: {from: all, BY longest: 128, val: 5%}
+curriculum:
+  seed: 3
+  total: 40k
+  phases:
+    - {name: stable, until: 70%, sequence: 64, batch: 512, on_exhausted: repeat, mix: MIX}
+    - {name: anneal, until: 100%, lr: decay, mix: {web: {share: 100, by: language, unimax: 4}}}
+run: {partition: PARTITION}
+"""
+MIX = "{web: {share: 100, by: language, alpha: 0.3, within: {by: signal.score, upsample: {b00: 0, b03: 3}}}}"
+
+
+def write_site(folder: Path) -> Path:
+    rng, prose = random.Random(7), sentences()
+    (folder / "texts").mkdir(parents=True)
+    for file in range(4):
+        rows = []
+        for _ in range(150):
+            [lang] = rng.choices(list(LANGUAGES), list(LANGUAGES.values()))
+            row = {"text": " ".join(rng.sample(prose, 6)), "topic": rng.choice(["art & craft", "sport"])}
+            if lang:
+                row["lang"] = lang
+            if rng.random() < 0.95:
+                row["score"] = round(rng.random(), 3)
+            rows.append(json.dumps(row))
+        (folder / f"texts/{file}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def recipe(folder: Path, name: str = "recipe", by: str = BY, partition: str = "40KB", mix: str = MIX) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(RECIPE.replace("BY", by).replace("MIX", mix).replace("PARTITION", partition))
+    return path
+
+
+def run(path: Path, store: Path, backend: str = "inline", workers: int = 1) -> Store:
+    run_recipe(load_recipe(path), str(store), make_backend=make_backend(backend, workers, None))
+    return Store(str(store))
+
+
+def curriculum_of(store: Store) -> Curriculum:
+    [path] = [p for p in store.list("runs") if p.endswith("/curriculum.json")]
+    return Curriculum.loads(store.read(path), path)
+
+
+def bytes_of(store: Store) -> dict[str, bytes]:
+    """All files of the shards and the curriculum."""
+    return {p: store.read(p) for p in store.list("shards")} | {"curriculum": curriculum_of(store).dumps().encode()}
+
+
+def documents(store: Store, stream: str) -> dict[str, Counter[tuple[str, bytes]]]:
+    """The documents of a stream, each with its tokens, by split."""
+    found = {}
+    for split in ("train", "val"):
+        shards = ShardSet(store.local / "shards" / stream / f"split={split}")
+        found[split] = Counter((d.id, np.asarray(shards.read(d.start, d.stop)).tobytes())
+                               for d in shards.documents(0, shards.tokens)) if shards.tokens else Counter()
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return write_site(tmp_path_factory.mktemp("split"))
+
+
+@pytest.fixture(scope="module")
+def split(site) -> Store:
+    return run(recipe(site), site / "store")
+
+
+@pytest.fixture(scope="module")
+def streams(split) -> list[str]:
+    return [stream.name for stream in curriculum_of(split).streams]
+
+
+def test_rare_labels_are_put_together_within_their_language_first(streams):
+    assert {"web.en.b00", "web.en.b03", "web.de.b01", "web.zh.other"} <= set(streams)
+    assert "web.other" in streams                                                      # all documents without language
+    assert not [s for s in streams if s.startswith(("web.none", "web.zh.b"))]
+
+
+def test_every_document_is_in_one_stream_with_the_tokens_it_has_unsplit(site, split, streams):
+    whole = recipe(site, "whole", by="", mix="{web: 100}")
+    whole.write_text(whole.read_text().replace("{web: {share: 100, by: language, unimax: 4}}", "{web: 100}"))
+    unsplit = documents(run(whole, site / "whole"), "web")
+    for part in ("train", "val"):
+        together: Counter = Counter()
+        for stream in streams:
+            together += documents(split, stream)[part]
+        assert together == unsplit[part]
+        assert set(together.values()) == {1}
+
+
+def test_streams_hold_the_documents_of_their_labels(site, split, streams):
+    rows = [json.loads(line) for path in sorted((site / "texts").glob("*.jsonl")) for line in path.open()]
+    counts = Counter((row.get("lang"), int(np.searchsorted([0.25, 0.5, 0.75], row["score"], "right")))
+                     for row in rows if "score" in row)
+    for stream in streams:
+        _, language, bucket = [*stream.split("."), ""][:3]
+        if bucket.startswith("b"):
+            of_stream = documents(split, stream)
+            assert sum(map(len, of_stream.values())) == counts[language, int(bucket[1:])]
+
+
+def test_shards_pass_their_checks(split, streams):
+    for stream in streams:
+        assert not list(verify(split.local / "shards" / stream / "split=train"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_streams_are_equal_to_the_byte_with_workers_and_after_a_second_run(site, split, workers, tmp_path):
+    other = run(recipe(site), tmp_path / "store", "process", workers)
+    assert bytes_of(other) == bytes_of(split)
+    run(recipe(site), tmp_path / "store", "process", workers)
+    assert bytes_of(other) == bytes_of(split)
+
+
+def test_tokens_do_not_depend_on_the_size_of_partitions(site, split, streams, tmp_path):
+    other = run(recipe(site, partition="11KB"), tmp_path / "store")
+    for stream in streams:
+        for part in ("train", "val"):
+            bodies = [sorted(p for p in store.list(f"shards/{stream}/split={part}") if p.endswith(".tokens"))
+                      for store in (split, other)]
+            assert [split.read(p) for p in bodies[0]] == [other.read(p) for p in bodies[1]]
+
+
+def test_the_curriculum_says_what_the_weights_were_made_from(split):
+    curriculum = curriculum_of(split)
+    first, second = curriculum.phases
+    assert first.made == {"web": {"labels": ["language", "signal.score"], "share": 100, "by": "language", "alpha": 0.3,
+                                  "within": {"by": "signal.score", "upsample": {"b00": 0, "b03": 3}}}}
+    assert second.made["web"]["unimax"] == 4
+    assert not any(name.endswith(".b00") for name in first.weights)
+    assert Curriculum.loads(curriculum.dumps().encode(), "again") == curriculum
+
+
+@pytest.mark.parametrize(("by", "mix", "key"), [
+    ("by: [language, colour],", MIX, "shards.web.by[1]"),
+    ("by: language, min_tokens: -1,", MIX, "shards.web.min_tokens"),
+    ("min_tokens: 5,", "{web: 100}", "shards.web.min_tokens"),
+    ("by: [language, language],", MIX, "shards.web.by"),
+    ("by: bucket,", "{web: 100}", "shards.web.by"),
+    ("by: signal.colour,", "{web: 100}", "shards.web.by"),
+    ("by: [{signal.score: [2, 1]}],", "{web: 100}", "shards.web.by[0]"),
+    ("by: language,", "{web: {share: 100, by: source}}", "curriculum.phases[0].mix.web.by"),
+    ("by: language,", "{web: {share: 100, alpha: 1, curve: {}}}", "curriculum.phases[0].mix.web"),
+    ("by: language,", "{web: {share: 100, within: {alpha: 1}}}", "curriculum.phases[0].mix.web.within"),
+    ("", "{web: {share: 100, by: language}}", "curriculum.phases[0].mix.web"),
+    ("by: language,", "{all: {share: 100, streams: [web]}}", "curriculum.phases[0].mix.all.streams[0]"),
+    ("by: language,", "{web: {share: 100, by: language, curve: {cap: 0}}}", "curriculum.phases[0].mix.web.curve.cap"),
+])
+def test_an_error_names_its_key(site, by, mix, key):
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe(site, "bad", by, mix=mix))
+    assert key in str(error.value), error.value

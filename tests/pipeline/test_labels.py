@@ -1,0 +1,53 @@
+"""The names of labels, and which labels get a stream of their own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.passes.labels import MOST_STREAMS, TooManyStreams, label_name, streams_of
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False), st.lists(st.text(max_size=3), max_size=2)))
+def test_every_value_has_a_name_that_can_be_a_folder(value):
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,24}", label_name(value))
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_different_texts_have_different_names(a, b):
+    assert (label_name(a) == label_name(b)) == (a == b)
+
+
+def test_no_document_can_pretend_to_have_no_label():
+    assert label_name(None) == label_name("") == "none"
+    assert label_name("none") != "none" and label_name("other") != "other"
+
+
+def test_labels_with_few_tokens_are_put_together_level_by_level():
+    tokens = {("en", "b0"): 100, ("en", "b1"): 4, ("en", "b2"): 7, ("de", "b0"): 5, ("de", "b1"): 6, ("is", "b0"): 3,
+              ("fo", "b0"): 2}
+    assert streams_of("web", tokens, 10) == {
+        ("en", "b0"): "web.en.b0", ("en", "b1"): "web.en.other", ("en", "b2"): "web.en.other",
+        ("de", "b0"): "web.de.other", ("de", "b1"): "web.de.other", ("is", "b0"): "web.other",
+        ("fo", "b0"): "web.other"}
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("uvw")),
+                       st.integers(0, 30)), st.integers(0, 40))
+def test_only_the_last_resort_has_fewer_tokens_than_the_least(tokens, least):
+    streams = streams_of("s", tokens, least)
+    assert set(streams) == set(tokens)
+    sums: dict[str, int] = {}
+    for label, stream in streams.items():
+        sums[stream] = sums.get(stream, 0) + tokens[label]
+        assert stream.split(".")[1:-1] == list(label[:stream.count(".") - 1])
+    assert all(total >= least for stream, total in sums.items() if stream != "s.other")
+    assert streams == streams_of("s", dict(reversed(tokens.items())), least)
+
+
+def test_more_streams_than_allowed_are_an_error_that_names_the_key():
+    with pytest.raises(TooManyStreams, match=r"^shards\.web\.by:"):
+        streams_of("web", {(str(i),): 100 for i in range(MOST_STREAMS + 1)}, 10)
