@@ -107,7 +107,7 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
     Example:
       tokenmill shards import web-ds --format ds --tokenizer tokenizer.json --store store --name web
     """
-    from pipeline.recipe.model import checked_name
+    from pipeline.recipe.values import checked_name
     from stages.document import document_id
     from tokenizer.imports.imports import import_tokens
     from tokenizer.imports.source import Coding

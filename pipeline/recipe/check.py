@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from pipeline.recipe.curriculum import check_curriculum
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
-from pipeline.recipe.model import Recipe, Where
+from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
 from pipeline.recipe.train import check_train
+from pipeline.recipe.values import Where
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.columns import RESERVED
 from stages.read.reader import Reader

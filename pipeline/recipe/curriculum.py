@@ -10,8 +10,9 @@ from typing import Any
 
 from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.errors import KeyPath, key_path
-from pipeline.recipe.model import Curriculum, Phase, Recipe, StreamGroup
+from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
+from pipeline.recipe.token_models import Curriculum, Phase, StreamGroup
 
 
 def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:

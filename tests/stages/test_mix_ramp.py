@@ -82,7 +82,7 @@ def test_a_file_with_another_ramp_is_refused(ramp):
 def test_a_recipe_says_so_before_anything_runs():
     from pydantic import ValidationError
 
-    from pipeline.recipe.model import Phase
+    from pipeline.recipe.token_models import Phase
 
     assert Phase(name="a", until="100%", batch={"0": "64k", "1M": "0.5M"}).batch == {0: 64_000, 1_000_000: 500_000}
     for bad in ({"1M": "64k"}, {0: "64k", "1M": "32k"}, {0: "x"}):

@@ -13,7 +13,7 @@ import yaml
 
 import trainer.optim
 from pipeline.base.quantities import parse_count
-from pipeline.recipe.model import Phase
+from pipeline.recipe.token_models import Phase
 from tests.trainer.synthetic import make_run
 from tokenizer.mixture import curriculum, resolve
 from trainer.__main__ import main
