@@ -27,6 +27,7 @@ def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -
     for at, phase in _phases(curriculum):
         _sizes(phase, at, recipe, checker)
         _weights(phase, at, recipe, checker)
+    _kept(curriculum, recipe, checker)
 
 
 def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
@@ -46,6 +47,23 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
             checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(shards.val)} of "
                          f"'{first}': near-duplicates of what one holds out would be trained on in the other; give all "
                          f"shards of a curriculum the same `val`")
+
+
+def _kept(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
+    """Check that no phase reads a stream before the phase that the stream's `from_phase` names. A phase without a mix
+    has that of the phase before it."""
+    numbers = {phase.name: i for i, phase in enumerate(curriculum.phases)}
+    for name, shards in recipe.shards.items():
+        if shards.from_phase is None:
+            continue
+        checker.check_name(shards.from_phase, numbers, ("shards", name, "from_phase"), "curriculum.phases")
+        for at, phase in list(_phases(curriculum))[:numbers.get(shards.from_phase, 0)]:
+            for entry, weight in (phase.mix or {}).items():
+                inside = weight.streams if isinstance(weight, StreamGroup) else {entry: weight}
+                if name in inside and not (isinstance(inside, dict) and inside[name] == 0):
+                    checker.fail((*at, "mix", entry), f"phase '{phase.name}' reads stream '{name}', which "
+                                 f"shards.{name}.from_phase keeps for phase '{shards.from_phase}': leave it out here, "
+                                 f"or write from_phase: {phase.name}")
 
 
 def _inheritance(curriculum: Curriculum, checker: Checker) -> None:

@@ -51,7 +51,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     names = sorted(shard_sets)
     if not names:
         raise CurriculumError("shards: at least one stream is needed")
-    streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
+    kept = {name: (recipe.get("shards", {}).get(name) or {}).get("from_phase") for name in names}
+    streams = tuple(replace(_stream(name, shard_sets[name], tokenizer), from_phase=kept[name]) for name in names)
     total = parse_count(spec.get("total"), "curriculum.total")
     sizes = {stream.name: stream.tokens for stream in streams}
     phases = resolve_phases(spec.get("phases") or (), total, sizes, warnings)
