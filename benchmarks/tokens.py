@@ -4,7 +4,8 @@
 
 Makes curricula of 10^13 tokens with five phases and this many streams of unequal weights, once flat and once in ten
 groups, and measures `Order.locate`, which says which stream, epoch and window each sample reads: for blocks of samples,
-as the trainer locates them ahead, and for single batches. All figures are medians of --repeat calls at random places.
+as the trainer locates them ahead, and for single batches, with numpy alone and with the kernels that numba compiles.
+All figures are medians of --repeat calls at random places.
 Memory is what an order with its tables takes, as traced by Python.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tokenizer.mixture import kernels  # noqa: E402
 from tokenizer.mixture.curriculum import Curriculum, Phase, Stream, TokenizerRef  # noqa: E402
 from tokenizer.mixture.order import Order  # noqa: E402
 
@@ -62,11 +64,13 @@ def measure(made: Curriculum, grouped: bool, options: argparse.Namespace) -> Non
     order.locate(0, 1)
     first, memory = time.perf_counter() - began, tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    took = {size: median(order, size, options.repeat) for size in (options.block, options.batch)}
-    print(f"{len(made.streams):>5} streams{f' in {GROUPS} groups' if grouped else '':<13}: "
-          f"{options.block / took[options.block] / 1e6:6.2f} M windows/s in blocks of {options.block:,}; a batch of "
-          f"{options.batch:,} {1000 * took[options.batch]:.2f} ms; set up in {first:.2f} s (traced), "
-          f"{memory / 1e6:.1f} MB", flush=True)
+    print(f"{len(made.streams):>5} streams{f' in {GROUPS} groups' if grouped else '':<13}: set up in {first:.2f} s "
+          f"(traced), {memory / 1e6:.1f} MB", flush=True)
+    for name, enough in (("numpy", sys.maxsize), ("numba", 0)):
+        kernels.ENOUGH = enough
+        took = {size: median(order, size, options.repeat) for size in (options.block, options.batch)}
+        print(f"      {name}: {options.block / took[options.block] / 1e6:6.2f} M windows/s in blocks of "
+              f"{options.block:,}; a batch of {options.batch:,} {1000 * took[options.batch]:.2f} ms", flush=True)
 
 
 def median(order: Order, size: int, repeat: int) -> float:

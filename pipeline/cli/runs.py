@@ -91,7 +91,9 @@ def shown(quiet: bool, json_lines: bool) -> str:
     return "json" if json_lines else "quiet" if quiet else "rich"
 
 
-def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOpt = None, set: opt.SetOpt = None,
+def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a ready "
+                                                                                "recipe.")] = None,
+         store: opt.StoreOpt = "store", input: opt.InputOpt = None, set: opt.SetOpt = None,
          why: Annotated[str | None, typer.Option("--why", metavar="NODE",
                                                  help="Say why this node, or dataset, is stale.")] = None,
          sample: Annotated[str | None, typer.Option("--sample", metavar="SHARE",
@@ -103,9 +105,13 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
                                                                               "forecast.")] = None,
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
-         tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="STREAM=COUNT,…",
+         tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="STREAM=COUNT,…|FILE",
                                                           help="Say how often a training would read each stream, if "
-                                                               "it had so many tokens; repeatable.")] = None,
+                                                               "it had so many tokens, or as many as a table in a file "
+                                                               "says; repeatable.")] = None,
+         mixture: Annotated[str | None, typer.Option("--mixture", metavar="NAME",
+                                                     help="Print the mixture of a known training instead of planning a "
+                                                          "recipe: deepseek, gpt3, llama, olmo3, smollm3.")] = None,
          verify_inputs: opt.VerifyOpt = False, allow_custom_stages: opt.CodeOpt = False, quiet: opt.QuietOpt = False,
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
@@ -122,6 +128,7 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
       tokenmill plan recipe.yaml --why clean
       tokenmill plan recipe.yaml --sample 0.1% --cores 64 --price 0.04
       tokenmill plan recipe.yaml --tokens web=8T,code=1T
+      tokenmill plan --mixture gpt3
     """
     from pipeline.forecast import epochs
     from pipeline.plan import why as explanation
@@ -129,6 +136,12 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
     from pipeline.plan.show import print_plan
     from pipeline.recipe import load_recipe
 
+    if (recipe is None) == (mixture is None):
+        raise BadUsage("give a RECIPE to plan, or the --mixture of a known training")
+    if mixture is not None:
+        _known_mixture(mixture, tokens or [], json_lines)
+        return
+    assert recipe is not None
     opt.check_root(store)
     loaded = load_recipe(recipe, set or [], inputs=input or [], allow_custom=allow_custom_stages)
     if tokens:
@@ -153,6 +166,25 @@ def plan(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputO
         typer.echo(json.dumps(document))
     else:
         print_plan(document)
+
+
+def _known_mixture(name: str, tokens: list[str], json_lines: bool) -> None:
+    """Print a mixture that comes with Tokenmill as YAML, with the table of its epochs in comments."""
+    from pipeline.forecast import epochs
+    from pipeline.forecast.mixtures import load_mixture
+
+    found = load_mixture(name)
+    missing = sorted(found.recipe.shards.keys() - found.tokens.keys())
+    if missing and not tokens:
+        document: dict[str, Any] = {"mixture": [], "notes": [f"give the tokens of {', '.join(missing)} with --tokens"]}
+        lines = [f"note: {note}" for note in document["notes"]]
+    else:
+        uses, notes = epochs.phase_uses(found.recipe, epochs.given_tokens(tokens, found.recipe, found.tokens))
+        document, lines = epochs.as_document(uses, notes), epochs.as_lines(uses, notes)
+    if json_lines:
+        typer.echo(json.dumps({**document, "curriculum": found.recipe.plain()["curriculum"]}))
+    else:
+        typer.echo(visible("\n".join([found.text.rstrip(), "", *(f"# {line}" for line in lines)])))
 
 
 def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | None, workers: int | None,

@@ -4,8 +4,9 @@ bucket) if each stream had a given number of tokens. The tokens need not exist y
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import TokenmillError
@@ -54,23 +55,45 @@ def worth(epochs: float) -> float:
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 
 
-def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
-    """Parse the number of tokens of each stream of the recipe, written as `web=8T,code=1T`. Raises BadTokens if a
-    stream is missing, unknown or named twice, or if a number is invalid."""
+def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Parse the number of tokens of each stream of the recipe. Each of `texts` is `web=8T,code=1T`, or the name of a
+    table: a text file with a stream and its number on each line, separated by a comma, a tab or spaces. `known` has the
+    numbers of streams that need not be given. Raises BadTokens if a stream is missing, unknown or named twice, or if a
+    number is invalid."""
     tokens: dict[str, int] = {}
-    for part in (part.strip() for text in texts for part in text.split(",") if part.strip()):
-        name, _, number = part.partition("=")
+    for where, name, number in (entry for text in texts for entry in _entries(text)):
         if name not in recipe.shards:
-            raise BadTokens(f"--tokens {part}: the recipe has no shards '{name}': {nearest(name, recipe.shards)}")
+            raise BadTokens(f"{where}: the recipe has no shards '{name}': {nearest(name, recipe.shards)}")
         if name in tokens:
-            raise BadTokens(f"--tokens {part}: '{name}' is named twice")
+            raise BadTokens(f"{where}: '{name}' is named twice")
         try:
             tokens[name] = parse_count(number)
         except ValueError as e:
-            raise BadTokens(f"--tokens {part}: {e}") from None
+            raise BadTokens(f"{where}: {e}") from None
+    tokens = {**(known or {}), **tokens}
     if missing := sorted(set(recipe.shards) - set(tokens)):
         raise BadTokens(f"--tokens: give the tokens of {', '.join(missing)}, too, such as {missing[0]}=1T")
     return tokens
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (place for messages, stream, number) for each stream that a value of `--tokens` names."""
+    if "=" in text or not text.strip():
+        for part in (part.strip() for part in text.split(",") if part.strip()):
+            name, _, number = part.partition("=")
+            yield f"--tokens {part}", name.strip(), number.strip()
+        return
+    try:
+        lines = Path(text).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadTokens(f"--tokens {text}: neither STREAM=COUNT nor a table that can be read "
+                        f"({e.strerror if isinstance(e, OSError) else 'it is not UTF-8'})") from None
+    for number, line in enumerate(lines, 1):
+        cells = line.replace(",", " ").split()
+        if cells and not (number == 1 and cells == ["stream", "tokens"]):
+            if len(cells) != 2:
+                raise BadTokens(f"{text}:{number}: a line has a stream and its number of tokens, such as: web 8T")
+            yield f"{text}:{number}", cells[0], cells[1]
 
 
 def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse], list[str]]:

@@ -27,6 +27,7 @@ def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -
     for at, phase in _phases(curriculum):
         _sizes(phase, at, recipe, checker)
         _weights(phase, at, recipe, checker)
+    _kept(curriculum, recipe, checker)
 
 
 def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
@@ -173,3 +174,23 @@ def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Reci
         if rule.within is not None and rule.by is None:
             checker.fail((*path, "within"), f"`within` divides what each label gets; say which: by: {shards.labels[0]}")
         rule, path = rule.within, (*path, "within")
+
+
+def _kept(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
+    """Check that no phase reads a stream before the phase that the stream's `from_phase` names. A phase without a mix
+    has that of the phase before it."""
+    numbers = {phase.name: i for i, phase in enumerate(curriculum.phases)}
+    for name, shards in recipe.shards.items():
+        if shards.from_phase is None:
+            continue
+        checker.check_name(shards.from_phase, numbers, ("shards", name, "from_phase"), "curriculum.phases")
+        for at, phase in list(_phases(curriculum))[:numbers.get(shards.from_phase, 0)]:
+            for entry, weight in (phase.mix or {}).items():
+                # a group without streams has the streams of split shards
+                inside = {entry: weight} if not isinstance(weight, StreamGroup) else \
+                    {entry: weight.share} if weight.streams is None else weight.streams
+                reads = {stream for stream in inside if not (isinstance(inside, dict) and inside[stream] == 0)}
+                if name in reads or (shards.by and any(stream.startswith(f"{name}.") for stream in reads)):
+                    checker.fail((*at, "mix", entry), f"phase '{phase.name}' reads stream '{name}', which "
+                                 f"shards.{name}.from_phase keeps for phase '{shards.from_phase}': leave it out here, "
+                                 f"or write from_phase: {phase.name}")

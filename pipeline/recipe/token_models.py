@@ -67,7 +67,7 @@ class Shards(Model):
     """The token files (shards) of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`)
     that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
     reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
-    evaluation.
+    evaluation. With `from_phase`, the name of a phase, only this phase and later ones may read the stream.
 
     With `by`, the documents are split into several streams by one to three labels (`by: [language, bucket]`). A label
     is `source`, `language`, `bucket` (the number that the step `buckets` gives), `meta.KEY`, `signal.NAME`, or
@@ -79,6 +79,7 @@ class Shards(Model):
     where: Where = {}
     longest: Count
     val: Share = 0.005
+    from_phase: str | None = None
     by: Annotated[list[SplitLabel], BeforeValidator(listed), Field(min_length=1, max_length=3)] | None = None
     min_tokens: Count | None = None
 

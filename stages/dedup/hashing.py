@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

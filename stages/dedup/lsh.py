@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.dedup.fragment import bucket_of, fixed_bytes, places, read_side, write_segments
 from stages.task import Counters, Cursor, Inputs, Out
-from stages.text.compiled import njit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 _MAGIC, _VERSION, _SUPERVISED, _HS, _SOFTMAX = 793712314, 12, 3, 1, 3
 _EOS, _LABEL = b"</s>", b"__label__"

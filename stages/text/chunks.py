@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 #: The record of a chunk, half a cache line: its hash, its first eight bytes, its offset and size in `blob`, the index
 #: of its first word in `parts`, the number of its words, and whether a neighbouring chunk may change how it is split

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 MAGIC = b"tokenmill ngram 1\n"
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 

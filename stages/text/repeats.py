@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

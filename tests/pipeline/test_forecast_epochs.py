@@ -6,8 +6,10 @@ import json
 import math
 
 import pytest
+import yaml
 
 from pipeline.forecast.epochs import BadTokens, given_tokens, phase_uses, worth
+from pipeline.forecast.mixtures import load_mixture, ready_mixtures
 from pipeline.recipe import load_recipe
 
 RECIPE = """
@@ -113,3 +115,58 @@ curriculum:
     assert sum(use.tokens for use in uses) == pytest.approx(11e12, rel=1e-3)
     small = [use.epochs for use in uses if use.tokens < 0.9 * max(use.tokens for use in uses)]
     assert small and max(abs(epochs - 4) for epochs in small) < 0.1, "what is below the equal part is read 4 times"
+
+
+def test_tokens_may_come_from_a_table(recipe, tmp_path):
+    table = tmp_path / "counts.csv"
+    table.write_text("stream,tokens\nweb,8T\ncode\t500B\n\nmath 100B\n")
+    want = given_tokens(["web=8T,code=500B,math=100B"], recipe)
+    assert given_tokens([str(table)], recipe) == want
+    table.write_text("web 8T\ncode 500B\n")
+    assert given_tokens([str(table), "math=100B"], recipe) == want
+    for text, said in (("web 8T\ncode\n", "csv:2: a line has"), ("web 8T\nweb 1T\n", "csv:2: 'web' is named twice"),
+                       ("wep 8T\n", "csv:1: .* did you mean 'web'"), ("web many\n", "csv:1: ")):
+        table.write_text(text)
+        with pytest.raises(BadTokens, match=said):
+            given_tokens([str(table)], recipe)
+    with pytest.raises(BadTokens, match="neither STREAM=COUNT nor a table"):
+        given_tokens([str(tmp_path / "nothing")], recipe)
+
+
+def test_the_mixture_of_llama_has_the_epochs_that_its_paper_prints():
+    mixture = load_mixture("llama")
+    uses, _ = phase_uses(mixture.recipe, given_tokens([], mixture.recipe, mixture.tokens))
+    assert {use.stream: round(use.epochs, 2) for use in uses} == {
+        "common_crawl": 1.10, "c4": 1.06, "github": 0.64, "wikipedia": 2.45, "books": 2.23, "arxiv": 1.06,
+        "stackexchange": 1.03}
+
+
+def test_smollm3_has_three_stages_of_11_trillion_tokens():
+    mixture = load_mixture("smollm3")
+    tokens = given_tokens(["web=8T,multilingual=1.5T,stackexchange=20B,code=1T,math=300B"], mixture.recipe)
+    uses, notes = phase_uses(mixture.recipe, tokens)
+    total = {name: sum(use.tokens for use in uses if use.phase == name) for name in ("stage1", "stage2", "stage3")}
+    assert [round(n / 1e12, 2) for n in total.values()] == [8.14, 1.76, 1.23]
+    assert {(use.phase, use.stream) for use in uses if use.exhausted} >= {("stage1", "code"), ("stage2", "math")}
+    assert len(notes) == 3
+
+
+@pytest.mark.parametrize("name", ready_mixtures())
+def test_a_known_mixture_is_printed_as_yaml_that_can_be_copied_into_a_recipe(tmp_path, tokenmill, name):
+    done = tokenmill("plan", "--mixture", name)
+    document = yaml.safe_load(done.out)
+    assert document["about"]["name"] == name and document["about"]["version"] and document["about"]["after"]
+    streams = sorted(load_mixture(name).recipe.shards)
+    recipe = {**yaml.safe_load(RECIPE.replace("4096k", "4194304")), "curriculum": document["curriculum"],
+              "shards": {stream: {"from": "d", "longest": 8192} for stream in streams}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(recipe))
+    own = load_recipe(str(tmp_path / "own.yaml"))
+    assert own.plain()["curriculum"] == load_mixture(name).recipe.plain()["curriculum"]
+    assert ("# phase  stream" in done.out) == (set(document.get("tokens", {})) == set(streams))
+
+
+def test_an_unknown_mixture_and_a_plan_of_nothing_are_refused(tokenmill):
+    with pytest.raises(BadTokens, match="did you mean 'gpt3'"):
+        load_mixture("gpt4")
+    for arguments in ((), ("recipe.yaml", "--mixture", "gpt3")):
+        assert tokenmill("plan", *arguments).code == 2

@@ -238,12 +238,10 @@ def test_what_does_not_count_is_no_target():
         def prefetch(self, start, stop):
             pass
 
-        def window(self, w, length):
-            return tokens[w * length:w * length + length + 1]
-
-        def bounds(self, w, length):
-            ends = np.array([100, 501, 1000]) - w * length
-            return ends[(ends >= 1) & (ends <= length)]
+        def samples(self, windows, length):
+            for w in windows:
+                ends = np.array([100, 501, 1000]) - w * length
+                yield tokens[w * length:w * length + length + 1], ends[(ends >= 1) & (ends <= length)]
 
         def counts(self, start, stop):
             return counts[start:stop]

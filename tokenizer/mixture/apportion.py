@@ -30,6 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.base.errors import TokenmillError
+from tokenizer.mixture import kernels
 
 #: a mixture of more streams than this is apportioned in a tree
 FLAT = 8
@@ -178,6 +179,9 @@ class Apportionment:
         check_range(self._total, stop)
         stream, draw = np.empty((2, stop - first), np.int64)
         nodes = np.array([len(self._nodes) - 1])
+        if kernels.is_compiled(stop - first):
+            kernels.draw(self._counts(nodes, np.array([first])).ravel(), self._weights, self._children, stream, draw)
+            return stream, draw
         starts, stops = np.array([first]), np.array([stop])
         place = np.arange(stop - first)              # of the samples of all nodes of a level, node after node
         while place.size:

@@ -85,10 +85,11 @@ class Curriculum:
 
     def to_json(self) -> dict[str, Any]:
         doc = asdict(self)
-        for phase in doc["phases"]:                 # omit defaults: a new field must not change an old curriculum
-            for spec in fields(Phase):
-                if spec.default is not MISSING and phase[spec.name] == spec.default:
-                    del phase[spec.name]
+        # omit defaults: a new field must not change an old curriculum
+        for spec, part in ((spec, part) for cls, parts in ((Phase, doc["phases"]), (Stream, doc["streams"]))
+                           for spec in fields(cls) for part in parts):
+            if spec.default is not MISSING and part[spec.name] == spec.default:
+                del part[spec.name]
         return {**doc, "version": self.version}
 
     @classmethod
@@ -194,7 +195,20 @@ class Curriculum:
                 raise CurriculumError(f"{where}: {key}: {e}") from None
             self._check_groups(phase, f"{where}: {key}")
             start = phase.stop
+        self._check_kept(where)
         self._check_exhaustion(where)
+
+    def _check_kept(self, where: str) -> None:
+        """Raise CurriculumError if a phase reads a stream before the phase for which the stream is kept."""
+        for stream in self.streams:
+            for phase in self.phases:
+                if stream.from_phase in (None, phase.name):
+                    break
+                if phase.weights.get(stream.name):
+                    raise CurriculumError(
+                        f"{where}: phase '{phase.name}' reads stream '{stream.name}', which shards.{stream.name}."
+                        f"from_phase keeps for phase '{stream.from_phase}': leave it out of the mix, or let a phase "
+                        f"'{stream.from_phase}' come first")
 
     def _check_groups(self, phase: Phase, key: str) -> None:
         """Raise CurriculumError if the groups of a phase are not lists of its streams, or if a stream is in two
@@ -232,10 +246,10 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the JSON object `doc` as a dict with the keys of the dataclass `cls`. Raises CurriculumError, with `where`
-    in the message, if the keys are not the fields of `cls`; fields of Phase with a default may be missing."""
+    in the message, if the keys are not the fields of `cls`; fields with a default may be missing."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
-    missing, unknown = sorted((needed if cls is Phase else keys) - set(doc)), sorted(set(doc) - keys)
+    missing, unknown = sorted(needed - set(doc)), sorted(set(doc) - keys)
     if missing or unknown:
         raise CurriculumError(f"{where}: missing keys {missing}, unknown keys {unknown}")
     return dict(doc)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tokenizer.mixture import kernels
+
 ROUNDS = 6
 #: numbers that are permuted at a time, so that they stay in the processor's cache
 CHUNK = 1 << 14
@@ -43,45 +45,55 @@ class KeyedPermutations:
     def permute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Map each `numbers[i]` by permutation number `which[i]`. Both arrays are int64 (N,). If `which` has the shape
         (1,), its one permutation maps all numbers. Returns int64 (N,)."""
-        return self._walk(which, numbers, range(ROUNDS))
+        return self._walk(which, numbers, backward=False)
 
     def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Map numbers back: the inverse of `permute`."""
-        return self._walk(which, numbers, range(ROUNDS)[::-1])
+        return self._walk(which, numbers, backward=True)
 
-    def _walk(self, which: np.ndarray, numbers: np.ndarray, rounds: Sequence[int]) -> np.ndarray:
-        """Map each `numbers[i]` by the Feistel network of permutation number `which[i]`, with the rounds in the order
-        `rounds`. A network permutes a larger range than [0, n), so it is applied again until the result is below n
-        (cycle walking)."""
+    def _walk(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> np.ndarray:
+        """Map each `numbers[i]` by the Feistel network of permutation number `which[i]`, or back if `backward`. A
+        network permutes a larger range than [0, n), so it is applied again until the result is below n (cycle
+        walking)."""
+        if kernels.is_compiled(numbers.size):
+            mapped = np.empty(numbers.size, np.int64)
+            outside = kernels.walk(which, numbers, self._sizes, self._half, self._keys, backward, mapped)
+        else:
+            mapped, outside = self._walked(which, numbers, backward)
+        if outside >= 0:
+            raise ValueError(f"index {numbers[outside]} outside a permutation of "
+                             f"{self._sizes[which[outside if which.size > 1 else 0]]}")
+        return mapped
+
+    def _walked(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> tuple[np.ndarray, int]:
+        """Do what `kernels.walk` does, with numpy: return the mapped numbers, and the index of the first one outside
+        its permutation, or -1."""
         sizes, mapped = self._sizes.take(which), numbers.astype(np.uint64)
         if not (mapped < sizes).all():
-            place = int(np.argmin(mapped < sizes))
-            size = np.broadcast_to(sizes, mapped.shape)[place]
-            raise ValueError(f"index {numbers[place]} outside a permutation of {size}")
+            return numbers, int(np.argmin(mapped < sizes))
         values, places = mapped, np.arange(mapped.size)
         while places.size:                           # on average at most four times
             values = np.concatenate([
-                self._network(which[at] if which.size > 1 else which, values[at], rounds)
+                self._network(which[at] if which.size > 1 else which, values[at], backward)
                 for at in (slice(first, first + CHUNK) for first in range(0, places.size, CHUNK))])
             mapped[places] = values
             outside = np.flatnonzero(values >= sizes)
             values, places = values[outside], places[outside]
             if which.size > 1:
                 which, sizes = which[outside], sizes[outside]
-        return mapped.astype(np.int64)
+        return mapped.astype(np.int64), -1
 
-    def _network(self, which: np.ndarray, values: np.ndarray, rounds: Sequence[int]) -> np.ndarray:
+    def _network(self, which: np.ndarray, values: np.ndarray, backward: bool) -> np.ndarray:
         half, mask = self._half.take(which), self._mask.take(which)
         left, right = (values >> half).astype(np.uint32), values.astype(np.uint32) & mask
-        forward = rounds[0] == 0
-        if not forward:
+        if backward:
             left, right = right, left
-        for number in rounds:
-            hashed = _mix(right, self._keys[number].take(which))
+        for keys in self._keys[::-1] if backward else self._keys:
+            hashed = _mix(right, keys.take(which))
             hashed &= mask
             hashed ^= left
             left, right = right, hashed
-        if not forward:
+        if backward:
             left, right = right, left
         together: np.ndarray = (left.astype(np.uint64) << half) | right
         return together

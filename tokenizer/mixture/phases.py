@@ -20,6 +20,7 @@ class Stream:
     tokens: int                   # of split=train, EOS included
     val_tokens: int
     dtype: str                    # uint16 or uint32
+    from_phase: str | None = None # name of the first phase that may read the stream; left out of the file if any may
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,13 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     names = sorted(shard_sets)
     if not names:
         raise CurriculumError("shards: at least one stream is needed")
-    streams = tuple(_stream(name, shard_sets[name], tokenizer) for name in names)
-    total = parse_count(spec.get("total"), "curriculum.total")
     shards = recipe.get("shards") or {}
     splits = {name: split_labels(entry["by"]) for name, entry in shards.items() if (entry or {}).get("by")}
+    entries = {name: shards.get(next((split for split in splits if name.startswith(f"{split}.")), name)) or {}
+               for name in names}
+    streams = tuple(replace(_stream(name, shard_sets[name], tokenizer), from_phase=entries[name].get("from_phase"))
+                    for name in names)
+    total = parse_count(spec.get("total"), "curriculum.total")
     sizes = {stream.name: stream.tokens for stream in streams}
     for name in splits:                                 # a stream that does not fill a super-window cannot be read
         least = parse_count(shards[name]["longest"], f"shards.{name}.longest")

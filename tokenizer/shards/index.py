@@ -4,7 +4,6 @@ alone."""
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -66,13 +65,14 @@ class ShardIndex:
                     begin = last
         return documents
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Divide the range of tokens [start, stop) among shards. Yields (number of the shard, first token in the shard,
-        exclusive end in the shard, offset of the piece from `start`)."""
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
+        """Divide the range of tokens [start, stop) among shards. Returns (number of the shard, first token in the
+        shard, exclusive end in the shard, offset of the piece from `start`) for each piece."""
         shard = bisect.bisect_right(self.offsets, start) - 1
-        position = start
+        pieces, position = [], start
         while position < stop:
-            end = min(stop, self.offsets[shard + 1])
+            offset, end = self.offsets[shard], min(stop, self.offsets[shard + 1])
             if end > position:
-                yield shard, position - self.offsets[shard], end - self.offsets[shard], position - start
+                pieces.append((shard, position - offset, end - offset, position - start))
             position, shard = end, shard + 1
+        return pieces

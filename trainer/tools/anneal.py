@@ -131,7 +131,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     new_phases.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
     sizes = {s.name: s.tokens for s in (*base.curriculum.streams, *streams)}
     phases = resolve_phases(new_phases, tokens, sizes, [], past, f"mixture {name}")
-    return edit(base.curriculum, sample, phases, streams)
+    # the short training may read what the run keeps for a later phase: it is to find out what that phase shall read
+    free = tuple(replace(stream, from_phase=None) for stream in base.curriculum.streams)
+    return edit(replace(base.curriculum, streams=free), sample, phases, streams)
 
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:

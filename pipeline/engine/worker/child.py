@@ -24,6 +24,7 @@ from functools import partial
 from io import BufferedReader, TextIOWrapper
 
 from pipeline.base import confinement, process
+from pipeline.base.compiled import keep_in
 from pipeline.base.process import ProcessDied
 from pipeline.engine.messages import ORDERS, Answer, Finished, NeedsFreshProcess, Raised, Work, pack
 from pipeline.engine.task import Cursor
@@ -33,7 +34,6 @@ from pipeline.engine.worker.crash_triage import MEMORY_EXIT, failure
 from pipeline.store.broker import Broker
 from pipeline.store.fs import Store
 from pipeline.store.remote import connect_through
-from stages.text.compiled import keep_in
 
 
 def _receive(source: BufferedReader) -> Work | None:

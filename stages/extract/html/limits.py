@@ -19,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 #: non-text content: how it begins → how it ends
 _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),

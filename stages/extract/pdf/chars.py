@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.extract.pdf.glyphs import accents, is_rtl_code, logical
-from stages.text.compiled import njit
 
 UNIT = 64
 #: largest coordinate, units: a hostile file may place a character anywhere

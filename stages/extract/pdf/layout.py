@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.extract.pdf.chars import UNIT, PageChars, Piece
-from stages.text.compiled import njit
 
 #: fewest lines on either side of a gutter
 _LINES = 3

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 _I32, _F32 = ir.IntType(32), ir.FloatType()
 

@@ -29,10 +29,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.base import process
+from pipeline.base.compiled import njit
 from pipeline.base.process import ProcessDied
 from stages.extract.pdf.chars import UNIT, PageChars, Piece, is_rtl
 from stages.scoring.models import MissingModel
-from stages.text.compiled import njit
 
 #: dots per inch at which pictures are drawn
 DPI = 200

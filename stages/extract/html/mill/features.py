@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.extract.html.mill import columns as s
 from stages.extract.html.mill import tags as t
-from stages.text.compiled import njit
 
 E_TAG, E_PARENT, E_BOX, E_FLAGS, E_SIGNATURE = s.E_TAG, s.E_PARENT, s.E_BOX, s.E_FLAGS, s.E_SIGNATURE
 E_TOKENS, E_BEST, E_WORST, E_UNITS, E_LINKED = s.E_TOKENS, s.E_BEST, s.E_WORST, s.E_UNITS, s.E_LINKED

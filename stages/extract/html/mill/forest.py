@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 #: A score is a logarithm of odds, in units of 1/1024. `scores` maps it to a probability by the table `odds`, which
 #: covers -8 … 8 in steps of 1/64.

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.extract.html.mill import columns as c
 from stages.extract.html.mill import tags as t
-from stages.text.compiled import njit
 
 E_TAG, E_PARENT, E_BOX, E_FLAGS, E_SIGNATURE = c.E_TAG, c.E_PARENT, c.E_BOX, c.E_FLAGS, c.E_SIGNATURE
 E_TOKENS, E_BEST, E_WORST, E_CLASS, E_CLASS_END, E_NUMBER = (

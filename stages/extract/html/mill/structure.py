@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from stages.extract.html.mill.columns import B_BOX, B_END, B_ROW, B_START, E_NUMBER, E_PARENT, E_TAG
 from stages.extract.html.mill.page import Page
 from stages.extract.html.mill.tags import NAMES, TAG
-from stages.text.compiled import njit
 
 #: Columns of the array that `places` returns. They hold numbers of elements (0: none), except P_COLUMN, P_LEVEL,
 #: P_DEPTH and P_NUMBER. In order: data table, cell, number of the column, table row; quote, level of the heading;

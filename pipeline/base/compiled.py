@@ -29,6 +29,16 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 _lock = threading.Lock()
 
 
+@functools.cache
+def has_numba() -> bool:
+    """Return whether numba can be imported, which this tries. An installed numba may refuse the version of numpy."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function as `numba.njit(**options)` does, but compile it only when it, or another such function of its
     module, is first called."""
@@ -50,17 +60,24 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of its module are given
     to numba, and the compiled versions replace them in the module, so that calls between them use the compiled
     versions."""
-    import numba
-
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
-            kernels = {kernel: _with_unique_files(_with_shipped_variants(numba.njit(**options)(kernel)))
+            kernels = {kernel: _with_unique_files(_with_shipped_variants(_given_to_numba(kernel, options)))
                        for kernel, options in waiting}
             # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and
             # numba then compiles it with the objects that the module's names stand for at that time.
             function.__globals__.update({kernel.__name__: compiled for kernel, compiled in kernels.items()})
             _compiled.update(kernels)
         return _compiled[function]
+
+
+def _given_to_numba(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
+    import numba
+
+    try:
+        return numba.njit(**options)(kernel)
+    except RuntimeError:                              # numba finds no folder for its cache that it may write to
+        return numba.njit(**{**options, "cache": False})(kernel)
 
 
 def keep_in(folder: str) -> None:
@@ -89,11 +106,12 @@ def _with_shipped_variants(kernel: Any) -> Any:
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(cache, "_cache_file"):
         return kernel
-    from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
+    from numba.core import caching
 
+    untyped: Any = caching
     source = kernel.py_func.__code__.co_filename
-    path = os.path.join(folder, UserProvidedCacheLocator.get_suitable_cache_subpath(source))
-    shipped = IndexDataCacheFile(path, cache._impl.filename_base, cache._impl.locator.get_source_stamp())
+    path = os.path.join(folder, untyped.UserProvidedCacheLocator.get_suitable_cache_subpath(source))
+    shipped = untyped.IndexDataCacheFile(path, cache._impl.filename_base, cache._impl.locator.get_source_stamp())
     load_own = cache.load_overload
 
     def load(signature: Any, context: Any) -> Any:

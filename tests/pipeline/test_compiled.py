@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from pipeline.base import confinement
-from stages.text.compiled import SHIPPED as SHIPPED_IN
+from pipeline.base.compiled import SHIPPED as SHIPPED_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
-from stages.text.compiled import njit
+from pipeline.base.compiled import njit
 
 @njit(cache=True)
 def square(x):
@@ -56,7 +56,7 @@ def test_kernels_are_kept_elsewhere_from_then_on(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     code = (f"import os; os.environ['NUMBA_CACHE_DIR'] = {str(ours)!r}\n"
             f"import kernels\n"
-            f"from stages.text.compiled import keep_in\n"
+            f"from pipeline.base.compiled import keep_in\n"
             f"FIRST\n"
             f"keep_in({str(theirs)!r})\n"
             f"print(kernels.square(3), kernels.square(1.5), kernels.plain(2.5))\n"
@@ -68,6 +68,15 @@ def test_kernels_are_kept_elsewhere_from_then_on(tmp_path):
     assert python(early, tmp_path) == "9 2.25 6.25\n2 2\n"
     assert python(code.replace("FIRST", ""), tmp_path) == "9 2.25 6.25\n1 2\n"
     assert len(list(ours.rglob("*.nbc"))) == 1 and len(list(theirs.rglob("*.nbc"))) == 2
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path):
+    """As in a container whose disks are all read-only: numba then knows no folder for its cache."""
+    (tmp_path / "kernels.py").write_text(MODULE)
+    code = ("from numba.core import caching\ncaching.FunctionCache._impl_class._locator_classes = []\n"
+            "import kernels, numpy as np\nprint(kernels.total(np.arange(5)))\n")
+    assert python(code, tmp_path) == "30\n"
+    assert not list(tmp_path.rglob("*.nbi"))
 
 
 LATER = MODULE.replace("square", "later").replace("total", "first")
