@@ -115,8 +115,9 @@ def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
         "documents": found.documents, "bytes": found.text_bytes}}
 
 
-def open_data(store: Path, sets: dict[str, Any], length: int, batch: int, tokens: int) -> Data:
-    phase = {"name": "all", "until": "100%", "sequence": length, "batch": length * batch, "mix": MIX,
+def open_data(store: Path, sets: dict[str, Any], length: int, batch: int, tokens: int,
+              mix: dict[str, int] = MIX) -> Data:
+    phase = {"name": "all", "until": "100%", "sequence": length, "batch": length * batch, "mix": mix,
              "on_exhausted": "repeat"}
     recipe = {"curriculum": {"seed": 1, "total": tokens * 9 // 10, "phases": [phase]},
               "shards": {name: {"longest": LONGEST} for name in sets}}

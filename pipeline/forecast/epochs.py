@@ -88,12 +88,12 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
     except (OSError, UnicodeDecodeError) as e:
         raise BadTokens(f"--tokens {text}: neither STREAM=COUNT nor a table that can be read "
                         f"({e.strerror if isinstance(e, OSError) else 'it is not UTF-8'})") from None
-    for number, line in enumerate(lines, 1):
+    for place, line in enumerate(lines, 1):
         cells = line.replace(",", " ").split()
-        if cells and not (number == 1 and cells == ["stream", "tokens"]):
+        if cells and not (place == 1 and cells == ["stream", "tokens"]):
             if len(cells) != 2:
-                raise BadTokens(f"{text}:{number}: a line has a stream and its number of tokens, such as: web 8T")
-            yield f"{text}:{number}", cells[0], cells[1]
+                raise BadTokens(f"{text}:{place}: a line has a stream and its number of tokens, such as: web 8T")
+            yield f"{text}:{place}", cells[0], cells[1]
 
 
 def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse], list[str]]:

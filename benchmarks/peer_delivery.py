@@ -1,0 +1,53 @@
+"""Read an export of token shards with its own project's loader, shuffled, and print how fast tokens come.
+
+    PYTHON peer_delivery.py litdata|mds FOLDER LENGTH BATCH SECONDS [raw]
+
+Runs in the environment of litdata or mosaicml-streaming (`benchmarks/delivery.py --peer`) and prints a JSON object. In
+one process, without workers, as the trainer's own loader is measured. litdata gives blocks of LENGTH + 1 tokens, which
+its loader stacks to batches; streaming gives documents, one by one, as numpy arrays. Inputs and targets are made of
+them as int64 tensors, which a training needs at least. With `raw` tokens are counted as they come. Neither side gives
+positions or document boundaries or checks what it reads, and documents are not cut into windows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+
+
+def main() -> None:
+    kind, folder, length, batch, seconds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+    import torch
+
+    torch.set_num_threads(1)
+    if kind == "litdata":
+        import litdata as peer
+        from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
+        dataset = StreamingDataset(folder, item_loader=TokensLoader(block_size=length + 1), shuffle=True, seed=1)
+        rows = iter(StreamingDataLoader(dataset, batch_size=batch, num_workers=0))
+    else:
+        import streaming as peer
+
+        dataset = peer.StreamingDataset(local=folder, shuffle=True, shuffle_seed=1, batch_size=batch)
+        rows = (row["tokens"] for row in dataset)
+    warm, tokens, began, cpu = 20 if kind == "litdata" else 2000, 0, 0.0, 0.0
+    raw = sys.argv[6:] == ["raw"]
+    for number, row in enumerate(rows):
+        if number == warm:
+            tokens, began, cpu = 0, time.perf_counter(), time.process_time()
+        if not raw:
+            wide = (row if kind == "litdata" else torch.from_numpy(row)).to(torch.int64)
+            _ = wide[..., :-1].contiguous(), wide[..., 1:].contiguous()
+        tokens += row.numel() if kind == "litdata" else len(row)
+        if number > warm and time.perf_counter() - began > seconds:
+            break
+    print(json.dumps({"version": peer.__version__, "tokens_per_s": tokens / (time.perf_counter() - began),
+                      "tokens_per_cpu_s": tokens / (time.process_time() - cpu)}))
+
+
+if __name__ == "__main__":
+    tempfile.tempdir = tempfile.mkdtemp()
+    main()
