@@ -55,12 +55,13 @@ def worth(epochs: float) -> float:
 
 
 def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
-    """Parse the number of tokens of each stream of the recipe, written as `web=8T,code=1T`. Raises BadTokens if a
-    stream is missing, unknown or named twice, or if a number is invalid."""
+    """Parse the number of tokens of each stream of the recipe, written as `web=8T,code=1T`. Shards that are split by
+    labels may have several streams: `web.en=5T,web.de=1T`. Raises BadTokens if a stream is missing, unknown or named
+    twice, or if a number is invalid."""
     tokens: dict[str, int] = {}
     for part in (part.strip() for text in texts for part in text.split(",") if part.strip()):
         name, _, number = part.partition("=")
-        if name not in recipe.shards:
+        if name not in recipe.shards and recipe.split_of(name) is None:
             raise BadTokens(f"--tokens {part}: the recipe has no shards '{name}': {nearest(name, recipe.shards)}")
         if name in tokens:
             raise BadTokens(f"--tokens {part}: '{name}' is named twice")
@@ -68,7 +69,10 @@ def given_tokens(texts: list[str], recipe: Recipe) -> dict[str, int]:
             tokens[name] = parse_count(number)
         except ValueError as e:
             raise BadTokens(f"--tokens {part}: {e}") from None
-    if missing := sorted(set(recipe.shards) - set(tokens)):
+    by_label = {split for split in map(recipe.split_of, tokens) if split is not None}
+    if both := sorted(by_label & set(tokens)):
+        raise BadTokens(f"--tokens: '{both[0]}' and its streams are given; give the tokens of one or the other")
+    if missing := sorted(set(recipe.shards) - set(tokens) - by_label):
         raise BadTokens(f"--tokens: give the tokens of {', '.join(missing)}, too, such as {missing[0]}=1T")
     return tokens
 
@@ -87,6 +91,8 @@ def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse
     uses = []
     for phase in phases(recipe, sizes):
         for stream, weight in phase.weights.items():
+            if stream not in tokens:
+                raise BadTokens(f"--tokens: the mixture names '{stream}'; give its tokens, too: {stream}=1T")
             share = weight / sum(phase.weights.values())
             read[stream] += share * phase.tokens
             epochs = read[stream] / tokens[stream]
