@@ -57,12 +57,12 @@ def worth(epochs: float) -> float:
 
 def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | None = None) -> dict[str, int]:
     """Parse the number of tokens of each stream of the recipe. Each of `texts` is `web=8T,code=1T`, or the name of a
-    table: a text file with a stream and its number on each line, separated by a comma, a tab or spaces. `known` has the
-    numbers of streams that need not be given. Raises BadTokens if a stream is missing, unknown or named twice, or if a
-    number is invalid."""
+    table: a text file with a stream and its number on each line, separated by a comma, a tab or spaces. Shards that are
+    split by labels may have several streams: `web.en=5T,web.de=1T`. `known` has the numbers of streams that need not be
+    given. Raises BadTokens if a stream is missing, unknown or named twice, or if a number is invalid."""
     tokens: dict[str, int] = {}
     for where, name, number in (entry for text in texts for entry in _entries(text)):
-        if name not in recipe.shards:
+        if name not in recipe.shards and recipe.split_of(name) is None:
             raise BadTokens(f"{where}: the recipe has no shards '{name}': {nearest(name, recipe.shards)}")
         if name in tokens:
             raise BadTokens(f"{where}: '{name}' is named twice")
@@ -71,7 +71,10 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
         except ValueError as e:
             raise BadTokens(f"{where}: {e}") from None
     tokens = {**(known or {}), **tokens}
-    if missing := sorted(set(recipe.shards) - set(tokens)):
+    by_label = {split for split in map(recipe.split_of, tokens) if split is not None}
+    if both := sorted(by_label & set(tokens)):
+        raise BadTokens(f"--tokens: '{both[0]}' and its streams are given; give the tokens of one or the other")
+    if missing := sorted(set(recipe.shards) - set(tokens) - by_label):
         raise BadTokens(f"--tokens: give the tokens of {', '.join(missing)}, too, such as {missing[0]}=1T")
     return tokens
 
@@ -110,6 +113,8 @@ def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse
     uses = []
     for phase in phases(recipe, sizes):
         for stream, weight in phase.weights.items():
+            if stream not in tokens:
+                raise BadTokens(f"--tokens: the mixture names '{stream}'; give its tokens, too: {stream}=1T")
             share = weight / sum(phase.weights.values())
             read[stream] += share * phase.tokens
             epochs = read[stream] / tokens[stream]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.forecast.range import Range
 from pipeline.recipe.model import Recipe
+from tokenizer.mixture.mix import streams_in
 from tokenizer.mixture.phases import Phase
 from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, resolve_phases
 
@@ -26,13 +27,24 @@ class StreamUse:
 def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Phase]:
     """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
     `tokens` holds the expected number of tokens of each stream; in some groups of streams, the weights depend on it. A
-    stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal. Raises
-    CurriculumError when the phases do not fit into the total."""
+    stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal. Split shards
+    whose streams are not in `tokens` count as one stream. Raises CurriculumError when the phases do not fit into the
+    total."""
     if recipe.curriculum is None:
         return []
-    spec = recipe.plain()["curriculum"]
-    return resolve_phases(spec["phases"], parse_count(spec["total"], "curriculum.total"), {
-        stream: tokens[stream].value if tokens and stream in tokens else 1.0 for stream in sorted(recipe.shards)}, [])
+    given = {stream: has.value for stream, has in (tokens or {}).items()}
+    splits = {split: recipe.shards[split].labels for split in map(recipe.split_of, given) if split is not None}
+    sizes = {**dict.fromkeys(sorted(recipe.shards.keys() - splits), 1.0), **given}
+    entries = recipe.plain()["curriculum"]["phases"]
+    for entry in entries:
+        mix = entry.get("mix") or {}
+        for name, value in mix.items():
+            if isinstance(value, dict) and "streams" not in value and name not in splits:
+                mix[name] = value["share"]                     # split shards, of whose streams nothing is known
+        for stream in {*streams_in(mix), *(entry.get("max_epochs") or {})} - splits.keys():
+            sizes.setdefault(stream, 1.0)
+    sizes = {stream: sizes[stream] for stream in sorted(sizes)}
+    return resolve_phases(entries, parse_count(recipe.curriculum.total, "curriculum.total"), sizes, [], splits=splits)
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
@@ -44,10 +56,11 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
     """
     if recipe.curriculum is None or not tokens:
         return [], []
-    needed: dict[str, float] = dict.fromkeys(recipe.shards, 0.0)
+    needed: dict[str, float] = dict.fromkeys([*recipe.shards, *tokens], 0.0)
     notes: dict[str, str] = {}
     for phase in phases(recipe, tokens):
         for stream, weight in phase.weights.items():
+            needed.setdefault(stream, 0.0)
             needed[stream] += phase.tokens * weight / sum(phase.weights.values())
             allowed = phase.max_epochs.get(stream, 1)
             has = tokens.get(stream)

@@ -191,7 +191,8 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
         return ingredients
     name = node.name.removeprefix("shards:")
     ingredients |= _task_versions(ENCODE.partition(":")[0])
-    return ingredients | {f"shards.{name}.{k}": v for k, v in plain["shards"][name].items() if k != "longest"}
+    spec = plain["shards"][name]                 # `longest` decides which labels of split shards have enough tokens
+    return ingredients | {f"shards.{name}.{k}": v for k, v in spec.items() if k != "longest" or "by" in spec}
 
 
 def plain_path(path: str) -> str:

@@ -153,7 +153,7 @@ def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> Non
 def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
     """Check that `name` is an entry of `shards:`. The streams of split shards are only known when their documents have
     been seen, so any name that begins with the name of split shards is accepted."""
-    if not any(shards.by and name.startswith(f"{split}.") for split, shards in recipe.shards.items()):
+    if recipe.split_of(name) is None:
         checker.check_name(name, recipe.shards, path, "shards")
 
 

@@ -209,6 +209,10 @@ class Recipe(Model):
         visit(dataset, set(self.sources))
         return [name for name in self.sources if name in sources]
 
+    def split_of(self, stream: str) -> str | None:
+        """Return the split shards (`shards.NAME.by`) to which the name of a stream belongs, or None."""
+        return next((name for name, shards in self.shards.items() if shards.by and stream.startswith(f"{name}.")), None)
+
     def plain(self) -> dict[str, Any]:
         """Return the recipe as plain values under the keys of the recipe file. Defaults are filled in, and paths are as
         the user wrote them."""

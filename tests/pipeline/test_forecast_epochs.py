@@ -170,3 +170,51 @@ def test_an_unknown_mixture_and_a_plan_of_nothing_are_refused(tokenmill):
         load_mixture("gpt4")
     for arguments in ((), ("recipe.yaml", "--mixture", "gpt3")):
         assert tokenmill("plan", *arguments).code == 2
+
+
+SPLIT = """
+version: 1
+sources: {web: {read: jsonl, path: "*.jsonl", language: lang}}
+datasets: {all: {from: web}}
+tokenizer: {load: tokenizer.json}
+shards: {web: {from: all, by: language, longest: 4096}}
+curriculum:
+  total: 8T
+  phases:
+    - {name: all, until: 100%, sequence: 4096, batch: 4194304, on_exhausted: repeat, mix: MIX}
+"""
+
+
+@pytest.fixture
+def split_recipe(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    def load(mix: str):
+        (tmp_path / "split.yaml").write_text(SPLIT.replace("MIX", mix))
+        return load_recipe(tmp_path / "split.yaml")
+    return load
+
+
+def test_split_shards_are_planned_by_the_tokens_of_their_streams(split_recipe):
+    loaded = split_recipe("{web: {share: 100, by: language, unimax: 4}}")
+    uses, _ = phase_uses(loaded, given_tokens(["web.en=5T,web.de=1T", "web.is=10B"], loaded))
+    assert {use.stream: round(use.epochs, 2) for use in uses} == {"web.en": 0.8, "web.de": 3.98, "web.is": 4.0}
+
+
+def test_split_shards_may_be_planned_as_a_whole(split_recipe):
+    loaded = split_recipe("{web: {share: 100, by: language, unimax: 4}}")
+    [use], _ = phase_uses(loaded, given_tokens(["web=4T"], loaded))
+    assert (use.stream, round(use.epochs, 2)) == ("web", 2.0)
+
+
+@pytest.mark.parametrize("given", ["web=1T,web.en=1T", "webs.en=1T", ""])
+def test_tokens_of_split_shards_that_do_not_fit_are_refused(split_recipe, given):
+    loaded = split_recipe("{web: {share: 100, by: language}}")
+    with pytest.raises(BadTokens):
+        given_tokens([given], loaded)
+
+
+def test_a_stream_that_the_mixture_names_needs_tokens(split_recipe):
+    loaded = split_recipe("{web.en: 60, web.fr: 40}")
+    with pytest.raises(BadTokens, match=r"web\.fr"):
+        phase_uses(loaded, given_tokens(["web.en=1T"], loaded))

@@ -64,6 +64,11 @@ class Curriculum:
         return 2 if any(phase.groups or not is_flat(list(phase.weights.values())) for phase in self.phases) else 1
 
     @property
+    def splits(self) -> dict[str, list[str]]:
+        """The names of the labels by which the shards of a mixture are split, by the name of the shards."""
+        return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
+
+    @property
     def samples(self) -> int:
         return self.phases[-1].stop
 
@@ -185,8 +190,10 @@ class Curriculum:
                  f"{key}: rope_theta must be a number above 1, not {theta!r}")
             need(phase.rope_scaling is None or isinstance(phase.rope_scaling, Mapping),
                  f"{key}: rope_scaling must be a mapping (as in train.model), not {phase.rope_scaling!r}")
-            need(phase.made is None or isinstance(phase.made, Mapping),
-                 f"{key}: made must be a mapping from split shards to their entry of the mix, not {phase.made!r}")
+            made = phase.made if phase.made is not None else {}
+            need(isinstance(made, Mapping) and all(isinstance(entry, Mapping) and isinstance(entry.get("labels"), list)
+                                                   for entry in made.values()),
+                 f"{key}: made must be a mapping from split shards to their labels and entry, not {made!r}")
             need(phase.on_exhausted in ("error", "repeat"), f"{key}: on_exhausted must be 'error' or 'repeat'")
             try:
                 check_weights(list(phase.weights.values()))

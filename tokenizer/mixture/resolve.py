@@ -59,10 +59,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     streams = tuple(replace(_stream(name, shard_sets[name], tokenizer), from_phase=entries[name].get("from_phase"))
                     for name in names)
     total = parse_count(spec.get("total"), "curriculum.total")
-    sizes = {stream.name: stream.tokens for stream in streams}
-    for name in splits:                                 # a stream that does not fill a super-window cannot be read
-        least = parse_count(shards[name]["longest"], f"shards.{name}.longest")
-        sizes |= {s.name: 0 for s in streams if s.name.startswith(f"{name}.") and s.tokens <= least}
+    lengths = [parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in splits]
+    sizes = stream_sizes(streams, splits, max(lengths, default=0))
     phases = resolve_phases(spec.get("phases") or (), total, sizes, warnings, splits=splits)
     if not phases:
         raise CurriculumError("curriculum.phases: at least one phase is needed")
@@ -83,6 +81,13 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     if unused:
         warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
     return replace(curriculum, order=order.hash()), warnings
+
+
+def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
+    """Return the number of tokens of each stream. A stream of split shards that does not fill a super-window of
+    `longest` tokens cannot be read, and counts as empty: it was left over when the shards were split."""
+    return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
+            for s in streams}
 
 
 def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapping[str, float], warnings: list[str],

@@ -117,7 +117,7 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     the learning rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams (data sources) of
     all of `mixes`, so that trainings with different mixtures are evaluated on the same held-out data."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
-    from tokenizer.mixture.resolve import resolve_phases
+    from tokenizer.mixture.resolve import resolve_phases, stream_sizes
     from trainer.tools.curriculum_edit import new_streams
 
     past = cut(base.curriculum, sample)
@@ -129,8 +129,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
     new_phases = [{**mixes[name], "name": f"order {i + 1}", "extra": step, "lr": {**decay, "shape": "constant"}}
              for i in range(seed)]
     new_phases.append({**mixes[name], "name": "anneal", "extra": tokens - seed * step, "lr": decay})
-    sizes = {s.name: s.tokens for s in (*base.curriculum.streams, *streams)}
-    phases = resolve_phases(new_phases, tokens, sizes, [], past, f"mixture {name}")
+    splits = base.curriculum.splits
+    sizes = stream_sizes((*base.curriculum.streams, *streams), splits, base.curriculum.longest)
+    phases = resolve_phases(new_phases, tokens, sizes, [], past, f"mixture {name}", splits)
     # the short training may read what the run keeps for a later phase: it is to find out what that phase shall read
     free = tuple(replace(stream, from_phase=None) for stream in base.curriculum.streams)
     return edit(replace(base.curriculum, streams=free), sample, phases, streams)

@@ -99,7 +99,7 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
     (stretches of the training) replace those of `old` from step `step` on. Warnings are appended to `warnings`. Raises
     ConfigError when the phases cannot be used."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
-    from tokenizer.mixture.resolve import parse_count, resolve_phases
+    from tokenizer.mixture.resolve import parse_count, resolve_phases, stream_sizes
     from trainer.base.config import ConfigError
 
     document, before, sample = read_phases(path), old.curriculum, old.sample_at(step)
@@ -107,8 +107,9 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
         total = parse_count(document["total"], "total") if "total" in document else \
             sum(p.tokens for p in before.phases if not p.extra)
         streams = new_streams(document["phases"], before, old.store)
-        sizes = {s.name: s.tokens for s in (*before.streams, *streams)}
-        phases = resolve_phases(document["phases"], total, sizes, warnings, cut(before, sample), f"{path}: phases")
+        sizes = stream_sizes((*before.streams, *streams), before.splits, before.longest)
+        phases = resolve_phases(document["phases"], total, sizes, warnings, cut(before, sample), f"{path}: phases",
+                                before.splits)
         return edit(before, sample, phases, streams), phases
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
@@ -173,8 +174,9 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     from trainer.base.config import ConfigError
 
     present = {s.name for s in curriculum.streams}
+    named = {n for p in phases for n in streams_in(p.get("mix") or {})}
     result = []
-    for name in sorted({n for p in phases for n in streams_in(p.get("mix") or {})} - present):
+    for name in sorted(named - present - curriculum.splits.keys()):
         folder = Path("shards", name)
         try:
             train = ShardSet(store / folder / "split=train").manifest
