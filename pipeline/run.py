@@ -26,6 +26,7 @@ from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
+from pipeline.passes.pack import publish_packed
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node
@@ -298,6 +299,8 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
         result: StreamResult = results[f"shards:{stream}"]
         sets[stream] = publish_shards(store, stream, result.assembled, result.parts, tokenizer,
                                        check_lease=log.check_lease)
+        sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], recipe.shards[stream].longest,
+                                                result.packed, check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:
         curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
         warnings += notes

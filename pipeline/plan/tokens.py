@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
+from pipeline.passes.pack import pack_drafts
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
@@ -26,11 +27,13 @@ TOKENIZER = "tokenizer:"
 class StreamResult:
     """The result of the node that makes the shards of a token stream. `assembled` are the results of the tasks that
     wrote shards, and `parts` the files of documents that the tokens come from; `publish_shards` needs both. `encoded`
-    are the records of the encoding tasks, which count the documents that could not be encoded."""
+    are the records of the encoding tasks, which count the documents that could not be encoded. `packed` are the results
+    of the tasks that packed the documents of training shards into rows; empty without `packing`."""
 
     assembled: list[TaskResult]
     parts: Sequence[PartRef]
     encoded: TaskRecords
+    packed: list[TaskResult]
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
@@ -51,8 +54,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
         def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
             return _shards(recipe, planner, name, inputs, results)
 
-        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work,
-                          steps=("encode", "assemble")))
+        steps = ("encode", "assemble", *(["pack"] if shards.packing else []))
+        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work, steps=steps))
     return nodes
 
 
@@ -97,4 +100,9 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
     drafts = assemble_drafts([result(r) for r in encoded], tokenizer)
     assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(drafts))
-    return StreamResult([result(r) for r in assembled], parts, encoded)
+    shards, packed = [result(r) for r in assembled], []
+    if recipe.shards[name].packing:
+        drafts = pack_drafts(drafts, shards, recipe.shards[name].longest)
+        packed = [result(r) for r in (yield (planner.draft_spec(f"shards:{name}/pack", i, d)
+                                             for i, d in enumerate(drafts)))]
+    return StreamResult(shards, parts, encoded, packed)

@@ -45,12 +45,14 @@ class Shards(Model):
     """The token files (shards) of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`)
     that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
     reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
-    evaluation."""
+    evaluation. With `packing: best-fit`, a training sample is a row of whole documents instead of consecutive
+    tokens."""
 
     inputs: Names = Field(alias="from")
     where: Where = {}
     longest: Count
     val: Share = 0.005
+    packing: Literal["best-fit"] | None = None
 
 
 def _streams(value: Any) -> Any:

@@ -85,10 +85,11 @@ class Curriculum:
 
     def to_json(self) -> dict[str, Any]:
         doc = asdict(self)
-        for phase in doc["phases"]:                 # omit defaults: a new field must not change an old curriculum
-            for spec in fields(Phase):
-                if spec.default is not MISSING and phase[spec.name] == spec.default:
-                    del phase[spec.name]
+        for kind, entries in ((Stream, doc["streams"]), (Phase, doc["phases"])):
+            for entry in entries:                   # omit defaults: a new field must not change an old curriculum
+                for spec in fields(kind):
+                    if spec.default is not MISSING and entry[spec.name] == spec.default:
+                        del entry[spec.name]
         return {**doc, "version": self.version}
 
     @classmethod
@@ -167,6 +168,10 @@ class Curriculum:
             need(phase.sequence >= 1 and self.longest % phase.sequence == 0,
                  f"{key}: longest = {self.longest} is no multiple of sequence = {phase.sequence}: "
                  f"set shards.*.longest to a multiple of every sequence")
+            need(phase.sequence == self.longest or not any(s.packing and phase.weights.get(s.name)
+                                                           for s in self.streams),
+                 f"{key} has sequence = {phase.sequence}, but draws from streams whose documents are packed into rows "
+                 f"of longest = {self.longest}: give it this sequence, or leave out shards.*.packing")
             unknown = sorted({*phase.weights, *phase.max_epochs} - set(names))
             need(not unknown, f"{key} names unknown streams {unknown}; known: {', '.join(names)}")
             if isinstance(phase.lr, Mapping):
@@ -230,10 +235,10 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the JSON object `doc` as a dict with the keys of the dataclass `cls`. Raises CurriculumError, with `where`
-    in the message, if the keys are not the fields of `cls`; fields of Phase with a default may be missing."""
+    in the message, if the keys are not the fields of `cls`; fields with a default may be missing."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
-    missing, unknown = sorted((needed if cls is Phase else keys) - set(doc)), sorted(set(doc) - keys)
+    missing, unknown = sorted(needed - set(doc)), sorted(set(doc) - keys)
     if missing or unknown:
         raise CurriculumError(f"{where}: missing keys {missing}, unknown keys {unknown}")
     return dict(doc)

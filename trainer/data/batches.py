@@ -147,6 +147,14 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
     document ends."""
     places = list(places)
+    if any(sets[stream].packed is not None for stream, _ in places):
+        for stream, row in places:
+            if (packed := sets[stream].packed) is not None:
+                for start, stop in packed.pieces(row, row + 1)[0].tolist():
+                    sets[stream].prefetch(start, stop)
+        unpacked = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
+        return [next(unpacked) if sets[stream].packed is None else packed_row(sets[stream], stream, row)
+                for stream, row in places]
     for stream, window in places:
         sets[stream].prefetch(window * length, window * length + length + 1)
     shards = {(stream, shard) for stream, window in places
@@ -160,6 +168,18 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
         refuse_unknown(sets[stream], window * length, tokens)
         refuse_unordered(sets[stream], window * length, bounds, length)
     return rows
+
+
+def packed_row(shards: ShardSet, stream: int, number: int) -> Row:
+    """Read packed row number `number` of `shards`, the set of stream number `stream`, as input of `collate`. Raises the
+    same errors as `windows`."""
+    assert shards.packed is not None
+    refuse_short(shards, shards.packed.shard_of(number))
+    tokens, bounds, counts = shards.packed_row(number)
+    if tokens.max() >= shards.vocab_size:
+        for start, stop in shards.packed.pieces(number, number + 1)[0].tolist():
+            refuse_unknown(shards, start, shards.read(start, stop))
+    return tokens, bounds, stream, counts
 
 
 def touched(shards: ShardSet, start: int, count: int) -> range:
@@ -212,13 +232,18 @@ class Data:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
         self._ahead = 0, self.order.locate(0, 0)       # the first sample that was located ahead, and what was found
         self.streams = [s.name for s in curriculum.streams]
-        self.train = [ShardSet(store / s.train, s.sha256) for s in curriculum.streams]
+        self.train = [ShardSet(store / s.train, s.sha256, packing=s.packing) for s in curriculum.streams]
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
                         for s in curriculum.streams]
         for stream, shards in zip(curriculum.streams, self.train):
             if shards.manifest.tokenizer != curriculum.tokenizer.sha256:
                 raise ConfigError(f"stream {stream.name}: its shards were encoded with another tokenizer than the "
                                   f"curriculum's; resolve the curriculum again")
+            if shards.packed is not None and (len(shards.packed), shards.packed.longest) != (
+                    stream.rows, curriculum.longest):
+                raise ConfigError(f"stream {stream.name}: it has {len(shards.packed):,} packed rows of "
+                                  f"{shards.packed.longest:,} tokens, the curriculum says {stream.rows:,} of "
+                                  f"{curriculum.longest:,}; resolve the curriculum again")
 
     def samples(self, numbers: Sequence[int]) -> Batch:
         """Read the samples with the given numbers, in that order. They must have the same sequence length."""

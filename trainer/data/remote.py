@@ -31,6 +31,7 @@ from pyarrow import fs
 from pipeline.base.files import replacing
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.packed import NUMBERS, Packing
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 
@@ -130,7 +131,7 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
     """Open the training shards of a stream (data source) in the run's store itself, not in the local copy. If the store
     is in object storage, only the manifest and the document tables can be read."""
     remote, top = place(run)
-    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
+    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote, stream.packing)
 
 
 @contextlib.contextmanager
@@ -165,6 +166,7 @@ def damaged(shards: ShardSet) -> list[str]:
         return None if same else f"{name}: sha256 differs from the manifest: damaged or replaced"
 
     files = [(getattr(info, kind), digest) for info in shards.manifest.shards for kind, digest in info.sums().items()]
+    files += [(file.file, file.sha256) for file in shards.packed.packing.files] if shards.packed is not None else []
     with ThreadPoolExecutor(FILES) as pool:
         return [line for line in pool.map(problem, files) if line]
 
@@ -197,6 +199,20 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
                     yield f"{folder}/{shard.loss}", shard.loss_sha256, shard.tokens
                 if split == "val":
                     yield f"{folder}/{shard.table}", shard.table_sha256, None
+        if stream.packing is not None:
+            yield from _packed(remote, top, store, stream.train, stream.packing)
+
+
+def _packed(remote: fs.FileSystem, top: str, store: Path, folder: str,
+            sha256: str) -> Iterator[tuple[str, str, int | None]]:
+    """Yield (path, sha256, size in bytes) of each file of the packed rows `sha256` of the shard set in `folder`. Their
+    manifest is fetched if it is not in the local copy `store`."""
+    folder = folder.rpartition("/")[0] if folder.endswith(".json") else folder
+    path = f"{folder}/packed-{sha256[:16]}.json"
+    if not _inside(store, path).exists():
+        _fetch(remote, f"{top}/{path}", store / path, sha256)
+    for file in Packing.loads((store / path).read_bytes(), path).files:
+        yield f"{folder}/{file.file}", file.sha256, file.numbers * NUMBERS.itemsize
 
 
 def _inside(store: Path, path: str) -> Path:
