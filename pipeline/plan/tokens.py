@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
@@ -33,7 +33,7 @@ class StreamResult:
     assembled: list[TaskResult]
     parts: Sequence[PartRef]
     encoded: TaskRecords
-    packed: list[TaskResult]
+    packed: list[TaskResult] = field(default_factory=list)
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from tests.tokenizer.packs import slow_rows, slow_sample, write_packing
 from tests.trainer.synthetic import EOS, TOKENIZER, language, make_run, write_shards
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
 from tokenizer.mixture.steps import steps
-from tokenizer.shards.layout import ENDS
+from tokenizer.shards.find import window_documents
+from tokenizer.shards.layout import ENDS, ShardError
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 from trainer.data.batches import Data
-from trainer.data.remote import shard_set
+from trainer.data.remote import damaged, fetch_shards, shard_set
 from trainer.loop.run import open_run
 from trainer.model.loss import IGNORE
 from trainer.tools.curriculum_edit import new_streams
@@ -105,6 +108,17 @@ def test_rows_that_are_not_the_curriculums_are_refused(run):
         Data(wrong, run.store)
 
 
+def test_files_of_rows_that_are_cut_while_they_are_read_are_named(run, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(run.store, store)
+    data = Data(run.curriculum, store)
+    data.step(0, 3, 0, 1)
+    for path in (store / run.curriculum.streams[1].train).glob("*.packed"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ShardError, match=r"packed: \d+ bytes, the manifest says \d+: cut"):
+        data.step(0, 3, 0, 1)
+
+
 def test_a_packed_stream_is_added_to_a_run_as_it_was_published(run, tmp_path):
     store = tmp_path / "store"
     info = {split: write_shards(store / "shards/web" / f"split={split}", "web", split, language(1, 40), 2)
@@ -115,6 +129,23 @@ def test_a_packed_stream_is_added_to_a_run_as_it_was_published(run, tmp_path):
     assert (stream.packing, stream.rows, stream.filled) == (facts["sha256"], facts["rows"], facts["filled"])
     with pytest.raises(ConfigError, match=r"web.*rows of 64.*longest = 128"):
         new_streams([{"mix": {"web": 1}}], replace(others, longest=128), store)
+
+
+def test_packed_rows_are_fetched_with_their_shards(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path))
+    store = fetch_shards(f"file://{run.store}", run.curriculum, lambda text: None)
+    fetched, local = Data(run.curriculum, store), Data(run.curriculum, run.store)
+    assert fetched.train[1].folder != local.train[1].folder
+    assert fetched.step(0, 3, 0, 1).tokens.equal(local.step(0, 3, 0, 1).tokens)
+
+
+def test_rows_in_a_bucket_are_looked_up_without_a_copy(run):
+    stream, bucket = run.curriculum.streams[1], SubTreeFileSystem(str(run.store), LocalFileSystem())
+    remote = ShardSet(stream.train, stream.sha256, bucket, stream.packing)
+    local = shard_set(run, stream)
+    for row in range(0, stream.rows, 7):
+        assert window_documents(remote, row, 64) == window_documents(local, row, 64)
+    assert damaged(remote) == []
 
 
 # -- any history -------------------------------------------------------------------------------------------------
@@ -167,7 +198,7 @@ def test_any_history_reads_the_planned_rows_in_order(store, seed):
     at most once."""
     folder, streams = store
     rng = np.random.default_rng(seed)
-    for _ in range(10):
+    for _ in range(25):
         curriculum, before = random_history(rng, streams)
         order = Order(curriculum)
         at = order.locate(0, order.samples)

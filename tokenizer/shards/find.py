@@ -61,12 +61,11 @@ def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[di
 
 def _row_documents(shard_set: ShardIndex, packed: PackedRows, row: int) -> list[dict[str, Any]]:
     """Return the documents in a packed row, as `window_documents` does."""
-    pieces, _ = packed.pieces(row, row + 1)
-    stops = np.cumsum(pieces[:, 1] - pieces[:, 0]).tolist()
-    spans = shard_set.documents_at(pieces[:, 0].tolist())
-    keys = shard_set.manifest.parts
-    result = [{"id": span.id, "tokens": [stop - (end - start), stop], "begins": start - span.start,
-               "of": span.stop - span.start, "bytes": span.n_bytes, "key": keys[span.part] if keys else None,
-               "at": span.row}
-              for span, (start, end), stop in zip(spans, pieces.tolist(), stops)]
+    pieces, keys = packed.row(row), shard_set.manifest.parts
+    result, first = [], 0
+    for span, (start, stop) in zip(shard_set.documents_at([start for start, _ in pieces]), pieces):
+        result.append({"id": span.id, "tokens": [first, first + stop - start], "begins": start - span.start,
+                       "of": span.stop - span.start, "bytes": span.n_bytes, "key": keys[span.part] if keys else None,
+                       "at": span.row})
+        first += stop - start
     return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])

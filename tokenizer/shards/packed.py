@@ -148,6 +148,21 @@ class PackedRows:
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1
 
+    def row(self, row: int) -> list[tuple[int, int]]:
+        """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
+        all shards. Raises ShardError if they are impossible. It is `pieces` for one row, in a fraction of the time."""
+        shard = self.shard_of(row)
+        file, offset = self.packing.files[shard], self._offsets[shard]
+        index = 2 * file.pieces + row - self.firsts[shard]
+        low, high = self._read(file, index, index + 2).tolist()
+        numbers = self._read(file, 2 * low, 2 * high).tolist() if low < high <= file.pieces else []
+        pieces = list(zip(numbers[::2], numbers[1::2]))
+        sizes = [stop - start for start, stop in pieces]
+        if not pieces or min(sizes) < 2 or sum(sizes) > self.longest + 1 or \
+                max(numbers) > self._offsets[shard + 1] - offset:
+            raise self._damaged(file, row)
+        return [(start + offset, stop + offset) for start, stop in pieces]
+
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return of which tokens the rows [first, stop), all of one shard, consist: (pieces, number of pieces of each
         row). The pieces are int64 (pieces, 2), the first token and the exclusive end of each, counted over all shards,
@@ -162,15 +177,17 @@ class PackedRows:
         low, high = int(begins[0]), int(begins[-1])
         tokens = self._offsets[shard + 1] - self._offsets[shard]
         if (counts < 1).any() or not 0 <= low <= high <= file.pieces:
-            raise ShardError(f"{self.where}: {file.file}: rows near {first} of the stream do not follow each other: "
-                             f"damaged: {REMEDY}")
+            raise self._damaged(file, first)
         pieces = self._read(file, 2 * low, 2 * high).astype(np.int64).reshape(-1, 2)
         sizes = pieces[:, 1] - pieces[:, 0]
         if (sizes < 2).any() or pieces.min() < 0 or pieces.max() > tokens or \
                 np.add.reduceat(sizes, begins[:-1] - low).max() > self.longest + 1:
-            raise ShardError(f"{self.where}: {file.file}: rows near {first} of the stream have impossible pieces: "
-                             f"damaged: {REMEDY}")
+            raise self._damaged(file, first)
         return pieces + self._offsets[shard], counts
+
+    def _damaged(self, file: PackedShard, row: int) -> ShardError:
+        return ShardError(f"{self.where}: {file.file}: impossible pieces near row {row:,} of the stream: damaged: "
+                          f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
         """Return the numbers of the rows that hold one of the tokens [start, stop), int64, increasing. The pieces of

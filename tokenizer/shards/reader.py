@@ -197,20 +197,24 @@ class ShardSet(ShardIndex):
         packing.check_set(self.manifest, str(path))
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
-    def packed_row(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read one packed row: (its L + 1 tokens, the positions in [1, L] at which a document, another piece of one, or
-        padding begins, which of the tokens at positions 1 to L are targets). The last is None if all are. It does not
-        exclude the first token of a piece; the positions do. Padding is filled with EOS."""
+    def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Read the packed row that consists of `pieces` (`PackedRows.row`): (its L + 1 tokens, the positions in [1, L]
+        at which a document, another piece of one, or padding begins, which of the tokens at positions 1 to L are
+        targets). The last is None if all are. It does not exclude the first token of a piece; the positions do. Padding
+        is filled with EOS."""
         assert self.packed is not None
         length = self.packed.longest
-        pieces, _ = self.packed.pieces(row, row + 1)
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
-        ends = np.cumsum(pieces[:, 1] - pieces[:, 0])
-        for (start, stop), end in zip(pieces.tolist(), ends.tolist()):
-            tokens[end - (stop - start):end] = self.read(start, stop)
+        begins, place = [], 0
+        for start, stop in pieces:
+            end = place + stop - start
+            tokens[place:end] = self.read(start, stop)
             of_piece = self.counts(start, stop)
-            counts[end - (stop - start):end] = True if of_piece is None else of_piece
-        return tokens, ends[ends <= length], None if counts[1:].all() else counts[1:]
+            counts[place:end] = True if of_piece is None else of_piece
+            place = end
+            begins.append(end)
+        bounds = np.array(begins if place <= length else begins[:-1], np.int64)
+        return tokens, bounds, None if counts[1:].all() else counts[1:]
 
     def published_packing(self) -> Packing | None:
         """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
@@ -226,23 +230,16 @@ class ShardSet(ShardIndex):
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
         """Return numbers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time, and its size is compared each time, because reading behind the end of a mapped file
-        would kill the process."""
-        path, width = self.folder / file.file, NUMBERS.itemsize
+        read for the first time."""
+        width = NUMBERS.itemsize
         if not isinstance(self.filesystem, fs.LocalFileSystem):
-            with self.filesystem.open_input_file(str(path)) as remote:
+            with self.filesystem.open_input_file(str(self.folder / file.file)) as remote:
                 return np.frombuffer(remote.read_at((stop - first) * width, first * width), NUMBERS)
         is_checked = file.file in self._maps
         numbers, memory = self._map(file.file, NUMBERS, file.numbers)
         if not is_checked and hashlib.sha256(memory or b"").hexdigest() != file.sha256:
             del self._maps[file.file]
-            raise ShardError(f"{path}: damaged: {REMEDY}")
-        try:
-            size = path.stat().st_size
-        except OSError as e:
-            raise ShardError(f"{path}: gone ({e.strerror}): {REMEDY}") from e
-        if size < file.numbers * width:
-            raise ShardError(f"{path}: {size} bytes, the manifest says {file.numbers * width}: cut: {REMEDY}")
+            raise ShardError(f"{self.folder / file.file}: damaged: {REMEDY}")
         return numbers[first:stop]
 
     # -- files ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Located, Order
 from tokenizer.mixture.steps import Step
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
+from tokenizer.shards.packed import NUMBERS
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 from trainer.model.attention import DocMask, Masking, cumulative_lengths, document_mask
@@ -148,13 +149,9 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     document ends."""
     places = list(places)
     if any(sets[stream].packed is not None for stream, _ in places):
-        for stream, row in places:
-            if (packed := sets[stream].packed) is not None:
-                for start, stop in packed.pieces(row, row + 1)[0].tolist():
-                    sets[stream].prefetch(start, stop)
-        unpacked = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
-        return [next(unpacked) if sets[stream].packed is None else packed_row(sets[stream], stream, row)
-                for stream, row in places]
+        packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
+        others = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
+        return [next(others if sets[stream].packed is None else packed) for stream, _ in places]
     for stream, window in places:
         sets[stream].prefetch(window * length, window * length + length + 1)
     shards = {(stream, shard) for stream, window in places
@@ -170,16 +167,27 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     return rows
 
 
-def packed_row(shards: ShardSet, stream: int, number: int) -> Row:
-    """Read packed row number `number` of `shards`, the set of stream number `stream`, as input of `collate`. Raises the
-    same errors as `windows`."""
-    assert shards.packed is not None
-    refuse_short(shards, shards.packed.shard_of(number))
-    tokens, bounds, counts = shards.packed_row(number)
-    if tokens.max() >= shards.vocab_size:
-        for start, stop in shards.packed.pieces(number, number + 1)[0].tolist():
-            refuse_unknown(shards, start, shards.read(start, stop))
-    return tokens, bounds, stream, counts
+def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> list[Row]:
+    """Read packed rows, as `windows` reads windows. Each of `places` is (index into `sets`, number of the row)."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    checked: set[tuple[int, int]] = set()
+    for stream, row in places:
+        packed = sets[stream].packed
+        assert packed is not None
+        if (shard := (stream, packed.shard_of(row))) not in checked:
+            checked.add(shard)
+            refuse_short(sets[stream], shard[1])
+        found.append((stream, packed.row(row)))
+        for start, stop in found[-1][1]:
+            sets[stream].prefetch(start, stop)
+    rows: list[Row] = []
+    for stream, pieces in found:
+        tokens, bounds, counts = sets[stream].packed_row(pieces)
+        if tokens.max() >= sets[stream].vocab_size:
+            for start, stop in pieces:
+                refuse_unknown(sets[stream], start, sets[stream].read(start, stop))
+        rows.append((tokens, bounds, stream, counts))
+    return rows
 
 
 def touched(shards: ShardSet, start: int, count: int) -> range:
@@ -191,7 +199,11 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
     """Raise ShardError when a file of shard number `shard` has become shorter since it was memory-mapped. Reading such
     a file would kill the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
-    for name, size in ((info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)):
+    files = [(info.body, info.tokens * shards.dtype.itemsize), (info.ends, info.documents * ENDS.itemsize)]
+    if shards.packed is not None:
+        rows = shards.packed.packing.files[shard]
+        files.append((rows.file, rows.numbers * NUMBERS.itemsize))
+    for name, size in files:
         path = f"{shards.folder}/{name}"
         try:
             there = os.stat(path).st_size
