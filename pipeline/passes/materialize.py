@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.window_source import BLOCK_BYTES, source_of
+from pipeline.passes.window_source import BLOCK_BYTES, memory_mb, source_of
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters
@@ -257,7 +257,7 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
             args = {"curriculum": document, "stream": number, "first": first, "stop": stop, "shards": overlapping,
                     "file_bytes": file_bytes, **masked}
             drafts.append(TaskDraft(MAP, args, (last_token - first_token) * np.dtype(stream.dtype).itemsize,
-                                    f"scatter {stream.name} [{first}, {stop})"))
+                                    f"scatter {stream.name} [{first}, {stop})", memory_mb(curriculum, number)))
     return drafts
 
 

@@ -60,7 +60,8 @@ def publish_packed(store: Store, train: Mapping[str, Any], longest: int, packed:
     folder = train["path"]
     check_lease()
     if not packed:
-        store.remove(f"{folder}/{MANIFEST}")
+        if store.exists(f"{folder}/{MANIFEST}"):
+            store.remove(f"{folder}/{MANIFEST}")
         return {}
     files = []
     for result in packed:

@@ -26,6 +26,13 @@ def source_of(inputs: Inputs, shards: Sequence[Mapping[str, Any]], curriculum: C
     return kind(inputs, shards, curriculum, stream)
 
 
+def memory_mb(curriculum: Curriculum, stream: int) -> int:
+    """Returns how much memory a task needs that reads samples of a stream. Rows of a block are read together, from up
+    to two blocks of tokens; each of them takes up to 12 bytes, with its flags and its copy in a row."""
+    block = max(BLOCK_TOKENS, BLOCK_ROWS * curriculum.longest)
+    return 500 if curriculum.streams[stream].packing is None else max(500, 300 + 24 * block // 10**6)
+
+
 class _Windows:
     """Reads token ranges of a stream from its shards. On object storage, only the bytes of the range are requested."""
 
