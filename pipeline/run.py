@@ -26,6 +26,7 @@ from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
+from pipeline.passes.pack import publish_packed
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node
@@ -295,11 +296,13 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
     tokenizer = results[TOKENIZER]
     publish_tokenizer(store, tokenizer)
     sets = {}
-    for shards in recipe.shards:
+    for shards, config in recipe.shards.items():
         result: StreamResult = results[f"shards:{shards}"]
         for stream, assembled in result.assembled.items():
             sets[stream] = publish_shards(store, stream, assembled, result.parts, tokenizer,
                                           check_lease=log.check_lease)
+            sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], config.longest,
+                                                    result.packed.get(stream, []), check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:
         curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
         warnings += notes

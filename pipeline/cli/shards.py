@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,7 +53,8 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count the documents and tokens in a shard set.
 
     Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
-    count.
+    count. If the documents are packed into rows (`packing: best-fit`), it prints the number of rows, of pieces in them,
+    of documents longer than a row, and the share of padding, too.
 
     \b
     Example:
@@ -61,12 +62,18 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """
     shard_set = opened(shards)
     manifest = shard_set.manifest
-    row = {"stream": manifest.stream, "split": manifest.split, "shards": len(manifest.shards),
-           "documents": manifest.documents, "tokens": manifest.tokens, "targets": shard_set.targets(),
-           "text_bytes": manifest.text_bytes, "dtype": manifest.dtype, "vocab_size": manifest.vocab_size,
-           "eos": manifest.eos, "tokenizer": manifest.tokenizer, "sha256": manifest.sha256,
-           "tokens_per_document": round(manifest.tokens / max(manifest.documents, 1), 1),
-           "bytes_per_token": round(manifest.text_bytes / max(manifest.tokens - manifest.documents, 1), 3)}
+    row: dict[str, Any] = {
+        "stream": manifest.stream, "split": manifest.split, "shards": len(manifest.shards),
+        "documents": manifest.documents, "tokens": manifest.tokens, "targets": shard_set.targets(),
+        "text_bytes": manifest.text_bytes, "dtype": manifest.dtype, "vocab_size": manifest.vocab_size,
+        "eos": manifest.eos, "tokenizer": manifest.tokenizer, "sha256": manifest.sha256,
+        "tokens_per_document": round(manifest.tokens / max(manifest.documents, 1), 1),
+        "bytes_per_token": round(manifest.text_bytes / max(manifest.tokens - manifest.documents, 1), 3)}
+    packing = shard_set.published_packing()
+    if packing is not None:
+        packed = {"longest": packing.longest, "rows": packing.rows, "pieces": sum(f.pieces for f in packing.files),
+                  "longer": sum(f.longer for f in packing.files), "padding": round(packing.padding, 6)}
+        row |= {"packing": packed} if json_lines else {f"packed {name}": value for name, value in packed.items()}
     typer.echo(json.dumps(row) if json_lines else
                "\n".join(f"{k:20} {v:,}" if isinstance(v, int) else visible(f"{k:20} {v}") for k, v in row.items()))
 

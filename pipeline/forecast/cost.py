@@ -208,8 +208,8 @@ class Extrapolation:
                             memory_mb=memory, tasks=max(len(records), 1))
         if kind == "pass" and any(self.nodes[d]["kind"] == "barrier" for d in node["deps"]):
             self._deduplicated(name, records)
-        # tasks that assemble shards cost in proportion to the tasks that encode parts
-        of_parts = [r for r in records if not r.node.endswith("/assemble")]
+        # tasks that assemble shards, or pack their documents, cost in proportion to the tasks that encode parts
+        of_parts = [r for r in records if not r.node.endswith(("/assemble", "/pack"))]
         more = {measure: _ratio(sum(map(measure, records)), sum(map(measure, of_parts))) for measure in (_cpu, _disk)}
         cpu = self.over_tasks(of_parts, _cpu, first_loads=True) * more[_cpu]
         disk = self.over_tasks(of_parts, _disk) * more[_disk] * before

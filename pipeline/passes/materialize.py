@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.passes.window_source import BLOCK_BYTES, memory_mb, source_of
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters
 from stages.barrier import TaskDraft, TaskResult
-from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order
-from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, ShardError
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Stream
+from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+from tokenizer.shards.packed import Packing
 from tokenizer.shards.rows import MANIFEST as ROWS
 from tokenizer.shards.rows import (
     ORIGIN,
@@ -40,7 +43,6 @@ from tokenizer.shards.rows import (
     unpack_bounds,
     unpack_loss,
 )
-from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 MAP = "pipeline.passes.materialize:ScatterWindows"
 REDUCE = "pipeline.passes.materialize:WriteRows"
@@ -48,8 +50,8 @@ REDUCE = "pipeline.passes.materialize:WriteRows"
 MAP_BYTES, FILE_BYTES = 256 << 20, 128 << 20
 #: minimum mean size of a segment in bytes: with smaller segments, requests to object storage cost too much
 SEGMENT = 128 << 10
-#: bytes of tokens, or of records, that a map task works on at a time; bytes of records it holds before it spills
-BLOCK_BYTES, SEGMENT_BYTES = 1 << 20, 16 << 20
+#: bytes of records that a map task holds before it spills
+SEGMENT_BYTES = 16 << 20
 
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
@@ -71,9 +73,10 @@ class ScatterWindows:
     them. A super-window is a stretch of `longest` tokens of the stream.
 
     args: curriculum (JSON), stream (index), first, stop (range of super-windows), shards [{body, ends, blocks: $ref,
-    offset, tokens, documents, and loss: $ref if the shard has a loss mask}] of the stream that hold the range,
-    file_bytes, masked (true if a shard of any stream has a loss mask). Writes an exchange file phaseP.seg for each
-    phase P that draws from the range, with one bucket per output file. Memory: one block of tokens and its records.
+    offset, tokens, documents, and loss: $ref if the shard has a loss mask, and packed if its rows are packed}] of the
+    stream that hold the range, file_bytes, masked (true if samples may have a loss mask). Writes an exchange file
+    phaseP.seg for each phase P that draws from the range, with one bucket per output file. Memory: one block of tokens
+    and its records.
     """
 
     name = "scatter_windows"
@@ -84,8 +87,7 @@ class ScatterWindows:
         args = inputs.args
         curriculum = Curriculum.from_json(args["curriculum"])
         order, stream, longest = Order(curriculum), args["stream"], curriculum.longest
-        source = _Source(inputs, args["shards"], np.dtype(curriculum.streams[stream].dtype).newbyteorder("<"))
-        step = max(1, BLOCK_BYTES // (longest * source.dtype.itemsize))
+        source = source_of(inputs, args["shards"], curriculum, stream)
         rows, masked = 0, args.get("masked", False)
         for number, phase in enumerate(curriculum.phases):
             if not order.extents[number][stream]:
@@ -96,18 +98,17 @@ class ScatterWindows:
             # one phase after the other, so one buffer of records is enough; the tokens are read again for each phase
             files = -(-phase.samples // per_file)
             with out.segments(f"phase{number}.seg", dtype, files, memory=SEGMENT_BYTES) as writer:
-                for first in range(args["first"], args["stop"], step):
-                    stop = min(first + step, args["stop"])
+                for first in range(args["first"], args["stop"], source.step):
+                    stop = min(first + source.step, args["stop"])
                     drawn = order.samples_of(stream, first, stop, number)
                     if number not in drawn:
                         continue
                     n, window, epoch = drawn[number]
-                    base = first * longest
-                    tokens, flags, counts = source.read(base, stop * longest + 1)
+                    tokens, flags, counts = source.supers(first, stop)
                     for start in range(0, len(n), chunk):
                         part = slice(start, start + chunk)
                         records = _records(tokens, {"bounds": flags, **({"loss": counts} if masked else {})},
-                                           window[part] * phase.sequence - base, phase.sequence, dtype)
+                                           source.starts(window[part], first, phase.sequence), phase.sequence, dtype)
                         records["n"] = n[part]
                         records["origin"] = _origin(stream, epoch[part], window[part]).view(f"V{ORIGIN.itemsize}")
                         writer.write((n[part] - phase.start) // per_file, records)
@@ -134,61 +135,6 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
     out = np.empty(len(epoch), ORIGIN)
     out["stream"], out["epoch"], out["window"] = stream, epoch, window
     return out
-
-
-class _Source:
-    """Reads token ranges of a stream from its shards. On object storage, only the bytes of the range are requested."""
-
-    def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], dtype: np.dtype) -> None:
-        self.inputs, self.shards, self.dtype = inputs, shards, dtype
-        self._ends: dict[str, np.ndarray] = {}
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the tokens [start, stop) of the stream, and two u8 arrays of the same length. Element i of the first
-        is 1 if a document ends right before token start + i. Element i of the second is 1 if token start + i counts for
-        the loss."""
-        tokens, flags = np.empty(stop - start, self.dtype), np.zeros(stop - start, np.uint8)
-        counts = np.ones(stop - start, np.uint8)
-        filled = 0
-        for shard in self.shards:
-            offset = shard["offset"]
-            begin, end = max(start, offset), min(stop, offset + shard["tokens"])
-            if begin < end:
-                size = self.dtype.itemsize
-                data = self._range(shard, "body", (begin - offset) * size, (end - offset) * size)
-                tokens[begin - start:end - start] = np.frombuffer(data, self.dtype)
-                if "loss" in shard:
-                    data = self._range(shard, "loss", begin - offset, end - offset)
-                    counts[begin - start:end - start] = np.frombuffer(data, np.uint8) != 0
-                filled += end - begin
-            # the end of a shard's last document is flagged at the first token of the next shard
-            if offset < stop and offset + shard["tokens"] >= start:
-                ends = self._ends_of(shard)
-                i, j = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
-                flags[ends[i:j].astype(np.int64) + (offset - start)] = 1
-        if filled != stop - start:
-            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) the curriculum reads: they were "
-                             f"replaced since; resolve it again")
-        return tokens, flags, counts
-
-    def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
-        """Returns bytes [start, stop) of the body (the tokens) or of the loss mask of a shard. The blocks that hold
-        them are compared with their checksums first."""
-        ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
-        first, last = start // BLOCK, blocks_of(stop)
-        data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
-        before = 0 if kind == "body" else blocks_of(shard["tokens"] * self.dtype.itemsize) + blocks_of(
-            shard["documents"] * ENDS.itemsize)
-        sums = np.memmap(self.inputs.fetch(shard["blocks"]), SUMS, "r")[before + first:before + last].tolist()
-        if (bad := damaged_block(memoryview(data), first, sums)) is not None:
-            raise self.inputs.damaged(ref, f"is damaged at byte {bad * BLOCK:,}")
-        return memoryview(data)[start - first * BLOCK:stop - first * BLOCK]
-
-    def _ends_of(self, shard: Mapping[str, Any]) -> np.ndarray:
-        name = shard["ends"]["$ref"]
-        if name not in self._ends:
-            self._ends[name] = np.memmap(self.inputs.fetch(shard["ends"]), ENDS, "r")
-        return self._ends[name]
 
 
 # -- reduce ------------------------------------------------------------------------------------------------------
@@ -292,21 +238,26 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     # read bytes on average, whatever E is
     map_bytes = map_bytes or max(MAP_BYTES, -(-read // file_bytes) * SEGMENT)
     drafts, document = [], curriculum.to_json()
-    sets = {number: _shards(store, curriculum.streams[number].train, curriculum.streams[number].sha256)
-            for number in used}
-    # rows of all streams go to the same files, so all get room for a mask if one stream has one
-    masked = {"masked": True} if any("loss" in shard for shards in sets.values() for shard in shards) else {}
+    sets = {number: _shards(store, curriculum.streams[number]) for number in used}
+    # rows of all streams go to the same files, so all get room for a mask if one stream has one; padding needs one, too
+    masked = {"masked": True} if any("loss" in shard or "packed" in shard
+                                     for shards in sets.values() for shard in shards) else {}
     for number, shards in sets.items():
         stream = curriculum.streams[number]
         step = max(1, map_bytes // (curriculum.longest * np.dtype(stream.dtype).itemsize))
         for first in range(0, order.supers[number], step):
             stop = min(first + step, order.supers[number])
             first_token, last_token = first * curriculum.longest, stop * curriculum.longest + 1
-            overlapping = [x for x in shards if x["offset"] < last_token and x["offset"] + x["tokens"] >= first_token]
+            if stream.packing is None:
+                overlapping = [x for x in shards
+                               if x["offset"] < last_token and x["offset"] + x["tokens"] >= first_token]
+            else:
+                overlapping = [x for x in shards if x["packed"]["before"] < stop
+                               and x["packed"]["before"] + x["packed"]["facts"]["rows"] > first]
             args = {"curriculum": document, "stream": number, "first": first, "stop": stop, "shards": overlapping,
                     "file_bytes": file_bytes, **masked}
             drafts.append(TaskDraft(MAP, args, (last_token - first_token) * np.dtype(stream.dtype).itemsize,
-                                    f"scatter {stream.name} [{first}, {stop})"))
+                                    f"scatter {stream.name} [{first}, {stop})", memory_mb(curriculum, number)))
     return drafts
 
 
@@ -314,7 +265,8 @@ def _ref(folder: str, name: str, sha256: str) -> dict[str, Any]:
     return {"$ref": f"{folder}/{name}", "content": sha256, "sha256": sha256}
 
 
-def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
+def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
+    folder, sha256 = stream.train, stream.sha256
     path = f"{folder}/shards-{sha256[:16]}.json"
     if not store.exists(path):
         raise ShardError(f"{path}: the shard set the curriculum pins is not in the store: encode it again")
@@ -327,6 +279,13 @@ def _shards(store: Store, folder: str, sha256: str) -> list[dict[str, Any]]:
         out.append({**{kind: _ref(folder, getattr(shard, kind), shard.sums()[kind]) for kind in kinds},
                     "offset": offset, "tokens": shard.tokens, "documents": shard.documents})
         offset += shard.tokens
+    if stream.packing is not None:
+        path, before = f"{folder}/packed-{stream.packing[:16]}.json", 0
+        packing = Packing.loads(store.read_checked(path, stream.packing), path)
+        packing.check_set(manifest, path)
+        for entry, file in zip(out, packing.files):
+            entry["packed"] = {"ref": _ref(folder, file.file, file.sha256), "facts": asdict(file), "before": before}
+            before += file.rows
     return out
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
 from pipeline.passes.labels import Label, label_ranges, streams_of
+from pipeline.passes.pack import ShardPlace, pack_drafts
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
@@ -31,11 +32,13 @@ class StreamResult:
     """The result of the node that makes the shards of a token stream, or of several streams if the shards are split.
     `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
     tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
-    documents that could not be encoded."""
+    documents that could not be encoded. `packed` are the results of the tasks that packed the documents of training
+    shards into rows, by stream; empty without `packing`."""
 
     assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
     encoded: TaskRecords
+    packed: dict[str, list[TaskResult]] = field(default_factory=dict)
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
@@ -56,8 +59,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
         def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
             return _shards(recipe, planner, name, inputs, results)
 
-        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work,
-                          steps=("encode", "assemble")))
+        steps = ("encode", "assemble", *(["pack"] if shards.packing else []))
+        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work, steps=steps))
     return nodes
 
 
@@ -102,19 +105,27 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
                            planner.quarantined, by)
     encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
     parts_encoded = [result(r) for r in encoded]
-    shards_of: dict[str, int] = {}
+    shards_of: dict[str, list[ShardPlace]] = {}
 
     def assembling() -> Iterator[TaskDraft]:             # of one stream at a time: each names all parts
         streams = _split(recipe, planner, name, parts_encoded) if by else {name: None}
         for stream, ranges in streams.items():
             of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "")
-            shards_of[stream] = len(of_stream)
+            shards_of[stream] = [(draft.args["split"], draft.args["index"]) for draft in of_stream]
             yield from of_stream
 
     assembled = yield (planner.draft_spec(f"shards:{name}/assemble", i, d) for i, d in enumerate(assembling()))
     left = iter(assembled)
-    return StreamResult({stream: [result(r) for r in islice(left, number)] for stream, number in shards_of.items()},
-                        parts, encoded)
+    shards = {stream: [result(r) for r in islice(left, len(places))] for stream, places in shards_of.items()}
+    packed: dict[str, list[TaskResult]] = {}
+    if recipe.shards[name].packing:
+        drafts_of = {stream: pack_drafts(places, shards[stream], recipe.shards[name].longest)
+                     for stream, places in shards_of.items()}
+        records = yield (planner.draft_spec(f"shards:{name}/pack", i, d)
+                         for i, d in enumerate(chain.from_iterable(drafts_of.values())))
+        left = iter(records)
+        packed = {stream: [result(r) for r in islice(left, len(drafts))] for stream, drafts in drafts_of.items()}
+    return StreamResult(shards, parts, encoded, packed)
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,

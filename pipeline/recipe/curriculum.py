@@ -115,6 +115,10 @@ def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
         if shards.longest % phase.sequence:
             checker.fail((*at, "sequence"), f"{phase.sequence:,} does not divide {shards.longest:,}, the `longest` of "
                                             f"shards '{name}'")
+        elif shards.packing and phase.sequence != shards.longest:
+            checker.fail((*at, "sequence"), f"the documents of shards '{name}' are packed into rows of "
+                                            f"{shards.longest:,} tokens (`longest`), not of {phase.sequence:,}; give "
+                                            f"all phases this sequence, or leave out shards.{name}.packing")
     batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
     if phase.sequence and batch and batch < phase.sequence:
         checker.fail((*at, "batch"), f"a batch of {batch:,} tokens holds no sequence of {phase.sequence:,}")

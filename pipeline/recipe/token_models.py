@@ -68,6 +68,7 @@ class Shards(Model):
     that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
     reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
     evaluation. With `from_phase`, the name of a phase, only this phase and later ones may read the stream.
+    With `packing: best-fit`, a training sample is a row of whole documents instead of consecutive tokens.
 
     With `by`, the documents are split into several streams by one to three labels (`by: [language, bucket]`). A label
     is `source`, `language`, `bucket` (the number that the step `buckets` gives), `meta.KEY`, `signal.NAME`, or
@@ -82,6 +83,7 @@ class Shards(Model):
     from_phase: str | None = None
     by: Annotated[list[SplitLabel], BeforeValidator(listed), Field(min_length=1, max_length=3)] | None = None
     min_tokens: Count | None = None
+    packing: Literal["best-fit"] | None = None
 
     @property
     def labels(self) -> list[str]:

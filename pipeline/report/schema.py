@@ -219,6 +219,17 @@ class SourceTokens(Part):
     tokens: int = fact("tokens, training and held out", "tokens")
 
 
+class Packing(Part):
+    """The rows (training samples of one length) that the training documents of a stream are packed into."""
+
+    rows: int = fact("rows", "rows")
+    pieces: int = fact("documents, full rows of longer ones and their rests", "pieces")
+    documents: int = fact("documents packed", "documents")
+    longer: int = fact("documents that are longer than a row, and are cut for that", "documents")
+    tokens: int = fact("tokens in the rows; the last token of a full row is also the first of the next piece", "tokens")
+    padding: int = fact("places of the rows without a token", "tokens")
+
+
 class Stream(Part):
     """A stream of tokens for training."""
 
@@ -230,6 +241,7 @@ class Stream(Part):
     val_targets: int = fact("held-out tokens that count for the loss", "tokens")
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
     sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
+    packing: Packing | None = maybe("its packed rows; left out if it is not packed")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
     quarantine_samples: list[QuarantineSample] = fact("at most 3 for each stage and reason")
 
@@ -242,6 +254,7 @@ class MixtureRow(Part):
     planned: float = fact("the stream's share of the phase", "windows")
     realised: int = fact("what the order gives it", "windows")
     tokens: int = fact("realised windows in tokens", "tokens")
+    padding: int | None = maybe("about how many of them are padding; left out if the stream is not packed", "tokens")
     epochs: float = fact("how often the stream has been read by the end of the phase", "epochs")
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 

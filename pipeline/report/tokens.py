@@ -16,8 +16,8 @@ from tokenizer.mixture.realised import plan, realised
 def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
     """Return counts for every token stream. They cover the documents, tokens and targets of training data and, with the
     prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are the
-    documents and tokens by source, for training and held-out data together, and the documents that could not be
-    encoded, by reason and with samples."""
+    documents and tokens by source, for training and held-out data together, the documents that could not be encoded, by
+    reason and with samples, and, if the stream is packed, the rows and their padding."""
     out = {}
     for node in nodes:
         if node.kind != "shards":
@@ -31,6 +31,7 @@ def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
             "val_docs": counters["val"]["docs"], "val_tokens": counters["val"]["tokens"],
             "val_targets": counters["val"]["targets"], "near_held_out": counters["near_held_out"],
             "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in counters.get("sources", {}).items()},
+            **({"packing": node.counters["pack"]} if "pack" in node.counters else {}),
             "quarantined": counters["quarantined"], "quarantine_samples": quarantine_samples(store, [node])}
     return out
 
@@ -48,15 +49,17 @@ def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
     `repeats_from` is the number of the first sample in the phase that reads the stream a second time, or None."""
     if curriculum is None:
         return []
-    repeats_from = {(r["phase"], r["stream"]): r["repeats_from"] for r in plan(curriculum)}
-    tokens_of = {s.name: s.tokens for s in curriculum.streams}
+    planned = {(r["phase"], r["stream"]): r for r in plan(curriculum)}
+    packed = {s.name for s in curriculum.streams if s.packing is not None}
+    tokens_of = {s.name: s.tokens if s.packing is None else s.rows * curriculum.longest for s in curriculum.streams}
     read_of = dict.fromkeys(tokens_of, 0)
     rows = []
     for row in realised(curriculum, curriculum.samples):
         name = row["stream"]
         read_of[name] += row["tokens"]
         rows.append({**row, "epochs": read_of[name] / tokens_of[name] if tokens_of[name] else 0.0,
-                     "repeats_from": repeats_from[row["phase"], name]})
+                     "repeats_from": planned[row["phase"], name]["repeats_from"],
+                     **({"padding": planned[row["phase"], name]["padding"]} if name in packed else {})})
     return rows
 
 

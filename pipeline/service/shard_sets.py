@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
@@ -25,12 +26,13 @@ from pipeline.store.dataset import MANIFEST as DATASET_MANIFEST
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_value
 from stages.scrub.rows import MARGIN, mask
-from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.steps import readers_of
 from tokenizer.shards.find import places, window_documents
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
 from tokenizer.shards.origin import add_origins
+from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
 
 SPLITS = ("train", "val")
 #: most bytes of a manifest or curriculum that is read
@@ -68,6 +70,25 @@ class StoredShards(ShardIndex):
     def __init__(self, store: Store, folder: str, manifest: Manifest, scratch: str, stop: Stop) -> None:
         super().__init__(manifest)
         self._store, self._folder, self._scratch, self._stop = store, folder, scratch, stop
+
+    def read_by(self, stream: Stream) -> None:
+        """Use the packed rows by which a curriculum reads the set, if it does."""
+        if stream.packing is None:
+            return
+        path = f"{self._folder}/packed-{stream.packing[:16]}.json"
+        try:
+            packing = Packing.loads(read_file(self._store, path, LARGEST), path)
+        except FileNotFoundError:
+            raise NoShards(f"the packed rows of '{stream.name}' that the curriculum names are not in the store any "
+                           f"more", "run", "choose a later run, or restore them") from None
+        packing.check_set(self.manifest, path)
+        self.packed = PackedRows(packing, self.offsets, self._numbers, self._folder)
+
+    def _numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
+        self._stop.check()
+        path = f"{self._folder}/{file.file}"
+        inside(self._store, path)
+        return np.memmap(self._store.checked(path, file.sha256, self._scratch), NUMBERS, "r")[first:stop]
 
     @contextlib.contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
@@ -139,7 +160,8 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
     """Find documents by the beginning of their ids (with `exact`: by the whole id), and return the places in the shards
     where they are. A place gives the range of the document's tokens in one stream. For each sequence length in the
     run's curriculum, it also gives the first and the last window (training sample) with one of these tokens, and the
-    steps that read these windows. `more` is true if some places were left out."""
+    steps that read these windows. For a stream that the curriculum reads by packed rows, it gives the numbers of the
+    rows instead, as `rows`. `more` is true if some places were left out."""
     planned = curriculum_of(store, run)
     lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
     spans: list[dict[str, Any]] = []
@@ -149,13 +171,19 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
                 continue
             manifest = manifest_of(store, name)
             shards = StoredShards(store, name.folder, manifest, scratch, stop)
+            reader = _reader(planned[1] if planned and name.split == "train" else None, name.stream, manifest.sha256)
+            if reader is not None:
+                shards.read_by(reader)
             for place in islice((p for p in places(shards, id) if not exact or p["id"] == id),
                                 MOST_PLACES + 1 - len(spans)):
-                windows = _windows(place["start"], place["stop"], manifest.tokens, lengths)
                 spans.append({"stream": name.stream, "split": name.split, **place,
-                              "tokens": place["stop"] - place["start"], "windows": windows})
-                if planned and name.split == "train":
-                    spans[-1] |= _read_by(planned[1], name.stream, manifest.sha256, windows)
+                              "tokens": place["stop"] - place["start"], "windows": {}})
+                if shards.packed is not None:
+                    spans[-1]["rows"] = shards.packed.rows_with(place["start"], place["stop"])[:MOST_STEPS + 1].tolist()
+                else:
+                    spans[-1]["windows"] = _windows(place["start"], place["stop"], manifest.tokens, lengths)
+                if planned and reader is not None:
+                    spans[-1] |= _read_by(planned[1], name.stream, spans[-1])
     return {"run": planned[0] if planned else None, "places": spans[:MOST_PLACES], "more": len(spans) > MOST_PLACES}
 
 
@@ -171,14 +199,20 @@ def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str
     return result
 
 
-def _read_by(curriculum: Curriculum, stream: str, sha256: str, windows: dict[str, list[int]]) -> dict[str, Any]:
-    """Return {steps, more_steps}: the training steps that read these windows (training samples) of a stream, and
-    whether there are more steps. Returns {} when the curriculum reads other shards."""
-    if not any(s.name == stream and s.sha256 == sha256 for s in curriculum.streams):
-        return {}
+def _reader(curriculum: Curriculum | None, stream: str, sha256: str) -> Stream | None:
+    """Return the stream of a curriculum that reads the shards `sha256` of the stream `stream`, or None."""
+    streams = curriculum.streams if curriculum is not None else ()
+    return next((s for s in streams if s.name == stream and s.sha256 == sha256), None)
+
+
+def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict[str, Any]:
+    """Return {steps, more_steps}: the training steps that read the windows or packed rows (training samples) of a
+    document's place in a stream, and whether there are more steps."""
     steps: list[dict[str, Any]] = []
-    more = False
-    for length, (first, last) in windows.items():
+    more = len(place.get("rows", ())) > MOST_STEPS
+    for row in place.get("rows", ())[:MOST_STEPS]:
+        steps += readers_of(curriculum, stream, row, row, curriculum.longest)
+    for length, (first, last) in place["windows"].items():
         some = min(last, first + MOST_STEPS - 1)      # a book may have thousands of windows
         steps += readers_of(curriculum, stream, first, some, int(length))
         more = more or some < last
@@ -202,6 +236,7 @@ def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: 
                 name = SetName(stream, "train")
                 sets[stream] = StoredShards(store, name.folder, manifest_of(store, name, folders[stream].sha256),
                                             scratch, stop)
+                sets[stream].read_by(folders[stream])
             row |= _documents(sets[stream], row["window"], row["tokens"])
     return add_facts(queries, store, rows, detailed, masked, stop)
 

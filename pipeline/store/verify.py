@@ -21,6 +21,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,11 +37,14 @@ from pipeline.store.log import Log
 from pipeline.store.view import LogView
 from tokenizer.shards.layout import MANIFEST as SHARDS
 from tokenizer.shards.layout import Manifest, ShardError
+from tokenizer.shards.packed import Packing
 
 #: file with the progress of a verification
 PROGRESS = "verify.json"
 #: files read at a time, bytes per read, and files between two records of the progress
 THREADS, BLOCK, NOTE = 4, 4 << 20, 256
+#: name of a manifest of packed rows
+_PACKED = re.compile(r"packed(-[0-9a-f]{16})?\.json")
 #: folders of published parts
 PUBLISHED = ("datasets", "dropped", "quarantine")
 
@@ -184,6 +188,10 @@ def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
             folder = path.rpartition("/")[0]
             for shard in _shard_set(store, path).shards:
                 yield from (File(f"{folder}/{getattr(shard, kind)}", -1, sha) for kind, sha in shard.sums().items())
+    for path in _packings(store):
+        if path not in damaged:
+            folder = path.rpartition("/")[0]
+            yield from (File(f"{folder}/{file.file}", -1, file.sha256) for file in _packing(store, path).files)
 
 
 def _manifests(store: Store) -> Iterator[tuple[str, str]]:
@@ -195,15 +203,25 @@ def _manifests(store: Store) -> Iterator[tuple[str, str]]:
                 manifest(store, name, kind)
             except DamagedFile as e:
                 yield e.path, e.why
-    for path in _shard_manifests(store):
-        try:
-            _shard_set(store, path)
-        except (ShardError, ValueError) as e:
-            yield path, f"cannot be read ({e})"
+    for paths, read in ((_shard_manifests(store), _shard_set), (_packings(store), _packing)):
+        for path in paths:
+            try:
+                read(store, path)
+            except (ShardError, ValueError) as e:
+                yield path, f"cannot be read ({e})"
 
 
 def _shard_set(store: Store, path: str) -> Manifest:
     return Manifest.from_json(json.loads(store.read(path)), path)
+
+
+def _packings(store: Store) -> list[str]:
+    """Return the paths of all manifests of packed rows, which lie beside the shards."""
+    return [path for path in store.list("shards") if _is_packing(path)]
+
+
+def _packing(store: Store, path: str) -> Packing:
+    return Packing.loads(store.read(path), path)
 
 
 def _imported(store: Store, damaged: Mapping[str, str]) -> set[str]:
@@ -219,12 +237,16 @@ def _folders(store: Store, kind: str, marker: str) -> list[str]:
 def _shard_manifests(store: Store) -> list[str]:
     """Return the paths of all manifests (lists of the files) of shard sets (sets of token files). They include
     manifests of earlier states of a set, which a training may still use."""
-    return [path for path in store.list("shards") if _is_manifest(path)]
+    return [path for path in store.list("shards") if _is_manifest(path) and not _is_packing(path)]
 
 
 def _is_manifest(path: str) -> bool:
     name = path.rpartition("/")[2]
-    return name in (MANIFEST, SHARDS) or (name.startswith("shards-") and name.endswith(".json"))
+    return name in (MANIFEST, SHARDS) or _is_packing(path) or (name.startswith("shards-") and name.endswith(".json"))
+
+
+def _is_packing(path: str) -> bool:
+    return _PACKED.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def _resumed(store: Store, log: LogView) -> Verified:

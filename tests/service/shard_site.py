@@ -34,13 +34,13 @@ train:
 """
 
 
-def make_site(top: Path) -> Path:
-    """Run the recipe in the folder `top`; returns the folder of its store, whose run is `main`."""
+def make_site(top: Path, recipe: str = RECIPE) -> Path:
+    """Run a recipe in the folder `top`; returns the folder of its store, whose run is `main`."""
     rng, prose = random.Random(5), sentences()
     rows = [{"text": " ".join(rng.sample(prose, 5)) + f" Write to {MAIL}. <script>alert({i})</script>",
              "url": f"https://example.org/{i}?m={MAIL}"} for i in range(60)]
     (top / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (top / "recipe.yaml").write_text(RECIPE)
+    (top / "recipe.yaml").write_text(recipe)
     run_recipe(load_recipe(top / "recipe.yaml", []), str(top / "store"), run="main",
                make_backend=make_backend("inline", 1, None))
     return top / "store"

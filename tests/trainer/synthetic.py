@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tests.tokenizer.packs import write_packing
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
@@ -77,14 +78,16 @@ def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray
 
 def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict[str, Any]] | None = None,
              total: int = 7680, documents: int = 600, model: dict[str, Any] | None = None,
-             masked: tuple[str, ...] = ()) -> Path:
+             masked: tuple[str, ...] = (), packed: tuple[str, ...] = ()) -> Path:
     """A store with two streams and a run; returns the run's folder. Sequences of 32 and 64, batches of 5 rows and 3.
-    Of the streams `masked` no token counts."""
+    Of the streams `masked` no token counts; documents of the streams `packed` are packed into rows of 64."""
     sets = {}
     for s, name in enumerate(("web", "code")):
         info = {split: write_shards(store / "shards" / name / f"split={split}", name, split,
                                     language(10 * s + k, n, chain=s), shards, name in masked)
                 for k, (split, n, shards) in enumerate((("train", documents, 3), ("val", 12, 1)))}
+        if name in packed:
+            info["train"]["packing"] = write_packing(store / info["train"]["path"], 64)
         sets[name] = {"name": name, "tokenizer": TOKENIZER["sha256"], "dtype": "uint16", **info}
     phases = phases or [
         {"name": "stable", "until": "50%", "sequence": 32, "batch": 160, "mix": {"web": 70, "code": 30}},

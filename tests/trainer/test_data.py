@@ -233,7 +233,7 @@ def test_what_does_not_count_is_no_target():
     counts = rng.random(1000) < 0.3
 
     class Shards:
-        offsets, vocab_size = [0, 1000], VOCAB
+        offsets, vocab_size, packed = [0, 1000], VOCAB, None
 
         def prefetch(self, start, stop):
             pass

@@ -173,6 +173,10 @@ class Curriculum:
             need(phase.sequence >= 1 and self.longest % phase.sequence == 0,
                  f"{key}: longest = {self.longest} is no multiple of sequence = {phase.sequence}: "
                  f"set shards.*.longest to a multiple of every sequence")
+            need(phase.sequence == self.longest or not any(s.packing and phase.weights.get(s.name)
+                                                           for s in self.streams),
+                 f"{key} has sequence = {phase.sequence}, but draws from streams whose documents are packed into rows "
+                 f"of longest = {self.longest}: give it this sequence, or leave out shards.*.packing")
             unknown = sorted({*phase.weights, *phase.max_epochs} - set(names))
             need(not unknown, f"{key} names unknown streams {unknown}; known: {', '.join(names)}")
             if isinstance(phase.lr, Mapping):

@@ -104,7 +104,7 @@ class Order:
         self.longest = curriculum.longest
         self.names = [s.name for s in curriculum.streams]
         #: number of super-windows (blocks of `longest` tokens) of each stream; a shorter block at its end is never read
-        self.supers = [max(0, s.tokens - 1) // self.longest for s in curriculum.streams]
+        self.supers = [s.supers(self.longest) for s in curriculum.streams]
         #: for each phase: from which stream each of its samples is drawn
         self.apportioned = [apportioned(phase, self.names) for phase in curriculum.phases]
         #: extents[phase][stream]: the ranges of samples that the phase reads from the stream, in order

@@ -21,6 +21,18 @@ class Stream:
     val_tokens: int
     dtype: str                    # uint16 or uint32
     from_phase: str | None = None # name of the first phase that may read the stream; left out of the file if any may
+    packing: str | None = None    # sha256 of packed rows, which are read instead of windows (`tokenizer.shards.packed`)
+    rows: int = 0                 # number of these rows; each has `longest` targets
+    filled: int = 0               # number of their targets that are not padding
+
+    def supers(self, longest: int) -> int:
+        """Return the number of super-windows (blocks of `longest` tokens, or packed rows) of the stream. A shorter
+        block at its end is never read."""
+        return max(0, self.tokens - 1) // longest if self.packing is None else self.rows
+
+    def padding(self, longest: int) -> float:
+        """Return the share of the stream's targets that are padding: 0 for a stream that is not packed."""
+        return 0.0 if self.packing is None or not self.rows else 1 - self.filled / (self.rows * longest)
 
 
 @dataclass(frozen=True)

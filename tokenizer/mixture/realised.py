@@ -15,8 +15,9 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
     The keys of a row: phase, stream, weight, share, windows (samples of the stream in the phase), tokens (targets),
     epochs (readings of the stream from the start of the run to the end of the phase), reserved (blocks of `longest`
-    tokens that the phase reserves in the stream), unread (windows in these blocks that no phase reads), repeats_from
-    (number of the first sample of the phase that reads data of the stream a second time, or None).
+    tokens that the phase reserves in the stream), unread (windows in these blocks that no phase reads), padding (how
+    many of the targets are padding, if the stream is packed: expected, exact over whole epochs), repeats_from (number
+    of the first sample of the phase that reads data of the stream a second time, or None).
     """
     order = Order(curriculum)
     unread = _unread(order)
@@ -36,6 +37,7 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
                 "windows": windows[s], "tokens": windows[s] * phase.sequence,
                 "epochs": order.used[p][s] / order.supers[s] if order.supers[s] else 0.0,
                 "reserved": order.used[p][s] - reserved_before, "unread": unread.get((p, s), 0),
+                "padding": round(windows[s] * phase.sequence * curriculum.streams[s].padding(phase.sequence)),
                 "repeats_from": None if repeated is None else phase.start + int(streams_of.sample_of(s, repeated)[0])})
     return rows
 
@@ -60,9 +62,10 @@ def plan_text(curriculum: Curriculum) -> str:
     """Format the result of `plan` as a table for a terminal."""
     rows = [("phase", "stream", "share", "tokens", "windows", "epochs", "note")]
     for row in plan(curriculum):
-        note = "" if row["repeats_from"] is None else f"second reading from sample {row['repeats_from']:,}"
+        notes = [f"{row['padding'] / row['tokens']:.2%} padding"] if row["padding"] else []
+        notes += [f"second reading from sample {row['repeats_from']:,}"] if row["repeats_from"] is not None else []
         rows.append((row["phase"], row["stream"], f"{row['share']:.2%}", f"{row['tokens']:,}", f"{row['windows']:,}",
-                     f"{row['epochs']:.2f}", note))
+                     f"{row['epochs']:.2f}", ", ".join(notes)))
     width = [max(len(cells[column]) for cells in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(size) if column in (0, 1, 6) else cell.rjust(size)
                        for column, (cell, size) in enumerate(zip(cells, width))).rstrip() for cells in rows]

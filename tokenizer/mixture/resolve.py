@@ -24,6 +24,8 @@ from tokenizer.mixture.curriculum import (
 from tokenizer.mixture.mix import read_mix
 from tokenizer.mixture.order import Order
 
+#: share of padding in packed rows from which on a warning is given
+MUCH_PADDING = 0.01
 #: beyond this many epochs, repeated data hardly helps (Muennighoff et al., arXiv 2305.16264)
 WORTHWHILE_EPOCHS = 4
 
@@ -77,6 +79,11 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
         if epochs > WORTHWHILE_EPOCHS:
             warnings.append(f"stream '{name}' is read {epochs:.1f} times; beyond {WORTHWHILE_EPOCHS} epochs repeated "
                             f"data hardly helps (arXiv 2305.16264)")
+    for stream in streams:
+        if stream.padding(longest) > MUCH_PADDING:
+            warnings.append(f"shards.{stream.name}.packing: {stream.padding(longest):.1%} of its rows of {longest:,} "
+                            f"tokens are padding, which costs as much time as text; leave `packing` out, or give the "
+                            f"shards a larger `longest`")
     unused = [name for name in names if not any(p.weights.get(name) for p in phases)]
     if unused:
         warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
@@ -246,8 +253,10 @@ def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) ->
     if info["tokenizer"] != tokenizer["sha256"]:
         raise CurriculumError(f"shards.{name} was encoded with another tokenizer ({info['tokenizer'][:12]}…, not "
                               f"{tokenizer['sha256'][:12]}…): encode it again")
+    packing = train.get("packing")
+    packed = {"packing": packing["sha256"], "rows": packing["rows"], "filled": packing["filled"]} if packing else {}
     return Stream(name, train["path"], val["path"] if val else None, train["sha256"], val["sha256"] if val else None,
-                  train["tokens"], val["tokens"] if val else 0, info["dtype"])
+                  train["tokens"], val["tokens"] if val else 0, info["dtype"], **packed)
 
 
 def _until(value: Any, total: int, key: str) -> int:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.packed import PackedRows
 
 #: rows of a document table that are compared at a time
 ROWS = 1 << 16
@@ -43,7 +44,10 @@ def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[di
     the `length` + 1 consecutive tokens of one sample. Each document is a mapping. Its `tokens` are the range [first,
     stop) of its positions in the window; `begins` is the number of its tokens before the window, and `of` the number of
     all its tokens. `key` (a part of a published dataset) and `at` (a row of this part) say from where it was encoded.
-    The last position of a window is only a target, so a document that begins there is left out."""
+    The last position of a window is only a target, so a document that begins there is left out. If the set is read by
+    packed rows, `window` is the number of a row; `length` is then the length of these rows."""
+    if shard_set.packed is not None:
+        return _row_documents(shard_set, shard_set.packed, window)
     start, parts = window * length, shard_set.manifest.parts
     result = []
     for span in shard_set.documents(start, start + length + 1):
@@ -52,4 +56,16 @@ def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[di
             result.append({"id": span.id, "tokens": [first, stop], "begins": max(start - span.start, 0),
                            "of": span.stop - span.start, "bytes": span.n_bytes,
                            "key": parts[span.part] if parts else None, "at": span.row})
+    return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])
+
+
+def _row_documents(shard_set: ShardIndex, packed: PackedRows, row: int) -> list[dict[str, Any]]:
+    """Return the documents in a packed row, as `window_documents` does."""
+    pieces, keys = packed.row(row), shard_set.manifest.parts
+    result, first = [], 0
+    for span, (start, stop) in zip(shard_set.documents_at([start for start, _ in pieces]), pieces):
+        result.append({"id": span.id, "tokens": [first, first + stop - start], "begins": start - span.start,
+                       "of": span.stop - span.start, "bytes": span.n_bytes, "key": keys[span.part] if keys else None,
+                       "at": span.row})
+        first += stop - start
     return sorted(result, key=lambda d: d["tokens"][0] - d["tokens"][1])

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenizer.shards.layout import ENDS, Manifest
+from tokenizer.shards.packed import PackedRows
 
 
 class DocumentSpan(NamedTuple):
@@ -30,6 +31,8 @@ class ShardIndex:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest, self.tokens = manifest, manifest.tokens
+        #: the packed rows by which the set is read instead of by windows; None: by windows
+        self.packed: PackedRows | None = None
         #: token offset of each shard's start, and the total
         self.offsets = [0]
         for shard in manifest.shards:
@@ -64,6 +67,26 @@ class ShardIndex:
                         break
                     begin = last
         return documents
+
+    def documents_at(self, positions: list[int]) -> list[DocumentSpan]:
+        """Return the document of each of the tokens `positions`, which are all of one shard. Every row group of the
+        document table is read at most once."""
+        shard = bisect.bisect_right(self.offsets, min(positions)) - 1
+        offset, begin, found = self.offsets[shard], 0, {}
+        with self.table(shard) as table:
+            for group in range(table.num_row_groups):
+                last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
+                here = [p for p in positions if begin <= p - offset < last]
+                if here:
+                    rows = table.read_row_group(group)
+                    ends = rows["end"].to_numpy().astype(np.int64)
+                    for position, number in zip(here, np.searchsorted(ends, np.array(here) - offset, side="right")):
+                        [row] = rows.slice(int(number), 1).to_pylist()
+                        start = int(ends[number - 1]) if number else begin
+                        found[position] = DocumentSpan(row["id"], start + offset, row["end"] + offset, row["part"],
+                                                       row["row"], row["n_bytes"])
+                begin = last
+        return [found[position] for position in positions]
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
         """Divide the range of tokens [start, stop) among shards. Returns (number of the shard, first token in the

@@ -25,6 +25,8 @@ from pyarrow import ArrowException, fs
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
+from tokenizer.shards.packed import MANIFEST as LATEST_PACKING
+from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
 from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
@@ -44,12 +46,16 @@ class ShardSet(ShardIndex):
     Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
     example of a bucket), `path` is a path in it. Then only the manifest and the document tables can be read, which is
     enough for `documents`; tokens are memory-mapped and need local files.
+
+    If `packing` is given (the sha256 of packed rows of the set), samples are these rows instead of windows, and the
+    attribute `packed` describes them.
     """
 
     #: whether the tokens are in local files; a subclass may read them from elsewhere
     has_local_tokens = True
 
-    def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
+    def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None,
+                 packing: str | None = None) -> None:
         path, self.filesystem = Path(path), filesystem or fs.LocalFileSystem()
         names = [path] if path.suffix == ".json" else \
             [path / f"shards-{(sha256 or '')[:16]}.json", path / MANIFEST]
@@ -80,6 +86,8 @@ class ShardSet(ShardIndex):
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
         self._masked = any(shard.loss for shard in self.manifest.shards)
+        if packing is not None:
+            self.packed = self.packed_rows(packing)
 
     @property
     def sha256(self) -> str:
@@ -197,6 +205,68 @@ class ShardSet(ShardIndex):
                                     ends[first:last + 1].astype(np.int64) + self.offsets[shard],
                                     np.array(sizes, np.int64)]))
         return tuple(np.concatenate(blocks, 1)) if blocks else (np.empty(0, np.int64),) * 3
+
+    # -- packed rows ---------------------------------------------------------------------------------------------
+    def packed_rows(self, sha256: str) -> PackedRows:
+        """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or
+        damaged."""
+        path = self.folder / f"packed-{sha256[:16]}.json"
+        try:
+            with self.filesystem.open_input_stream(str(path)) as file:
+                text = file.read()
+        except OSError as e:
+            raise ShardError(f"{path}: cannot be read ({e}): {REMEDY}") from e
+        packing = Packing.loads(text, str(path))
+        if packing.sha256 != sha256:
+            raise ShardError(f"{path}: holds the packed rows {packing.sha256[:16]}…, pinned are {sha256[:16]}…: "
+                             f"damaged: {REMEDY}")
+        packing.check_set(self.manifest, str(path))
+        return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
+
+    def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Read the packed row that consists of `pieces` (`PackedRows.row`): (its L + 1 tokens, the positions in [1, L]
+        at which a document, another piece of one, or padding begins, which of the tokens at positions 1 to L are
+        targets). The last is None if all are. It does not exclude the first token of a piece; the positions do. Padding
+        is filled with EOS."""
+        assert self.packed is not None
+        length = self.packed.longest
+        tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
+        begins, place = [], 0
+        for start, stop in pieces:
+            end = place + stop - start
+            tokens[place:end] = self.read(start, stop)
+            of_piece = self.counts(start, stop)
+            counts[place:end] = True if of_piece is None else of_piece
+            place = end
+            begins.append(end)
+        bounds = np.array(begins if place <= length else begins[:-1], np.int64)
+        return tokens, bounds, None if counts[1:].all() else counts[1:]
+
+    def published_packing(self) -> Packing | None:
+        """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
+        ShardError if they are of another set, or damaged."""
+        path = self.folder / LATEST_PACKING
+        try:
+            with self.filesystem.open_input_stream(str(path)) as file:
+                packing = Packing.loads(file.read(), str(path))
+        except FileNotFoundError:
+            return None
+        packing.check_set(self.manifest, str(path))
+        return packing
+
+    def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
+        """Return numbers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
+        read for the first time."""
+        width = NUMBERS.itemsize
+        if not isinstance(self.filesystem, fs.LocalFileSystem):
+            with self.filesystem.open_input_file(str(self.folder / file.file)) as remote:
+                return np.frombuffer(remote.read_at((stop - first) * width, first * width), NUMBERS)
+        is_checked = file.file in self._maps
+        numbers, memory = self._map(file.file, NUMBERS, file.numbers)
+        if not is_checked and hashlib.sha256(memory or b"").hexdigest() != file.sha256:
+            del self._maps[file.file]
+            raise ShardError(f"{self.folder / file.file}: damaged: {REMEDY}")
+        return numbers[first:stop]
 
     # -- files ---------------------------------------------------------------------------------------------------
     @contextmanager

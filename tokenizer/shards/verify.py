@@ -11,6 +11,8 @@ import numpy as np
 from pipeline.base.files import sha256 as sha256_of
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError
+from tokenizer.shards.packed import PackedRows, Packing
+from tokenizer.shards.packing import pieces_of
 from tokenizer.shards.reader import ShardSet
 
 _BLOCK = 1 << 22
@@ -34,7 +36,34 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
             problems += _documents(shards, number)
         except (ShardError, OSError, ValueError) as e:
             problems.append(f"{info.body}: {e}")
+    return problems + _packings(shards)
+
+
+def _packings(shards: ShardSet) -> list[str]:
+    """Return the faults of the packed rows of a shard set, one line each: of those of this set that lie beside it."""
+    problems: list[str] = []
+    for path in sorted(shards.folder.glob("packed-*.json")):
+        packing = Packing.loads(path.read_bytes(), str(path))
+        if packing.shards != shards.sha256:
+            continue
+        try:
+            packed = shards.packed_rows(packing.sha256)
+            problems += [fault for number in range(len(packing.files)) if (fault := _rows(shards, packed, number))]
+        except (ShardError, OSError, ValueError) as e:
+            problems.append(f"{path.name}: {e}")
     return problems
+
+
+def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
+    """Return what is wrong with the packed rows of shard number `number`, or None. Their pieces must be all the pieces
+    that the documents of the shard make. Other faults raise a ShardError."""
+    file, info = packed.packing.files[number], shards.manifest.shards[number]
+    ends = np.fromfile(shards.folder / info.ends, ENDS).astype(np.int64)
+    begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)
+    pieces = packed.pieces(packed.firsts[number], packed.firsts[number + 1])[0] if file.rows else np.empty((0, 2))
+    pieces = pieces[np.argsort(pieces[:, 0])] - shards.offsets[number]
+    return None if np.array_equal(pieces, np.stack([begins, stops], 1)) else \
+        f"{file.file}: these are not the pieces of the documents in {info.ends}"
 
 
 def _documents(shards: ShardSet, shard: int) -> list[str]:

@@ -27,6 +27,7 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Located, Order
 from tokenizer.mixture.steps import Step
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
+from tokenizer.shards.packed import NUMBERS
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 from trainer.data.read_ahead import STEPS, RemoteShardSet
@@ -167,6 +168,10 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
     document ends."""
     places = list(places)
+    if any(sets[stream].packed is not None for stream, _ in places):
+        packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
+        others = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
+        return [next(others if sets[stream].packed is None else packed) for stream, _ in places]
     for stream, window in places:
         sets[stream].prefetch(window * length, window * length + length + 1)
     shards = {(stream, shard) for stream, window in places
@@ -202,6 +207,35 @@ def are_possible(sets: Sequence[ShardSet], rows: Sequence[Row], length: int) -> 
     return True
 
 
+def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> list[Row]:
+    """Read packed rows, as `windows` reads windows. Each of `places` is (index into `sets`, number of the row)."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    checked: set[tuple[int, int]] = set()
+    for stream, row in places:
+        packed = sets[stream].packed
+        assert packed is not None
+        if (shard := (stream, packed.shard_of(row))) not in checked:
+            checked.add(shard)
+            refuse_short(sets[stream], shard[1])
+        found.append((stream, packed.row(row)))
+        for start, stop in found[-1][1]:
+            sets[stream].prefetch(start, stop)
+    rows: list[Row] = []
+    for stream, pieces in found:
+        tokens, bounds, counts = sets[stream].packed_row(pieces)
+        if tokens.max() >= sets[stream].vocab_size:
+            for start, stop in pieces:
+                refuse_unknown(sets[stream], start, sets[stream].read(start, stop))
+        rows.append((tokens, bounds, stream, counts))
+    return rows
+
+
+def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
+    """Return the ranges [first, stop) of tokens that make up a sample of `length` tokens: the pieces of packed row
+    number `sample`, or window number `sample`."""
+    return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
+
+
 def touched(shards: ShardSet, start: int, count: int) -> range:
     """Return the numbers of the shards that hold tokens [start, start + count)."""
     return range(bisect.bisect_right(shards.offsets, start) - 1, bisect.bisect_left(shards.offsets, start + count))
@@ -214,6 +248,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:
         files.append((info.body, info.tokens * shards.dtype.itemsize))
+    if shards.packed is not None:
+        rows = shards.packed.packing.files[shard]
+        files.append((rows.file, rows.numbers * NUMBERS.itemsize))
     for name, size in files:
         path = f"{shards.folder}/{name}"
         try:
@@ -264,6 +301,11 @@ class Data:
             if shards.manifest.tokenizer != curriculum.tokenizer.sha256:
                 raise ConfigError(f"stream {stream.name}: its shards were encoded with another tokenizer than the "
                                   f"curriculum's; resolve the curriculum again")
+            if shards.packed is not None and (len(shards.packed), shards.packed.longest) != (
+                    stream.rows, curriculum.longest):
+                raise ConfigError(f"stream {stream.name}: it has {len(shards.packed):,} packed rows of "
+                                  f"{shards.packed.longest:,} tokens, the curriculum says {stream.rows:,} of "
+                                  f"{curriculum.longest:,}; resolve the curriculum again")
 
     def samples(self, numbers: Sequence[int]) -> Batch:
         """Read the samples with the given numbers, in that order. They must have the same sequence length."""
@@ -300,7 +342,8 @@ class Data:
         for stream, window, length in zip(*(column[data_rank::data_size].tolist()
                                             for column in (at.stream, at.window, at.sequence))):
             if not self.train[stream].has_local_tokens:
-                self.train[stream].prefetch(window * length, window * length + length + 1)
+                for start, stop in token_ranges(self.train[stream], window, length):
+                    self.train[stream].prefetch(start, stop)
 
     def forget_requests(self) -> None:
         """Forget all requested tokens that have not been read."""

@@ -46,8 +46,9 @@ class RemoteShardSet(ShardSet):
 
     has_local_tokens = False
 
-    def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor) -> None:
-        super().__init__(path, sha256)
+    def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor,
+                 packing: str | None = None) -> None:
+        super().__init__(path, sha256, packing=packing)
         self._remote, self._place, self._pool = remote, folder, pool
         self._files: dict[str, Any] = {}
         self._coming: dict[Range, Future[bytes]] = {}

@@ -34,6 +34,7 @@ from pyarrow import fs
 from pipeline.base.files import replacing
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.packed import NUMBERS, Packing
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 from trainer.data.read_ahead import REQUESTS, RemoteShardSet
@@ -134,8 +135,8 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], 
 def training_sets(store: Path, source: str | None, streams: Sequence[Stream]) -> list[ShardSet]:
     """Open the training shards of the streams (data sources) in the folder `store`. If it is a copy of the store at the
     URL `source`, the tokens of sets that have not been copied whole are read from there."""
-    sets, pool = [ShardSet(store / stream.train, stream.sha256) for stream in streams], None
-    for number, shards in enumerate(sets if source is not None else ()):
+    sets, pool = [ShardSet(store / stream.train, stream.sha256, packing=stream.packing) for stream in streams], None
+    for number, (shards, stream) in enumerate(zip(sets, streams) if source is not None else ()):
         if all(_complete(shards.folder / info.body, info.tokens * shards.dtype.itemsize)
                and (not info.loss or _complete(shards.folder / info.loss, info.tokens))
                for info in shards.manifest.shards):
@@ -143,8 +144,8 @@ def training_sets(store: Path, source: str | None, streams: Sequence[Stream]) ->
         remote, top = _open(str(source))
         pool = pool or ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
         folder = shards.folder.relative_to(store).as_posix()
-        sets[number] = RemoteShardSet(store / streams[number].train, streams[number].sha256, remote, f"{top}/{folder}",
-                                      pool)
+        sets[number] = RemoteShardSet(store / stream.train, stream.sha256, remote, f"{top}/{folder}", pool,
+                                      stream.packing)
     return sets
 
 
@@ -158,7 +159,7 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
     """Open the training shards of a stream (data source) in the run's store itself, not in the local copy. If the store
     is in object storage, only the manifest and the document tables can be read."""
     remote, top = place(run)
-    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote)
+    return ShardSet(_inside(Path(top), stream.train), stream.sha256, remote, stream.packing)
 
 
 @contextlib.contextmanager
@@ -193,6 +194,7 @@ def damaged(shards: ShardSet) -> list[str]:
         return None if same else f"{name}: sha256 differs from the manifest: damaged or replaced"
 
     files = [(getattr(info, kind), digest) for info in shards.manifest.shards for kind, digest in info.sums().items()]
+    files += [(file.file, file.sha256) for file in shards.packed.packing.files] if shards.packed is not None else []
     with ThreadPoolExecutor(FILES) as pool:
         return [line for line in pool.map(problem, files) if line]
 
@@ -239,6 +241,19 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
                     yield ShardFile(f"{folder}/{shard.loss}", str(shard.loss_sha256), shard.tokens, stays)
                 if split == "val":
                     yield ShardFile(f"{folder}/{shard.table}", shard.table_sha256, None)
+        if stream.packing is not None:
+            yield from _packed(remote, top, store, stream.train, stream.packing)
+
+
+def _packed(remote: fs.FileSystem, top: str, store: Path, folder: str, sha256: str) -> Iterator[ShardFile]:
+    """Yield the files of the packed rows `sha256` of the shard set in `folder`. Their manifest is fetched if it is not
+    in the local copy `store`."""
+    folder = folder.rpartition("/")[0] if folder.endswith(".json") else folder
+    path = f"{folder}/packed-{sha256[:16]}.json"
+    if not _inside(store, path).exists():
+        _fetch(remote, f"{top}/{path}", store / path, sha256)
+    for file in Packing.loads((store / path).read_bytes(), path).files:
+        yield ShardFile(f"{folder}/{file.file}", file.sha256, file.numbers * NUMBERS.itemsize)
 
 
 def _inside(store: Path, path: str) -> Path:

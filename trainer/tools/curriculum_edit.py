@@ -179,7 +179,8 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
     for name in sorted(named - present - curriculum.splits.keys()):
         folder = Path("shards", name)
         try:
-            train = ShardSet(store / folder / "split=train").manifest
+            training = ShardSet(store / folder / "split=train")
+            train, packing = training.manifest, training.published_packing()
             has_val = (store / folder / "split=val").exists()
             val = ShardSet(store / folder / "split=val").manifest if has_val else None
         except ShardError as error:
@@ -188,8 +189,13 @@ def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, sto
         if train.tokenizer != curriculum.tokenizer.sha256:
             raise ConfigError(f"stream {name} was encoded with another tokenizer ({train.tokenizer[:12]}…, not "
                               f"{curriculum.tokenizer.sha256[:12]}…): encode it again")
-        result.append(Stream(name, f"{folder}/split=train", f"{folder}/split=val" if val else None, train.sha256,
-                            val.sha256 if val else None, train.tokens, val.tokens if val else 0, train.dtype))
+        if packing is not None and packing.longest != curriculum.longest:
+            raise ConfigError(f"stream {name}: its documents are packed into rows of {packing.longest} tokens, the run "
+                              f"has longest = {curriculum.longest}: pack it with this `longest`")
+        stream = Stream(name, f"{folder}/split=train", f"{folder}/split=val" if val else None, train.sha256,
+                        val.sha256 if val else None, train.tokens, val.tokens if val else 0, train.dtype)
+        result.append(stream if packing is None else replace(stream, packing=packing.sha256, rows=packing.rows,
+                                                             filled=packing.filled))
     return result
 
 

@@ -46,7 +46,8 @@ def plan(run: Run, ranks: int, machine: Machine = Machine(), measured: bool = Fa
         start += phase.tokens
     lines += ["", f"{'phase':<12}{'stream':<24}{'share':>7}{'tokens':>10}{'epochs so far':>15}"]
     lines += [f"{row['phase']:<12}{row['stream']:<24}{row['share']:>7.1%}{count(row['tokens']):>10}"
-              f"{row['epochs']:>15.2f}" for row in mixture(curriculum)]
+              f"{row['epochs']:>15.2f}" + (f"  ({count(row['tokens'] - row['padding'])} without padding)"
+                                           if row["padding"] else "") for row in mixture(curriculum)]
     lines += ["", *idle] if (idle := run.unshared(ranks)) else []
     return "\n".join([*lines, "", *memory(run, ranks, machine, measured), "", *cost(run, ranks, machine)])
 

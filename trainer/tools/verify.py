@@ -23,6 +23,7 @@ from trainer.base.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
     from tokenizer.mixture.order import Order
+    from tokenizer.shards.packed import PackedRows
     from tokenizer.shards.reader import ShardSet
     from trainer.checkpoint.checkpoints import Checkpoint
     from trainer.checkpoint.ledger import Ledger
@@ -295,8 +296,9 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
     order = Order(run.curriculum)
     hits = []
     for s, stream in enumerate(run.curriculum.streams):
-        for name, begin, end in spans(shard_set(run, stream), ids):
-            numbers = readers(order, s, begin, end)
+        shards = shard_set(run, stream)
+        for name, begin, end in spans(shards, ids):
+            numbers = readers(order, s, begin, end, shards.packed)
             steps = sorted({run.step_of(n) for n in numbers[numbers < samples].tolist()})
             hits.append(Hit(name, stream.name, tuple(n for n in steps if ledger.why(n) is None)))
     return hits
@@ -319,10 +321,16 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
                 begin = int(ends[-1]) if len(ends) else begin
 
 
-def readers(order: Order, stream: int, begin: int, end: int) -> np.ndarray:
+def readers(order: Order, stream: int, begin: int, end: int, packed: PackedRows | None = None) -> np.ndarray:
     """Return the numbers (int64) of all samples of the curriculum that read the document at tokens [begin, end) of a
     stream. A sample's last token is only a target. A sample whose last token is the first token of the document is left
-    out, because the first token of a document does not count in the loss."""
+    out, because the first token of a document does not count in the loss. `packed` are the packed rows by which the
+    stream is read, if it is."""
+    if packed is not None:
+        rows = packed.rows_with(begin, end)
+        located = order.samples_of(stream, int(rows[0]), int(rows[-1]) + 1) if len(rows) else {}
+        return np.concatenate([np.empty(0, np.int64), *(numbers[np.isin(windows, rows)]
+                                                        for numbers, windows, _ in located.values())])
     last = min((end - 1) // order.longest + 1, order.supers[stream])
     result = [np.empty(0, np.int64)]
     for phase, (numbers, windows, _) in order.samples_of(stream, begin // order.longest, last).items():

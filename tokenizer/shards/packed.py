@@ -1,0 +1,206 @@
+"""Reads packed rows: training samples that hold whole documents instead of consecutive tokens of a stream.
+
+The tokens of a shard set stay as they are. A packing lies beside them and says for each row, which has L targets and so
+L + 1 tokens, of which pieces of the stream it consists. `tokenizer.shards.packing` makes it. It has a file for each
+shard and a manifest::
+
+    00000.6a0f3cc1e5b2.packed    u64 little-endian. First two numbers for each piece: its first token and its exclusive
+                                 end, counted from the start of the shard. The pieces are ordered by row. Then one
+                                 number for each row: how many pieces come before it; and last the number of pieces
+    packed-<sha256[:16]>.json    manifest: magic, version, sha256 of the shard set, L (`longest`), and for each shard
+                                 the counts, name and sha256 of its file
+    packed.json                  the manifest of the packing published last with the set
+
+The rows of a set are numbered through, one shard after the other. A row ends with padding if its pieces have fewer
+than L + 1 tokens. Padding is a document of its own: positions restart, attention does not cross its beginning, and its
+tokens are no targets. Packing changes neither the shards nor their manifest, so a set can have several packings.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tokenizer.shards.layout import ENDS, REMEDY, Manifest, ShardError
+
+MAGIC = "tokenmill-packed"
+VERSION = 1
+MANIFEST = "packed.json"
+#: type of the numbers in the file of a shard
+NUMBERS = ENDS
+
+
+@dataclass(frozen=True)
+class PackedShard:
+    """The rows that the documents of one shard are packed into. They are rows of this shard only."""
+
+    index: int                    # of the shard in its set
+    rows: int
+    pieces: int
+    tokens: int                   # in all rows, without padding
+    documents: int
+    longer: int                   # documents that do not fit into a row, and are cut
+    file: str
+    sha256: str                   # of the file
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the file holds."""
+        return 2 * self.pieces + self.rows + 1
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The contents of a manifest of packed rows."""
+
+    shards: str                   # sha256 of the shard set
+    longest: int                  # L, targets per row
+    files: tuple[PackedShard, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def filled(self) -> int:
+        """Number of target positions (there are `longest` in each row) that are not padding."""
+        return sum(file.tokens - file.rows for file in self.files)
+
+    @property
+    def padding(self) -> float:
+        """Share of the target positions that are padding."""
+        return 1 - self.filled / (self.rows * self.longest) if self.rows else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a curriculum needs to know of the packed rows."""
+        return {"sha256": self.sha256, "longest": self.longest, "rows": self.rows, "filled": self.filled}
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.dumps().encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """Name of the file that holds this manifest."""
+        return f"packed-{self.sha256[:16]}.json"
+
+    def dumps(self) -> str:
+        return json.dumps({"magic": MAGIC, "version": VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+    def check_set(self, manifest: Manifest, where: str) -> None:
+        """Raise ShardError, with `where` in the message, if these are rows of another shard set than `manifest`."""
+        if self.shards != manifest.sha256 or [f.index for f in self.files] != [s.index for s in manifest.shards]:
+            raise ShardError(f"{where}: these packed rows are of another shard set; run the recipe again")
+
+    @classmethod
+    def loads(cls, text: bytes, where: str) -> Packing:
+        """Parse a manifest of packed rows. Raises a ShardError that names the file `where` if it is not one."""
+        try:
+            doc = json.loads(text)
+            if (doc.pop("magic", None), doc.pop("version", None)) != (MAGIC, VERSION):
+                raise ValueError("not packed rows that this Tokenmill reads")
+            result = cls(**{**doc, "files": tuple(PackedShard(**file) for file in doc["files"])})
+            counts = [getattr(file, spec.name) for file in result.files for spec in fields(file) if spec.type == "int"]
+            if result.longest < 1 or not all(isinstance(n, int) and n >= 0 for n in (result.longest, *counts)):
+                raise ValueError("its counts are not numbers")
+            for file in result.files:       # the name must follow from the sum, so that it cannot lead elsewhere (../x)
+                if file.file != file_name(file.index, file.sha256):
+                    raise ValueError(f"{file.file!r} is no name of the rows of shard {file.index}")
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
+        return result
+
+
+def file_name(index: int, sha256: str) -> str:
+    return f"{index:05d}.{sha256[:12]}.packed"
+
+
+#: reads numbers [first, stop) of a shard's file of packed rows
+ReadNumbers = Callable[[PackedShard, int, int], np.ndarray]
+
+
+class PackedRows:
+    """The packed rows of a shard set. `offsets` are the starts of the set's shards in the stream, and the end of the
+    last (`ShardIndex.offsets`). `read` reads the files, and `where` is their folder."""
+
+    def __init__(self, packing: Packing, offsets: list[int], read: ReadNumbers, where: str) -> None:
+        self.packing, self.longest, self.where = packing, packing.longest, where
+        self._offsets, self._read = offsets, read
+        #: a shard, its pieces in the order of the stream, and the row of each
+        self._sorted = -1, np.empty((0, 2), np.int64), np.empty(0, np.int64)
+        #: number of the first row of each shard, and the total
+        self.firsts = [0]
+        for file in packing.files:
+            self.firsts.append(self.firsts[-1] + file.rows)
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def shard_of(self, row: int) -> int:
+        """Return the place in the set of the shard that holds row number `row`."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} packed rows")
+        return bisect.bisect_right(self.firsts, row) - 1
+
+    def row(self, row: int) -> list[tuple[int, int]]:
+        """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
+        all shards. Raises ShardError if they are impossible. It is `pieces` for one row, in a fraction of the time."""
+        shard = self.shard_of(row)
+        file, offset = self.packing.files[shard], self._offsets[shard]
+        index = 2 * file.pieces + row - self.firsts[shard]
+        low, high = self._read(file, index, index + 2).tolist()
+        numbers = self._read(file, 2 * low, 2 * high).tolist() if low < high <= file.pieces else []
+        pieces = list(zip(numbers[::2], numbers[1::2]))
+        sizes = [stop - start for start, stop in pieces]
+        if not pieces or min(sizes) < 2 or sum(sizes) > self.longest + 1 or \
+                max(numbers) > self._offsets[shard + 1] - offset:
+            raise self._damaged(file, row)
+        return [(start + offset, stop + offset) for start, stop in pieces]
+
+    def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return of which tokens the rows [first, stop), all of one shard, consist: (pieces, number of pieces of each
+        row). The pieces are int64 (pieces, 2), the first token and the exclusive end of each, counted over all shards,
+        in the order of the rows. Raises ShardError if they are impossible."""
+        shard = self.shard_of(first)
+        file, before = self.packing.files[shard], self.firsts[shard]
+        if stop - before > file.rows:
+            raise IndexError(f"rows [{first}, {stop}) are not of one shard")
+        index = 2 * file.pieces - before
+        begins = self._read(file, index + first, index + stop + 1).astype(np.int64)
+        counts = np.diff(begins)
+        low, high = int(begins[0]), int(begins[-1])
+        tokens = self._offsets[shard + 1] - self._offsets[shard]
+        if (counts < 1).any() or not 0 <= low <= high <= file.pieces:
+            raise self._damaged(file, first)
+        pieces = self._read(file, 2 * low, 2 * high).astype(np.int64).reshape(-1, 2)
+        sizes = pieces[:, 1] - pieces[:, 0]
+        if (sizes < 2).any() or pieces.min() < 0 or pieces.max() > tokens or \
+                np.add.reduceat(sizes, begins[:-1] - low).max() > self.longest + 1:
+            raise self._damaged(file, first)
+        return pieces + self._offsets[shard], counts
+
+    def _damaged(self, file: PackedShard, row: int) -> ShardError:
+        return ShardError(f"{self.where}: {file.file}: impossible pieces near row {row:,} of the stream: damaged: "
+                          f"{REMEDY}")
+
+    def rows_with(self, start: int, stop: int) -> np.ndarray:
+        """Return the numbers of the rows that hold one of the tokens [start, stop), int64, increasing. The pieces of
+        the shard that was asked for last are kept, because documents are often looked up shard by shard."""
+        found = [np.empty(0, np.int64)]
+        for shard, file in enumerate(self.packing.files):
+            if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:
+                if self._sorted[0] != shard:
+                    pieces, counts = self.pieces(self.firsts[shard], self.firsts[shard + 1])
+                    order = np.argsort(pieces[:, 0])
+                    rows = np.repeat(np.arange(self.firsts[shard], self.firsts[shard + 1]), counts)
+                    self._sorted = shard, pieces[order], rows[order]
+                _, pieces, rows = self._sorted
+                first = np.searchsorted(pieces[:, 1], start, side="right")      # pieces overlap by at most one token
+                found.append(np.unique(rows[first:np.searchsorted(pieces[:, 0], stop)]))
+        return np.concatenate(found)

@@ -1,0 +1,121 @@
+"""Packs documents into rows (training samples of one length) without cutting a document that fits into a row.
+
+Windows of a concatenated stream cut a document wherever a window ends. Best-fit decreasing (Ding et al., "Fewer
+Truncations Improve Language Modeling", arXiv 2404.10830) puts whole documents into rows instead: the longest first,
+each into the row with the least room that suffices, or into a new row. The room that is left in a row is padding.
+
+A row of L targets has L + 1 tokens, like a window. A document of more than L + 1 tokens is cut as windows cut it: into
+full rows, each of which begins with the last token of the one before, and a rest that is packed like a document. So
+every token of a document but its first is a target exactly once. A document of one token (an empty text) has no target
+and is in no row.
+
+Documents are packed block by block, so memory is bounded, and the rows of a block read neighbouring tokens. The result
+is a function of the ends of the documents and of L alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tokenizer.shards.packed import NUMBERS
+
+#: tokens that are packed together at least, and rows that these tokens make at least. The last rows of a block are
+#: partly empty, which is noticeable only if a block makes few rows
+BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
+#: most documents that are packed together, which bounds memory where documents are very short
+BLOCK_DOCUMENTS = 1 << 20
+
+
+def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
+    """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
+    each piece, int64. Of bins with equal room, the one that got its last piece last is taken.
+
+    Pieces of equal size are placed together: as many as fit go into one bin, because the bin that was the best fit for
+    the first of them is it for the next, too. Room is an integer, so a bit mask says for which amounts of room there
+    are bins, and its lowest bit from `size` on is the best fit."""
+    bins = np.empty(len(sizes), np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))
+    with_room: dict[int, list[int]] = {}                 # room → its bins, the latest last
+    mask = count = 0
+    for first, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(sizes)]):
+        size = int(sizes[order[first]])
+        while first < stop:
+            larger = mask >> size
+            room = size + (larger & -larger).bit_length() - 1 if larger else capacity
+            in_one = room // size
+            needed = -(-(stop - first) // in_one)
+            if larger:
+                waiting = with_room[room]
+                used = waiting[:-needed - 1:-1]
+                del waiting[-needed:]
+                mask ^= 0 if waiting else 1 << room
+            else:
+                used = list(range(count, count + needed))
+                count += needed
+            placed = min(stop - first, in_one * len(used))
+            bins[order[first:first + placed]] = np.repeat(used, in_one)[:placed]
+            full, more = divmod(placed, in_one)
+            for left, those in ((room - in_one * size, used[:full]), (room - more * size, used[full:])):
+                if left and those:
+                    with_room.setdefault(left, []).extend(those)
+                    mask |= 1 << left
+            first += placed
+    return bins
+
+
+def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pieces, as (first tokens, exclusive ends), of documents that have the tokens [start, end). A document
+    of up to `longest` + 1 tokens is one piece."""
+    whole, rest = np.divmod(ends - starts - 1, longest)
+    counts = whole + (rest > 0)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.repeat(starts, counts) + number * longest
+    return begins, np.minimum(begins + longest + 1, np.repeat(ends, counts))
+
+
+def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pack the documents [start, end) of a block into rows. Returns the pieces of all rows, one row after the other, as
+    int64 (pieces, 2), and the number of pieces of each row. Pieces of a row are in the order of the stream, and rows
+    are in the order of their first pieces."""
+    begins, stops = pieces_of(starts, ends, longest)
+    bins = best_fit(stops - begins, longest + 1)
+    _, firsts, bins, counts = np.unique(bins, return_index=True, return_inverse=True, return_counts=True)
+    order = np.lexsort((begins, firsts[bins]))           # `firsts`: the first piece of a row, as pieces are in order
+    return np.stack([begins, stops], 1)[order], counts[np.argsort(firsts)]
+
+
+def pack(path: str, ends: np.ndarray, longest: int) -> dict[str, Any]:
+    """Pack the documents of one shard into rows of `longest` targets, and write the rows to the file `path`
+    (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the shard.
+    Memory is proportional to the documents of a block and to the number of rows. Returns the fields of `PackedShard`,
+    but without `index` and `file`."""
+    facts = dict.fromkeys(("documents", "longer", "pieces", "rows", "tokens"), 0)
+    digest, block = hashlib.sha256(), max(BLOCK_TOKENS, BLOCK_ROWS * longest)
+    counts_of_blocks = [np.zeros(1, np.int64)]
+    first = begin = 0
+    with open(path, "wb") as file:
+        def write(numbers: np.ndarray) -> None:
+            data = numbers.astype(NUMBERS).tobytes()
+            file.write(data)
+            digest.update(data)
+
+        while first < len(ends):
+            stop = int(np.searchsorted(ends, np.array(begin + block, ends.dtype), side="right"))
+            stop = min(max(stop, first + 1), first + BLOCK_DOCUMENTS)
+            stops = ends[first:stop].astype(np.int64)
+            starts = np.concatenate(([begin], stops[:-1]))
+            pieces, counts = rows_of_block(starts, stops, longest)
+            write(pieces)
+            counts_of_blocks.append(counts)
+            facts["documents"] += stop - first
+            facts["longer"] += int(np.count_nonzero(stops - starts > longest + 1))
+            facts["pieces"] += len(pieces)
+            facts["rows"] += len(counts)
+            facts["tokens"] += int((pieces[:, 1] - pieces[:, 0]).sum())
+            first, begin = stop, int(stops[-1])
+        write(np.cumsum(np.concatenate(counts_of_blocks)))
+    return {**facts, "sha256": digest.hexdigest()}
