@@ -42,4 +42,5 @@ def _mixed(numbers: np.ndarray) -> np.ndarray:
     generator SplitMix64; Steele, Lea and Flood, 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    mixed: np.ndarray = numbers ^ (numbers >> np.uint64(31))
+    return mixed

@@ -71,10 +71,10 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
-    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does, or return a plan that is less
-    than KEPT_S seconds old, if the recipe and the log of finished tasks are still the same. Raises Problem when the sender
-    is no operator, when the recipe cannot be planned, or when planning takes more than half of the time limit of a
-    request."""
+    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. If the recipe and the log of
+    finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead. Raises Problem
+    when the sender is no operator, when the recipe cannot be planned, or when planning takes more than half of the time
+    limit of a request."""
     if role is not Role.operator:
         raise Problem(403, "Operators only", "to find out what is fresh, the recipe is planned, which reads its inputs",
                       "Authorization", "ask for an operator's token to see the states and what a run would cost now")

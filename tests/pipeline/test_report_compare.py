@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import lxml.html
 import numpy as np
 import pyarrow as pa
-import lxml.html
 import pytest
 
 from pipeline.base.files import file_sha256
