@@ -45,7 +45,7 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the comparison as text for people."""
-    from pipeline.report.compare_html import overview, sections
+    from pipeline.report.compare_html import by_difference, datasets, overview, sections
 
     for side in ("before", "after"):
         run = document[side]
@@ -55,8 +55,10 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
         yield "the two runs say the same: nothing differs but measured times"
         return
     yield from _recipe(document["recipe"])
-    yield from _table("documents and tokens", overview(document), 4 * ROWS)
-    for name, section in document["documents"].items():
+    different, equal = by_difference(overview(document))
+    yield from _table("documents and tokens", different, 4 * ROWS)
+    yield f"  {len(equal):,} are equal"
+    for name, section in datasets(document):
         yield from _documents(name, section)
     for section in sections(document, ROWS, brief=True):
         yield from _table(section["title"].lower(), section["rows"], ROWS)

@@ -61,6 +61,9 @@ from stages.read.reader import Reader
 
 #: memory in MB that a task needs on top for replay, which reads row groups of earlier parts
 REPLAY_MB = 150
+#: a file that cannot be split is warned of if its expected size is more than this many partitions; a smaller one is
+#: read in little more time than other tasks take
+LONG = 4
 
 
 @dataclass
@@ -300,9 +303,10 @@ class Planner:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it
             if record.counters["unsplittable"]:
-                self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed data), "
-                                     f"so one worker reads all of it; gzip per record, or several files, would "
-                                     f"share the work")
+                if file.size * self.expansion(name)(file.path) > LONG * self.target:
+                    self.warnings.append(f"source '{name}': {file.path} cannot be split (one stream of compressed "
+                                         f"data), so one worker reads all of it; gzip per record, or several files, "
+                                         f"would share the work")
             else:
                 splits = record.files["splits.json"]
                 yield file.path, splits.path, splits.sha256

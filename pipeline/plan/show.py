@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -80,13 +81,28 @@ def _what_reruns(document: dict[str, Any]) -> list[str]:
         out += [f"  {escape(c['key'])}: {escape(_value(c['was']))} → {escape(_value(c['now']))}"
                 for c in changes["settings"]]
     if not document["reruns"] and not document["waits"]:
-        return [*out, "everything is done already: a run would only publish it again"]
+        return [*out, *_nothing_reruns(changes)]
     if document["total"]["tasks_fresh"]:
         runs = [f"{name} ({r['tasks']} of {r['of']})" for name, r in document["reruns"].items()]
         out += _listed("to run:   ", runs)
         out += _listed("after it: ", [*document["waits"]], "  (whatever of it the new results change)")
         out += _listed("unchanged:", document["unchanged"])
     return out
+
+
+def _nothing_reruns(changes: Mapping[str, Any] | None) -> list[str]:
+    """Return lines of text for a plan without stale nodes: why nothing runs again although settings have changed, and
+    what a run would still do."""
+    sections = list(dict.fromkeys(str(c["key"]).partition(".")[0] for c in changes["settings"])) if changes else []
+    if not sections:
+        return ["everything is done already: a run would only publish it again"]
+    lines = [f"nothing runs again: no node depends on what changed in {escape(', '.join(sections))}"]
+    writes = [*(["writes the curriculum anew, from the shards as they are"] if "curriculum" in sections else []),
+              "publishes the results again"]
+    lines.append(f"a run only {' and '.join(writes)}")
+    if "train" in sections:
+        lines.append("the settings of train take effect when you train on that run")
+    return lines
 
 
 def _listed(title: str, names: list[str], note: str = "") -> list[str]:

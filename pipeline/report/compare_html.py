@@ -32,8 +32,10 @@ UNITS = {"bytes": humanize.size, "cpu_s": humanize.duration, "wall_s": humanize.
 def render(document: dict[str, Any]) -> str:
     """Return the comparison as an HTML page. `document` is the result of `pipeline.report.compare.compare_runs`."""
     document = visible_json(json.loads(json.dumps(document)))
+    differ, equal = by_difference(overview(document))
     return environment().get_template("compare.html.j2").render(
-        d=document, head=cut(overview(document), ROWS), sections=sections(document, ROWS), lengths=_lengths(document),
+        d=document, head=cut(differ, ROWS), equal=equal, more=max(0, len(differ) - ROWS), lengths=_lengths(document),
+        sections=sections(document, ROWS), datasets=datasets(document),
         rows=ROWS, groups=GROUPS, value=value, figure=figure, change=change, fate=fate, decided=decided, marked=marked,
         plural=humanize.plural, bar=_bar, names=lambda path: " · ".join(path) or "–", swatches=_COLORS)
 
@@ -56,6 +58,17 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
+def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Divide rows of figures into those that differ between the runs and those that are equal."""
+    different = [row for row in rows if row["before"] != row["after"]]
+    return different, [row for row in rows if row["before"] == row["after"]]
+
+
+def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and comparison of each dataset. Those in which documents changed come first."""
+    return sorted(document["documents"].items(), key=lambda item: not any(item[1]["changes"].values()))
+
+
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
     """Return the figures that differ between the runs and are not in the overview, by section of the report: {title,
     rows, left_out, equal}. If a section has more than `most` such figures, those with the largest relative difference
@@ -68,18 +81,19 @@ def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> lis
     out = []
     for name in [*(name for name in TITLES if name in by_section),
                  *(name for name in by_section if name not in TITLES)]:
-        different = [row for row in by_section[name] if row["before"] != row["after"]]
+        different, equal = by_difference(by_section[name])
         largest = cut([row for row in different if not (brief and row["measured"] and name in DETAILED)], most)
         out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": largest,
-                    "left_out": len(different) - len(largest), "equal": len(by_section[name]) - len(different)})
+                    "left_out": len(different) - len(largest), "equal": len(equal)})
     return [section for section in out if section["rows"]]
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return the `most` rows with the largest relative difference, in the order in which they are in `rows`."""
-    def change(place: int) -> tuple[bool, float]:
+    """Return the `most` rows with the largest relative difference, in the order in which they are in `rows`. All rows
+    differ between the runs."""
+    def change(place: int) -> float:
         row = rows[place]
-        return row["before"] == row["after"], -(abs(row["relative"]) if row["relative"] is not None else float("inf"))
+        return -(abs(row["relative"]) if row["relative"] is not None else float("inf"))
 
     return [rows[place] for place in sorted(sorted(range(len(rows)), key=change)[:most])]
 

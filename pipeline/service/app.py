@@ -32,6 +32,7 @@ from pipeline.service import (
 from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
 from pipeline.service.dispatching import dispatching
+from pipeline.service.plans import Plans
 from pipeline.service.problems import SafeJSON
 from pipeline.service.query import Queries
 from pipeline.service.session import Sessions
@@ -43,9 +44,9 @@ from pipeline.store.fs import Store
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the web application that serves the stores of `settings`. `app.state` has `settings`, `stores` (name →
-    Store), `queues` (name → Queue), `sessions`, `checks`, `watch`, `streams` (number of open event streams), `queries`,
-    `playgrounds`, `labels`, `metrics` (of trainings) and `children` (trainings that this server started). While the
-    application runs, it starts the runs that wait in the queues of the stores."""
+    Store), `queues` (name → Queue), `sessions`, `checks`, `plans`, `watch`, `streams` (number of open event streams),
+    `queries`, `playgrounds`, `labels`, `metrics` (of trainings) and `children` (trainings that this server started).
+    While the application runs, it starts the runs that wait in the queues of the stores."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
@@ -56,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stores = {name: Store(root) for name, root in settings.stores.items()}
     app.state.queues = {name: Queue(store) for name, store in app.state.stores.items()}
     app.state.checks = CheckRoom(settings)
+    app.state.plans = Plans()
     app.state.watch, app.state.streams = Watch(settings.look_s), 0
     app.state.queries, app.state.playgrounds = Queries(), tune.Playgrounds()
     app.state.labels, app.state.metrics = label_routes.Books(), Metrics()

@@ -22,6 +22,7 @@ from pipeline.service.asset_figures import Figures, documents_of, read_figures
 from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
 from pipeline.service.pages import or_problem
+from pipeline.service.plans import Plans, plan_key
 from pipeline.service.problems import Problem
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
@@ -70,14 +71,19 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
-    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. Raises Problem when the sender
-    is no operator, when the recipe cannot be planned, or when planning takes more than half of the time limit of a
-    request."""
+    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. If the recipe and the log of
+    finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead. Raises Problem
+    when the sender is no operator, when the recipe cannot be planned, or when planning takes more than half of the time
+    limit of a request."""
     if role is not Role.operator:
         raise Problem(403, "Operators only", "to find out what is fresh, the recipe is planned, which reads its inputs",
                       "Authorization", "ask for an operator's token to see the states and what a run would cost now")
     entries = await run_in_threadpool(queue_of(request, store).entries)
     submission = await run_in_threadpool(kept_submission, request, at, run, str(role), entries)
+    plans: Plans = request.app.state.plans
+    key = await run_in_threadpool(plan_key, at, submission)
+    if (kept := plans.get(key)) is not None:
+        return kept
     most = request.app.state.settings.request_s / 2
     try:
         result = await asyncio.wait_for(check_submission(request, submission, at, CAUSES), most)
@@ -85,6 +91,7 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
         raise Problem(503, "Takes too long", f"the recipe could not be planned within {most:.0f} s", "recipe",
                       "try again when the server is less busy, or use tokenmill plan on its machine") from None
     refuse_errors(result)
+    plans.put(key, result)
     return result
 
 

@@ -10,11 +10,13 @@ a document, and 8 bytes more for each signal in memory.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,9 @@ from pipeline.service.token_counts import TokenCounts
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 
+T = TypeVar("T")
+#: files that are read at a time
+THREADS = 2
 #: bytes of signals kept in memory
 SIGNAL_BYTES = 256 << 20
 #: groups (source, language) that an answer lists; all others are summed up as one group
@@ -65,18 +70,24 @@ class DocumentTable:
             "end", "reason", "source", "language", "bytes", "file", "row", *(["tokens"] if tokens else []))}
         self._picked: list[np.ndarray | None] = []
         sampled = []
-        for number, file in enumerate(self.files):
+        def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
+            """Return the documents of a file that the table has, which of all its documents are in the sample, and the
+            tokens of the documents that the table has."""
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
-            of_sample = np.array(all_below(SEED, PURPOSE, table["id"].to_pylist(), share), bool)
+            ids = table["id"].to_pylist()
+            of_sample = all_below(SEED, PURPOSE, ids, share)
+            if only_sample:
+                table, ids = table.filter(pa.array(of_sample)), list(itertools.compress(ids, of_sample))
+            return table.drop_columns("id"), of_sample, None if tokens is None else tokens.of(ids)
+
+        for number, (file, (table, of_sample, counts)) in enumerate(zip(self.files, _in_threads(read, self.files))):
             picked = np.flatnonzero(of_sample) if only_sample else None
             self._picked.append(picked)
             sampled.append(of_sample if picked is None else np.ones(len(picked), bool))
             rows = np.arange(table.num_rows, dtype=np.int32) if picked is None else picked.astype(np.int32)
-            if picked is not None:
-                table = table.take(pa.array(picked))
-            if tokens is not None:
-                columns["tokens"].append(tokens.of(table["id"].to_pylist()))
+            if counts is not None:
+                columns["tokens"].append(counts)
             columns["row"].append(rows)
             columns["file"].append(np.full(len(rows), number, np.int32))
             columns["source"].append(sources.codes(table["source"]))
@@ -127,13 +138,15 @@ class DocumentTable:
             return
         values: dict[str, list[np.ndarray]] = {name: [] for name in missing}
         present: dict[str, list[np.ndarray]] = {name: [] for name in missing}
-        for file, picked in zip(self.files, self._picked):
+
+        def read(file: DocumentFile) -> tuple[set[str], pa.StructArray | None, int]:
             with self._open(file) as parquet:
                 there = {field.name for field in parquet.schema_arrow.field("signals").type}
                 wanted = [f"signals.{name}" for name in missing if name in there]
                 table = parquet.read(columns=wanted, use_threads=False) if wanted else None
-                rows = parquet.metadata.num_rows
-            signals = None if table is None else table["signals"].combine_chunks()
+                return there, None if table is None else table["signals"].combine_chunks(), parquet.metadata.num_rows
+
+        for picked, (there, signals, rows) in zip(self._picked, _in_threads(read, self.files)):
             for name in missing:
                 column = pa.nulls(rows, pa.float64()) if name not in there else pc.struct_field(signals, name)
                 if picked is not None:
@@ -185,6 +198,12 @@ class DocumentTable:
             for place, id in zip(places.tolist(), column.take(pa.array(self.row[rows[places]])).to_pylist()):
                 ids[place] = id
         return ids
+
+
+def _in_threads(read: Callable[[DocumentFile], T], files: Sequence[DocumentFile]) -> Iterator[T]:
+    """Yield `read(file)` for each file, in order. THREADS files are read at a time."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from pool.map(read, files)
 
 
 class _Names:

@@ -130,6 +130,23 @@ def test_all_fresh(site, tmp_path):
     assert really_ran(site, tmp_path) == {}
 
 
+CURRICULUM = "{seed: 1, total: 20k, phases: [{name: all, until: 100%, sequence: 32, batch: 64, mix: {web: 1}}]}"
+
+
+def test_what_changed_only_the_curriculum_or_the_training_runs_nothing_again(site, tmp_path):
+    assert "nothing runs again" not in shown(plan(site)), "nothing has changed"
+    said = shown(plan(site, None, f"curriculum={CURRICULUM}"))
+    assert "what changed in curriculum\n" in said + "\n" and "writes the curriculum anew" in said
+    assert "everything is done already" not in said and "cost:" not in said
+    said = shown(plan(site, None, "train={schedule: {kind: wsd}}"))
+    assert "what changed in train\n" in said and "when you train on that run" in said and "curriculum" not in said
+    both = f"curriculum={CURRICULUM}", "train={schedule: {kind: wsd}}"
+    assert "what changed in curriculum, train\n" in shown(plan(site, None, *both))
+    assert really_ran(site, tmp_path, *both) == {}
+    said = shown(plan(site, None, *both, "datasets.clean.steps.gopher_quality.min_doc_words=5"))
+    assert "nothing runs again" not in said and "to run:" in said
+
+
 def test_one_file_added(site, tmp_path):
     for name in ("crawl", "docs", "store"):
         shutil.copytree(site / name, tmp_path / name)               # with times: the same inputs at another place

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import lxml.html
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -523,6 +524,30 @@ def test_the_command_prints_text_json_and_a_page(site, tokenmill, tmp_path, comp
                      site["first"].store / "runs" / "first", "--json", "--examples", "4")
     [document] = said.json()
     assert document == json.loads(json.dumps(compared))
+
+
+def test_what_changed_comes_first_and_equal_figures_are_folded(site, tokenmill, compared):
+    """In the terminal, equal figures are only counted; on the page, they lie in a part that is closed."""
+    rows = compare_html.overview(compared)
+    different, equal = compare_html.by_difference(rows)
+    assert different and equal and len(different) + len(equal) == len(rows)
+    out = tokenmill("report", "--compare", "first", "second", "--store", site["first"].store).out
+    table = out.split("\ndocuments and tokens\n")[1].split("\n\n")[0].splitlines()
+    assert table[-1].strip() == f"{len(equal):,} are equal"
+    assert len(table) == len(different) + 1 and not any(line.endswith(" =") for line in table)
+    changed = [any(section["changes"].values()) for _, section in compare_html.datasets(compared)]
+    assert changed == sorted(changed, reverse=True)
+    page = lxml.html.fromstring(compare_html.render(compared))
+    [open_, folded] = page.xpath("//section[@aria-labelledby='figures']//table")
+    assert (len(open_.xpath(".//tr")), len(folded.xpath(".//tr"))) == (len(different) + 1, len(equal) + 1)
+    assert folded.getparent().tag == "details" and "open" not in folded.getparent().attrib
+    assert open_.getparent().tag != "details"
+
+
+def test_datasets_in_which_documents_changed_come_first():
+    same, moved = {"changes": {"newly_kept": 0}}, {"changes": {"newly_kept": 2}}
+    document = {"documents": {"a": same, "b": moved, "c": same, "d": moved}}
+    assert [name for name, _ in compare_html.datasets(document)] == ["b", "d", "a", "c"]
 
 
 def test_hostile_texts_stay_harmless(site, tokenmill, tmp_path):

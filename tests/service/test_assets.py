@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from pipeline.base.clock import Clock
 from pipeline.base.visible import visible
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.service.asset_checks import MANIFEST_BYTES, dataset_checks
 from pipeline.service.asset_figures import read_figures
 from pipeline.service.duck import Stop, TooDear
+from pipeline.service.plans import KEPT_S, Plans
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import problem, write_run
-from tests.service.test_pages import EVIL, client_of, links, read, text_of
+from tests.service.test_pages import EVIL, VIEWER, client_of, links, read, text_of
 
 RECIPE = """
 version: 1
@@ -124,6 +126,46 @@ def test_after_a_run_all_is_fresh_and_every_document_is_accounted_for(made):
     assert "1 record in quarantine" in message(document, "clean", "quarantine")
     assert "source 'web': 1 of 24 records could not be read" in message(document, "clean", "warnings")
     assert message(document, "deduped", "warnings") == "deduped/exact.1 removed 6 of 8 documents of source 'docs'"
+
+
+class Still(Clock):
+    """Stands still until it is set forward."""
+
+    passed = 0.0
+
+    def now(self) -> float:
+        return self.passed
+
+
+def test_a_page_that_is_loaded_again_plans_only_what_has_changed(site):
+    """The recipe is planned anew after a run has written to the store, and after a while, for its inputs may change."""
+    browser, clock, planned = client(site), Still(), []
+    state = browser.app.state
+    state.plans, check = Plans(clock), state.checks.check
+
+    async def counted(*of: Any) -> Any:
+        planned.append(of[1]["run"])
+        return await check(*of)
+
+    state.checks.check = counted
+
+    def load() -> tuple[int, Any]:
+        document = browser.get(API).json()
+        assert document["problems"] == []
+        return len(planned), {name: node["state"] for name, node in nodes_of(document).items()}
+
+    times, states = load()
+    assert times == 1 and load() == (1, states)
+    assert "first" in read(browser, PAGE).text_content() and planned == ["first"]
+    execute(site, "second", "datasets.clean.steps.gopher_quality.min_stop_words=3")
+    times, states = load()
+    assert times == 2 and load() == (2, states)
+    (site / "docs" / "new.txt").write_text("\n".join(sentences()[100:108]))
+    clock.passed = KEPT_S - 1
+    assert load()[0] == 2
+    clock.passed = 2 * KEPT_S
+    assert load()[0] == 3
+    assert browser.get(API, headers={"Authorization": f"Bearer {VIEWER}"}).json()["planned"] is False
 
 
 def test_page_shows_what_the_api_says(made):

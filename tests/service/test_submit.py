@@ -257,13 +257,30 @@ def test_a_root_that_is_not_there_is_refused_at_the_start(site):
         Settings({"store": site.store.root}, allowed_roots=(str(site.data / "nothing"),))
 
 
+SLEEPY = """
+import time
+
+from stages.stage import Stage
+
+
+class Sleepy(Stage):
+    name = "sleepy"
+
+    def process(self, doc):
+        time.sleep(0.5)
+"""
+
+
 @pytest.mark.slow
-def test_a_running_run_is_cancelled_and_the_next_one_starts(site):
-    """Enough documents that it still runs when the request is seen, a few seconds later."""
-    for i in range(4000):
+def test_a_running_run_is_cancelled_and_the_next_one_starts(tmp_path):
+    """Its documents take a minute, so that it still runs when the request is seen, a few seconds later."""
+    site = Site(tmp_path, allow_code=True)
+    (site.data / "sleepy.py").write_text(SLEEPY)
+    for i in range(120):
         (site.data / "docs" / f"more{i}.txt").write_text("\n".join(sentences()[:8]))
+    slow = RECIPE.replace("steps: [", "steps: ['sleepy:Sleepy', ").replace("2KB", "1KB") + "code: [./sleepy.py]\n"
     with site.client:
-        site.post("/queue", {"recipe": RECIPE.replace("2KB", "1KB")})
+        site.post("/queue", {"recipe": slow})
         site.post("/queue", {"recipe": RECIPE, "inputs": ["docs/d0.txt"]})
         _until(lambda: site.get("/queue/1")["state"] == "running")
         assert site.post(f"/runs/{site.get('/queue/1')['run']}/cancel").json()["entries"] == [1]
