@@ -16,7 +16,7 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 #: the trainer's settings, which the recipe's checker reads: they import no torch
 SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.optim.config", "trainer.loop.config")
 #: what reads the files of a training without torch, for the service
-READING = ("trainer.base.files", "trainer.observe.explain", "trainer.observe.plot")
+READING = ("trainer.base.files", "trainer.observe.explain", "trainer.observe.performed", "trainer.observe.plot")
 #: who may import whom: a package, and the prefixes of the project's own modules it may import
 ALLOWED = {
     "stages": ("stages", "pipeline.base"),

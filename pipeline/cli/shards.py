@@ -1,4 +1,5 @@
-"""`tokenmill shards …`: look into token shards. `pipeline.cli.formats` has the commands that export and import them."""
+"""`tokenmill shards …`: look into token shards. `pipeline.cli.formats` has the commands that export and import them,
+`pipeline.cli.lookup` those that find documents, and `pipeline.cli.samples` those about the samples of a training."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.base.visible import json_text, visible
-from pipeline.cli import formats
+from pipeline.cli import formats, lookup, samples
 from pipeline.cli.errors import BadUsage, UserError
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt
 from pipeline.cli.shard_sets import ShardsArg, opened
@@ -18,8 +19,9 @@ from pipeline.cli.shard_sets import ShardsArg, opened
 def register(app: typer.Typer) -> None:
     shards = typer.Typer(help="Look into token shards, export and import them.", no_args_is_help=True,
                          rich_markup_mode=None)
-    for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find),
-                          ("export", formats.export), ("import", formats.import_files)):
+    for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", lookup.find),
+                          ("index", lookup.index), ("explain", samples.explain),
+                          ("realised", samples.realised), ("export", formats.export), ("import", formats.import_files)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
 
@@ -81,24 +83,29 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
 def head(shards: ShardsArg,
          tokenizer: Annotated[Path | None, typer.Option(
              "--tokenizer", metavar="FILE", help="Tokenizer to decode with (default: the one of the store).")] = None,
+         at: Annotated[int, typer.Option("--at", min=0, metavar="TOKEN", help="Begin with the document that has this "
+                                                                              "token of the stream.")] = 0,
          limit: LimitOpt = 3, chars: CharsOpt = 300, json_lines: JsonOpt = False) -> None:
-    """Show the first documents of a shard set.
+    """Show documents of a shard set, from its beginning or from a token on.
 
     The documents are decoded, and personal data is masked.
 
     \b
-    Example:
+    Examples:
       tokenmill shards head store/shards/web/split=train -n 1
+      tokenmill shards head store/shards/web/split=train --at 1000000 -n 1
     """
     from stages.scrub.pii import scrub_text
     from tokenizer.load import load_tokenizer
 
     shard_set = opened(shards)
+    if at and at >= shard_set.tokens:
+        raise BadUsage(f"--at {at}: the stream has the tokens 0 to {shard_set.tokens - 1}")
     coder = load_tokenizer(tokenizer or _tokenizer_beside(shards, shard_set.manifest.tokenizer))
     if coder.sha256 != shard_set.manifest.tokenizer:
         raise BadUsage(f"--tokenizer {tokenizer}: the shards were made with another one (sha256 "
                        f"{shard_set.manifest.tokenizer[:12]}…)")
-    start = count = 0
+    start, count = at, 0
     while start < shard_set.tokens and (count < limit or not limit):
         [span, *_] = shard_set.documents(start, start + 1)
         text = scrub_text(coder.decode(shard_set.read(span.start, span.stop - 1)))
@@ -121,26 +128,3 @@ def _tokenizer_beside(shards: Path, sha256: str) -> Path:
         if folder.name == "shards":
             break
     raise BadUsage(f"the tokenizer {sha256[:12]}… of {shards} is not in its store; name it by --tokenizer")
-
-
-def find(shards: ShardsArg,
-         id: Annotated[str, typer.Argument(metavar="ID", help="Document id, or its beginning.")],
-         json_lines: JsonOpt = False) -> None:
-    """Find where a document stands in a shard set.
-
-    Prints the range of the document's tokens in the set's stream of tokens. The exit code is 1 when the set does not
-    hold the document.
-
-    \b
-    Example:
-      tokenmill shards find store/shards/web/split=train 3f2a91c0
-    """
-    from tokenizer.shards.find import places
-
-    hits = 0
-    for row in places(opened(shards), id):
-        typer.echo(json.dumps(row) if json_lines else
-                   visible(f"{row['id']}  tokens {row['start']:,} to {row['stop']:,}  {row['file']}"))
-        hits += 1
-    if not hits:
-        raise UserError(f"{shards}: no document {id}; it may be in the other split, or have been dropped")

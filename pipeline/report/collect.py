@@ -40,7 +40,7 @@ Get = Callable[[str], PartRecord | None]
 Sums = Mapping[str, NodeSums]
 
 #: version of report.json
-VERSION = 2
+VERSION = 3
 
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
@@ -124,7 +124,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "mixture": mixture(curriculum),
         "order": curriculum.order if curriculum else None,
         "course": mixture_course(curriculum), "losses": losses(store, run),
-        "order_quality": order_quality(curriculum),
+        "order_quality": order_quality(curriculum, store),
         "training": training(store, run),
         "passes": pass_costs(passes), "stages": stage_costs(passes), "tasks": task_costs(nodes),
         "lineage": [n.lineage() for n in nodes],

@@ -3,10 +3,10 @@ their documents the dataset keeps."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from typing import Any
 
+from pipeline.base.domain import domain_of
 from pipeline.report.nodes import Node
 from pipeline.report.sampled import extent, strata
 from pipeline.report.samples import masked_address
@@ -14,16 +14,6 @@ from pipeline.store.fs import Store
 
 #: domains that are listed of a dataset
 TOP = 30
-#: characters of a domain name (RFC 1035); a longer host is no domain
-LONGEST = 253
-_HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNORECASE)
-
-
-def domain_of(url: str | None) -> str:
-    """Return the host of a URL in lower case, without port and "www."; "" if the URL has no valid host."""
-    match = _HOST.match(url or "")
-    host = match[1].lower().rstrip(".").removeprefix("www.") if match else ""
-    return host if len(host) <= LONGEST else ""
 
 
 def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:

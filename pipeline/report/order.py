@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.report.shuffle import Shuffle
+from pipeline.store.fs import Store
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 
@@ -15,11 +17,12 @@ from tokenizer.mixture.order import Order
 STEPS, SAMPLES = 64, 4096
 
 
-def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
+def order_quality(curriculum: Curriculum | None, store: Store | None = None) -> dict[str, Any] | None:
     """Measure how well the order of training samples is mixed, on some of the steps: {steps, of, samples, deviation,
-    streams}. `steps` is the number of steps examined, `of` the number of all steps, and `samples` the number of samples
-    examined. `deviation` is the largest difference between the number of windows (samples) that a token stream has in a
-    step and the number that its weight gives it.
+    streams, lags, run, repeats}. The last three compare it with a perfect shuffle (`pipeline.report.shuffle`); `store`
+    has the shards, for what they say of documents. `steps` is the number of steps examined, `of` the number of all
+    steps, and `samples` the number of samples examined. `deviation` is the largest difference between the number of
+    windows (samples) that a token stream has in a step and the number that its weight gives it.
 
     For each stream, `windows` is the number examined, and `neighbours` is the number of pairs in one step that are
     adjacent in the stream. `expected` is the number of such pairs if windows were drawn at random from the whole
@@ -33,11 +36,13 @@ def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
     streams = {name: {"windows": 0, "neighbours": 0, "expected": 0.0, "distance": 0.0, "pairs": 0}
                for name in order.names}
     deviation, samples = 0.0, 0
+    shuffle = Shuffle(curriculum, store)
     steps = _steps(curriculum)
     for phase, start, size in steps:
         located = order.locate(start, start + size)
         weights = order.apportioned[phase].weights
         samples += size
+        shuffle.add(located)
         for number, name in enumerate(order.names):
             windows, epochs = located.window[located.stream == number], located.epoch[located.stream == number]
             deviation = max(deviation, abs(len(windows) - size * weights[number] / sum(weights)))
@@ -55,7 +60,7 @@ def order_quality(curriculum: Curriculum | None) -> dict[str, Any] | None:
     return {"steps": len(steps), "of": curriculum.steps, "samples": samples, "deviation": round(deviation, 6),
             "streams": {name: {"windows": s["windows"], "neighbours": s["neighbours"],
                                "expected": round(s["expected"], 3), "spread": round(s["distance"] / s["pairs"], 4)}
-                        for name, s in streams.items() if s["pairs"]}}
+                        for name, s in streams.items() if s["pairs"]}, **shuffle.figures()}
 
 
 def _steps(curriculum: Curriculum) -> list[tuple[int, int, int]]:

@@ -334,7 +334,7 @@ class Lineage(Part):
 class Report(Part):
     """The whole report.json."""
 
-    version: Literal[2] = fact("version of this schema")
+    version: Literal[3] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
     about: About | None = fact("the ready recipe it follows; null if the recipe has no `about:`")

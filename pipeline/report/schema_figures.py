@@ -199,12 +199,44 @@ class StreamOrder(Part):
                          "distance to expect; 1 in a random order")
 
 
+class Lag(Part):
+    """Pairs of windows (training samples) of one step that are a given number of samples apart. In a perfect shuffle,
+    shares are what is expected on the average."""
+
+    lag: int = fact("how far apart they are in the order", "samples")
+    pairs: int = fact("such pairs", "pairs")
+    stream: float = fact("share of them that are of one stream, 0 to 1")
+    stream_expected: float = fact("this share in a perfect shuffle, 0 to 1")
+    document: float | None = fact("share of them that have a document in common, 0 to 1; null if the shards are not on "
+                                  "a disk")
+    document_expected: float | None = fact("this share in a perfect shuffle, 0 to 1")
+
+
+class LongestRun(Part):
+    """The longest run of windows (training samples) of one stream within a step."""
+
+    windows: int = fact("its length", "windows")
+    stream: str = fact("the stream")
+    expected: float = fact("about the length in a perfect shuffle", "windows")
+
+
+class Repeats(Part):
+    """Pairs of windows (training samples) of one step that have a document in common."""
+
+    pairs: int = fact("such pairs", "pairs")
+    expected: float = fact("such pairs in a perfect shuffle of each stream", "pairs")
+
+
 class OrderQuality(Part):
-    """Whether batches have the planned mixture, and whether windows (training samples) that are neighbours in their
-    stream are far apart in the order of training."""
+    """Whether batches have the planned mixture, and how the order of training compares with a perfect shuffle. In a
+    perfect shuffle, the windows (training samples) of a step are in random order, and are drawn at random from all
+    windows of their streams."""
 
     steps: int = fact("steps looked at", "steps")
     of: int = fact("steps of the curriculum", "steps")
     samples: int = fact("samples of these steps", "samples")
     deviation: float = fact("largest difference of a stream's windows in a step from its share", "windows")
     streams: dict[str, StreamOrder] = fact("stream → its order")
+    lags: list[Lag] = fact("pairs of windows at several distances")
+    run: LongestRun = fact("the longest run of one stream")
+    repeats: Repeats | None = fact("documents that are in two windows of a step; null if the shards are not on a disk")

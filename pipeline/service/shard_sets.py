@@ -31,7 +31,7 @@ from tokenizer.mixture.steps import readers_of
 from tokenizer.shards.find import places, window_documents
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
-from tokenizer.shards.origin import add_origins
+from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
 
 SPLITS = ("train", "val")
@@ -39,8 +39,6 @@ SPLITS = ("train", "val")
 LARGEST = 256 << 20
 #: most places of documents in an answer, steps that read a document, and documents of a window
 MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
-#: characters of a document's text beside its window
-EXCERPT = 400
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]{0,63}")
 _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
@@ -282,7 +280,8 @@ def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detail
             yield file
 
     with ThreadPoolExecutor(queries.limits.threads) as pool:
-        missing = add_origins(documents, datasets(), open_part, detailed, EXCERPT + MARGIN, pool)
+        missing = add_origins(documents, datasets(), open_part, WHOLE if detailed else LIGHT, EXCERPT + MARGIN,
+                              pool)
     for d in documents:
         del d["key"], d["at"]
         if masked:

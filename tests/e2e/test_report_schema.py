@@ -33,7 +33,7 @@ def report(report_site: Site) -> dict:
 
 def test_a_real_report_is_valid(report):
     Report.model_validate(report)
-    assert report["version"] == VERSION == 2
+    assert report["version"] == VERSION == 3
 
 
 def objects(value: Any, path: tuple = ()) -> Iterator[tuple]:

@@ -57,7 +57,11 @@ def figures(names: list[str], sets: list[str], scores: int) -> dict[str, Any]:
     return {"course": {"at": [0, 64], "phases": [{"name": "one", "from": 0, "to": 64}],
                        "streams": {"stream-0": {"planned": [64.0], "realised": [64]}}},
             "order_quality": {"steps": 1, "of": 2, "samples": 9, "deviation": 0.5, "streams": {
-                "stream-0": {"windows": 9, "neighbours": 0, "expected": 0.1, "spread": 1.0}}},
+                "stream-0": {"windows": 9, "neighbours": 0, "expected": 0.1, "spread": 1.0}},
+                "lags": [{"lag": 1, "pairs": 8, "stream": 1.0, "stream_expected": 1.0, "document": 0.0,
+                          "document_expected": 0.01}],
+                "run": {"windows": 9, "stream": "stream-0", "expected": 9.0},
+                "repeats": {"pairs": 0, "expected": 0.1}},
             "losses": {"steps": [point], "evals": []},
             "domains": {d: {"read": read, "domains": 50, "without": 1, "top": [
                 {"domain": f"d{i}.example", "kept": 1, "dropped": 1} for i in range(30)]} for d in sets},
@@ -77,7 +81,7 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
     paths = "".join(f"  {s}: {{read: warc, path: hf://datasets/user/{s}/*.gz}}\n" for s in names)
     nodes = [*(f"index:{s}" for s in names), *sets]
     document = {
-        "version": 2, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
+        "version": 3, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
         "made": {"at": "2026-11-26T16:56:42Z", "host": "machine", "author": "An Author", "version": "0.1.0",
                  "python": "3.11.7", "name": "generated", "store": "s3://bucket/store",
                  "recipe": RECIPE.format(names=", ".join(names), sources=paths)},

@@ -183,11 +183,16 @@ def test_shards(site, tokenmill):
     [(text,)] = rows(site / "store/datasets/deduped", f"select text from PARTS where id = '{head[1]['id']}'")
     assert head[1]["text"] == text
     for row in head:
-        [place] = tokenmill("shards", "find", shards, row["id"][:12], "--json").json()
+        [place] = tokenmill("shards", "find", shards, "--id", row["id"][:12], "--json").json()
         assert (place["id"], place["start"], place["stop"]) == (row["id"], row["start"], row["stop"])
-    said = tokenmill("shards", "find", shards, head[1]["id"])
+    said = tokenmill("shards", "find", shards, "--id", head[1]["id"])
     assert f"tokens {head[1]['start']:,} to {head[1]['stop']:,}" in said.out
-    assert len(tokenmill("shards", "head", shards, "-n", 0, "--json").json()) == stats["documents"]
+    everything = tokenmill("shards", "head", shards, "-n", 0, "--json").json()
+    assert len(everything) == stats["documents"]
+    for row in everything[::7]:
+        for token in (row["start"], row["stop"] - 1):
+            [there] = tokenmill("shards", "head", shards, "--at", token, "-n", 1, "--json").json()
+            assert there == row
 
 
 def test_shards_name_the_mistake(site, tmp_path, tokenmill):
@@ -195,7 +200,7 @@ def test_shards_name_the_mistake(site, tmp_path, tokenmill):
     assert said.code == 2 and "web/split=train" in said.err
     said = tokenmill("shards", "verify", tmp_path)
     assert said.code == 1 and "no shard set there" in said.err
-    said = tokenmill("shards", "find", site / "store/shards/web/split=train", "zzz")
+    said = tokenmill("shards", "find", site / "store/shards/web/split=train", "--id", "zzz")
     assert said.code == 1 and "no document zzz" in said.err
     copy = tmp_path / "split=train"
     shutil.copytree(site / "store/shards/web/split=train", copy)

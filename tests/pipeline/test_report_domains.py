@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.report.domains import domain_of
+from pipeline.base.domain import domain_of
 
 
 @pytest.mark.parametrize(("url", "domain"), [

@@ -63,7 +63,7 @@ def test_find_says_what_the_command_says_and_which_steps_read_the_document(api, 
     at = Order(curriculum).locate(0, curriculum.samples)
     everything = []
     for span in train.documents(0, train.tokens)[:8]:
-        assert run_command(["shards", "find", str(root / "shards/web/split=train"), span.id, "--json"]) == 0
+        assert run_command(["shards", "find", str(root / "shards/web/split=train"), "--id", span.id, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         [place] = got(api, "/find", id=span.id[:12], split="train")["places"]
         assert {name: place[name] for name in told} == told and place["tokens"] == span.stop - span.start

@@ -1,8 +1,10 @@
-"""Finds documents in a shard set: by their id, or by the window that reads them."""
+"""Finds documents in a shard set: by their id or number, or by the window that reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.layout import TABLE_ROWS
 from tokenizer.shards.packed import PackedRows
 
 #: rows of a document table that are compared at a time
@@ -23,6 +26,27 @@ def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
         with shard_set.table(shard) as table:
             for name, start, stop in ranges(table, id):
                 yield {"id": name, "start": offset + start, "stop": offset + stop, "file": info.body}
+
+
+def places_of(shard_set: ShardIndex, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield the places, as `places` does, of the documents with the given numbers. Documents are numbered from 0 over
+    all shards of the set. Of each document two columns of one row group are read; neighbours share them."""
+    firsts = [0, *accumulate(info.documents for info in shard_set.manifest.shards)]
+
+    def group_of(number: int) -> tuple[int, int]:
+        shard = bisect.bisect_right(firsts, number) - 1
+        return shard, (number - firsts[shard]) // TABLE_ROWS
+
+    for (shard, group), members in groupby(numbers, group_of):
+        first, offset = firsts[shard] + group * TABLE_ROWS, shard_set.offsets[shard]
+        with shard_set.table(shard) as table:
+            before = table.metadata.row_group(group - 1).column(0).statistics.max if group else 0
+            rows = table.read_row_group(group, ["end", "id"], use_threads=False)
+        ends, ids = rows["end"].to_numpy(), rows["id"]
+        for number in members:
+            row = number - first
+            yield {"id": ids[row].as_py(), "start": offset + int(ends[row - 1] if row else before),
+                   "stop": offset + int(ends[row]), "file": shard_set.manifest.shards[shard].body}
 
 
 def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:

@@ -11,18 +11,24 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-#: columns that are looked up of every document, and those that are looked up on demand
-LIGHT, WHOLE = ("id", "url", "locator", "source", "language"), ("signals", "meta", "text")
+#: columns that are looked up of every document, and those of a document that is shown with its text
+LIGHT = ("url", "locator", "source", "language")
+WHOLE = (*LIGHT, "signals", "meta", "text")
+#: characters of a document's text that are shown
+EXCERPT = 400
+#: control characters that a terminal would execute instead of showing
+CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
+                         *range(0x2066, 0x206A)), " ")
 #: opens the part of a dataset at a path. Raises FileNotFoundError
 OpenPart = Callable[[str], AbstractContextManager[pq.ParquetFile]]
 
 
 def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[str, dict[str, str]]],
-                open_part: OpenPart, whole: bool, chars: int, pool: Executor) -> int:
-    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset`,
-    url, locator, source and language. With `whole`, signals, meta and `chars` characters of the text are added too; the
-    text begins at about the first token in the window. `datasets` yields (name, {key of a part: its path}), where a
-    part is a file of a dataset. Returns how many documents were found in no dataset."""
+                open_part: OpenPart, columns: Sequence[str], chars: int, pool: Executor) -> int:
+    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset` and
+    the given columns. Of the text, `chars` characters are added; they begin at about the first token in the window.
+    `datasets` yields (name, {key of a part: its path}), where a part is a file of a dataset. Returns how many documents
+    were found in no dataset."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in documents:
         by_key[d["key"]].append(d)
@@ -30,27 +36,28 @@ def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[st
     for name, parts in datasets if missing else ():
         there = sorted(missing & parts.keys())
         missing -= {key for key, present in zip(there, pool.map(
-            lambda key, name=name, parts=parts: _read(open_part, parts[key], name, by_key[key], whole, chars), there))
+            lambda key, name=name, parts=parts: _read(open_part, parts[key], name, by_key[key], columns, chars), there))
             if present}
         if not missing:
             break
     return sum("dataset" not in d for d in documents)
 
 
-def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, Any]], whole: bool, chars: int) -> bool:
-    """Add to each document of `wanted` the columns of its row in `part` (a file of a dataset). The document's `at` is
+def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, Any]], columns: Sequence[str],
+          chars: int) -> bool:
+    """Add to each document of `wanted` some columns of its row in `part` (a file of a dataset). The document's `at` is
     the number of the row. If the row has another id, the dataset has changed, and nothing is added. Returns whether the
     file exists."""
     try:
         with open_part(part) as file:
-            columns = [c for c in (*LIGHT, *(WHOLE if whole else ())) if c in file.schema_arrow.names]
+            present = [c for c in ("id", *columns) if c in file.schema_arrow.names]
             start = 0
             for group in range(file.num_row_groups):
                 first, start = start, start + file.metadata.row_group(group).num_rows
                 here = [d for d in wanted if first <= d["at"] < start]
                 if not here:
                     continue
-                table = file.read_row_group(group, columns=columns, use_threads=False)
+                table = file.read_row_group(group, columns=present, use_threads=False)
                 for d in here:
                     [row] = table.slice(d["at"] - first, 1).to_pylist()
                     if row.pop("id") != d["id"]:
@@ -65,3 +72,27 @@ def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, A
     except FileNotFoundError:
         return False
     return True
+
+
+def document_lines(document: dict[str, Any]) -> list[str]:
+    """Format a document of a window as lines of text for a terminal. `document` is a mapping from `window_documents`,
+    with what `add_origins` has added."""
+    first, stop = document["tokens"]
+    of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
+    place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL
+    labels = [document.get("source"), document.get("language"), place] if "dataset" in document else []
+    out = [f"  {stop - first:>6,}{of_total} tokens from {document['begins']:,}  {document['id']}  "
+           f"{'  '.join(str(x) for x in labels if x)}"]
+    if document.get("signals"):
+        out.append(f"         kept in {document['dataset']}: "
+                   + "  ".join(f"{key}={value:.4g}" for key, value in document["signals"].items()))
+    if document.get("reason"):
+        kept = f"; kept in its place: {document['kept']}" if document.get("kept") else ""
+        out.append(f"         dropped from {document['dataset']} since, by {document['stage']} ({document['reason']})"
+                   f"{kept}")
+    if document.get("meta") not in (None, "", "{}"):
+        out.append(f"         {document['meta']}")
+    if document.get("text"):
+        out.append(f"         {'… ' * (document['begins'] > 0)}{document['text']}"
+                   + (" …" if len(document["text"]) == EXCERPT else ""))
+    return [line.translate(CONTROL).rstrip() for line in out]

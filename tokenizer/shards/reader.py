@@ -206,6 +206,25 @@ class ShardSet(ShardIndex):
                                     np.array(sizes, np.int64)]))
         return tuple(np.concatenate(blocks, 1)) if blocks else (np.empty(0, np.int64),) * 3
 
+    def document_numbers(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the numbers of the documents that have the given tokens, int64 (N,). Documents are numbered from 0
+        over all shards. The document ends that are read are not compared with their checksums."""
+        numbers = np.empty(len(tokens), np.int64)
+        shards = np.searchsorted(self.offsets, tokens, side="right") - 1
+        first = 0
+        for shard, info in enumerate(self.manifest.shards):
+            inside = shards == shard
+            if inside.any():
+                local = (tokens[inside] - self.offsets[shard]).astype(ENDS)
+                numbers[inside] = first + np.searchsorted(self._shard_ends(shard), local, side="right")
+            first += info.documents
+        return numbers
+
+    def shard_ends(self, shard: int, first: int, stop: int) -> np.ndarray:
+        """Return the exclusive ends of documents [first, stop) of a shard, in tokens of the shard, int64. Numbers
+        beyond the last document are ignored. The ends are not compared with their checksums."""
+        return self._shard_ends(shard)[first:stop].astype(np.int64)
+
     # -- packed rows ---------------------------------------------------------------------------------------------
     def packed_rows(self, sha256: str) -> PackedRows:
         """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or

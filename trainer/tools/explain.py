@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 #: number of files (document tables, parts of datasets) read in parallel, because a bucket answers each request slowly
 READERS = 16
-#: characters of a document's text that are shown
-EXCERPT = 400
-#: control characters that a terminal would execute instead of showing
-CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
-                         *range(0x2066, 0x206A)), " ")
 
 
 def add_parser(commands: Any) -> None:
@@ -62,7 +57,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     step is included; with `worst`, only the `worst` rows with the highest loss. Raises ConfigError for a step or row
     that does not exist."""
     from tokenizer.shards.find import window_documents
-    from tokenizer.shards.origin import add_origins
+    from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
     from trainer.data.remote import place, shard_set
     from trainer.observe import explain as observe
 
@@ -76,7 +71,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
                 r["documents"] = documents
             everything = [d for r in rows for d in r["documents"]]
             missing = add_origins(everything, datasets(store, top), lambda path: part(store, path),
-                                  row is not None or worst is not None, EXCERPT, pool)
+                                  LIGHT if row is None and worst is None else WHOLE, EXCERPT, pool)
         return (f"{missing} of {len(everything)} documents are not in {top}/datasets (any more): of them only what the "
                 f"shards know is shown; look into the store the shards were made in") if missing else None
 
@@ -126,6 +121,8 @@ def part(store: FileSystem, path: str) -> Iterator[ParquetFile]:
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(step: dict[str, Any]) -> str:
     """Format `step`, the result of `explain`, for a terminal."""
+    from tokenizer.shards.origin import document_lines
+
     first, stop = step["samples"]
     lines = [f"step {step['step']:,} of {step['steps']:,}, phase {step['phase']}: samples {first:,} to {stop - 1:,}"]
     if step["stale"]:
@@ -157,26 +154,6 @@ def text(step: dict[str, Any]) -> str:
     if step["not_at_hand"]:
         lines.append(f"\n{step['not_at_hand']}")
     return "\n".join(lines)
-
-
-def document_lines(document: dict[str, Any]) -> list[str]:
-    """Format a document that a step has read as lines of text for a terminal. `document` is an entry of the list
-    `documents` of a row in the result of `explain`."""
-    first, stop = document["tokens"]
-    of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
-    place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL
-    labels = [document.get("source"), document.get("language"), place] if "dataset" in document else []
-    out = [f"  {stop - first:>6,}{of_total} tokens from {document['begins']:,}  {document['id']}  "
-           f"{'  '.join(str(x) for x in labels if x)}"]
-    if document.get("signals"):
-        out.append(f"         kept in {document['dataset']}: "
-                   + "  ".join(f"{key}={value:.4g}" for key, value in document["signals"].items()))
-    if document.get("meta") not in (None, "", "{}"):
-        out.append(f"         {document['meta']}")
-    if document.get("text"):
-        out.append(f"         {'… ' * (document['begins'] > 0)}{document['text']}"
-                   + (" …" if len(document["text"]) == EXCERPT else ""))
-    return [line.translate(CONTROL).rstrip() for line in out]
 
 
 def cell(x: float | None) -> str:

@@ -1,0 +1,16 @@
+"""Finds the domain of a URL."""
+
+from __future__ import annotations
+
+import re
+
+#: characters of a domain name (RFC 1035); a longer host is no domain
+LONGEST = 253
+_HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNORECASE)
+
+
+def domain_of(url: str | None) -> str:
+    """Return the host of a URL in lower case, without port and "www."; "" if the URL has no valid host."""
+    match = _HOST.match(url or "")
+    host = match[1].lower().rstrip(".").removeprefix("www.") if match else ""
+    return host if len(host) <= LONGEST else ""

@@ -1,0 +1,212 @@
+"""Counts what a training reads by the labels of documents: their source, their language and their buckets.
+
+The order says which windows (training samples) of a stream are read, and the document tables say which documents are in
+them. The labels are in the published datasets. The stream is read from its beginning to its end, in blocks, so that
+document tables and datasets are read in their order, and memory is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.base.errors import TokenmillError
+from pipeline.store.fs import Store
+from pipeline.store.shard_set import dataset_parts
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
+from tokenizer.mixture.realised import realised_in
+from tokenizer.shards.index import DocumentSpan, ShardIndex
+from tokenizer.shards.origin import add_origins
+from tokenizer.shards.reader import ShardSet
+
+#: tokens of a block, and the fewest blocks of a stream that a share of it is estimated from
+BLOCK, LEAST = 1 << 20, 30
+#: parts of datasets that are read at a time
+READERS = 4
+#: half the width of a 95 % interval, in standard errors
+SIGMAS = 1.96
+COLUMNS = ("source", "language", "signals")
+#: the name of signals that hold the bucket of another signal ends so (`stages.filter.buckets`)
+BUCKET = "_bucket"
+
+
+@dataclass
+class Sums:
+    """Sums over blocks of a stream: tokens y of the documents with one value of a label. x are those of all."""
+
+    tokens: int = 0
+    targets: int = 0
+    squares: float = 0.0                      # Σ y²
+    products: float = 0.0                     # Σ x y
+
+
+@dataclass
+class Reads:
+    """What one phase reads in the blocks of a stream."""
+
+    tokens: int = 0                           # Σ x
+    squares: float = 0.0                      # Σ x²
+    cells: dict[tuple[str, str], Sums] = field(default_factory=lambda: defaultdict(Sums))
+
+
+class PackedStream(TokenmillError):
+    """The documents of packed rows cannot be counted by label."""
+
+
+class TooSmallShare(TokenmillError):
+    """A phase reads nothing in the blocks that were read."""
+
+
+def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple[int, int]],
+                    share: float = 1.0, block: int = BLOCK) -> dict[str, Any]:
+    """Count the tokens of the samples in `ranges` by the labels of documents. Only about the given share of each stream
+    is read, evenly spaced: at least LEAST blocks of about `block` tokens. Returns {exact, read, missing, rows}: whether
+    all was read, the share that was read, the documents that are in no dataset of the store any more, and the rows.
+
+    A row is {label, value, phase, tokens, targets, error}. `tokens` are positions of windows whose target is a token of
+    such documents; their sum over all values is the number of tokens of the phase. `targets` leaves out those that do
+    not count in the loss: the first token of each document, and tokens that the loss mask excludes. `error` is half the
+    width of the 95 % interval of `tokens`; 0 if all was read.
+    """
+    packed = [stream.name for stream in curriculum.streams if stream.packing is not None]
+    if packed:
+        raise PackedStream(f"--rows: stream '{packed[0]}' is packed (shards.{packed[0]}.packing), and the documents in "
+                           f"its rows cannot be counted by label: leave out --rows")
+    order, datasets = Order(curriculum), list(dataset_parts(store))
+    exact = {(row["phase"], row["stream"]): row["tokens"] for row in realised_in(curriculum, ranges)}
+    rows: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    read = total = missing = 0
+    sets = {number: ShardSet(Path(store.root) / stream.train, stream.sha256)
+            for number, stream in enumerate(curriculum.streams)
+            if any(exact.get((phase.name, stream.name)) for phase in curriculum.phases)}
+    labels = ["source", "language", *_buckets(store, sets.values(), datasets)]
+    for number, shards in sets.items():
+        stream = curriculum.streams[number]
+        phases, part, absent = _stream(_Origins(store, datasets, labels), shards, order, number, ranges, share, block)
+        missing += absent
+        for p, reads in enumerate(phases):
+            tokens = exact.get((curriculum.phases[p].name, stream.name), 0)
+            if tokens and not reads.tokens:
+                raise TooSmallShare(f"phase '{curriculum.phases[p].name}' reads too little of stream '{stream.name}' "
+                                    f"for a share of {share:.2%}: give a larger --share")
+            read, total = read + reads.tokens, total + tokens
+            for (label, value), sums in reads.cells.items():
+                row = rows[label, value, p]
+                row[0] += sums.tokens * tokens / reads.tokens
+                row[1] += sums.targets * tokens / reads.tokens
+                row[2] += _variance(reads, sums, *part) * tokens**2
+    return {"exact": read == total, "read": read / total if total else 1.0, "missing": missing, "rows": [
+        {"label": label, "value": value, "phase": curriculum.phases[p].name, "tokens": round(tokens),
+         "targets": round(targets), "error": round(SIGMAS * math.sqrt(variance))}
+        for (label, value, p), (tokens, targets, variance) in sorted(rows.items())]}
+
+
+def _variance(reads: Reads, sums: Sums, n: int, of: int) -> float:
+    """Return the variance of the share Σy/Σx, a ratio that is estimated from n of N blocks (Cochran, Sampling
+    Techniques, §6.4)."""
+    if n == of:
+        return 0.0
+    share = sums.tokens / reads.tokens
+    residuals = max(0.0, sums.squares - 2 * share * sums.products + share**2 * reads.squares)
+    return (1 - n / of) * n / max(n - 1, 1) * residuals / reads.tokens**2
+
+
+def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """Return the names of the signals that hold a bucket, of the datasets from which shard sets were made. All parts of
+    a dataset have the same signals."""
+    names: set[str] = set()
+    used = {key for shards in sets for key in shards.manifest.parts}
+    for _, parts in datasets:
+        if path := next((path for key, path in parts.items() if key in used), None):
+            with store.parquet(path) as file:
+                schema = file.schema_arrow
+                if "signals" in schema.names:
+                    names.update(field.name for field in schema.field("signals").type if field.name.endswith(BUCKET))
+    return sorted(names)
+
+
+def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
+            share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
+    """Read the blocks of one stream. Returns what each phase reads in them, (number of blocks read, of how many), and
+    how many documents are in no dataset."""
+    longest = order.longest
+    size = max(1, block // longest)
+    firsts = range(0, order.supers[stream], size)
+    every = max(1, min(round(1 / share), len(firsts) // LEAST))
+    chosen = firsts[every // 2::every]
+    phases, missing = [Reads() for _ in order.curriculum.phases], 0
+    edges = np.array(ranges, np.int64).ravel()
+    with ThreadPoolExecutor(READERS) as pool:
+        for first in chosen:
+            stop = min(first + size, order.supers[stream])
+            counts = {p: _reads(order, p, windows[np.searchsorted(edges, numbers, "right") % 2 == 1], first, stop)
+                      for p, (numbers, windows, _) in order.samples_of(stream, first, stop).items()}
+            counts = {p: reads for p, reads in counts.items() if reads.any()}
+            if not counts:
+                continue
+            spans = shards.documents(first * longest + 1, stop * longest + 1)
+            labels, absent = origins.labels(shards, spans, pool)
+            missing += absent
+            for p, reads in counts.items():
+                _add(phases[p], shards, spans, labels, first * longest + 1, reads)
+    return phases, (len(chosen), len(firsts)), missing
+
+
+def _reads(order: Order, phase: int, windows: np.ndarray, first: int, stop: int) -> np.ndarray:
+    """Return how often each token of super-windows [first, stop) is a target, without regard to documents: int64, for
+    tokens first · longest + 1 to stop · longest."""
+    length = order.curriculum.phases[phase].sequence
+    ratio = order.longest // length
+    return np.repeat(np.bincount(windows - first * ratio, minlength=(stop - first) * ratio), length)
+
+
+@dataclass
+class _Origins:
+    """Looks up the labels of documents in the published datasets of a store."""
+
+    store: Store
+    datasets: list[tuple[str, dict[str, str]]]
+    names: list[str]                          # of the labels
+
+    def labels(self, shards: ShardIndex, spans: Sequence[DocumentSpan],
+               pool: ThreadPoolExecutor) -> tuple[dict[str, list[str]], int]:
+        """Return {label: its value for each document}, and how many documents are missing. A document without a label
+        has the value ""."""
+        parts = shards.manifest.parts
+        documents: list[dict[str, Any]] = [{"id": span.id, "key": parts[span.part] if span.part < len(parts) else None,
+                                            "at": span.row} for span in spans]
+        missing = add_origins(documents, self.datasets, self.store.parquet, COLUMNS, 0, pool)
+        values = {name: [str(d.get(name) or "") for d in documents] for name in self.names[:2]}
+        for name in self.names[2:]:
+            buckets = [(d.get("signals") or {}).get(name) for d in documents]
+            values[name] = ["" if bucket is None else f"{bucket:g}" for bucket in buckets]
+        return values, missing
+
+
+def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: dict[str, list[str]], start: int,
+         reads: np.ndarray) -> None:
+    """Add a block to the sums of a phase. `reads` says how often the tokens from `start` on are targets."""
+    begins = np.array([span.start for span in spans])
+    edges = np.clip(np.array([[span.start, span.stop] for span in spans]) - start, 0, len(reads))
+    counts = shards.counts(start, start + len(reads))
+    learned = reads.copy() if counts is None else reads * counts
+    learned[begins[begins >= start] - start] = 0                # predicted from the end of another document
+    tokens, targets = (np.diff(np.concatenate([[0], np.cumsum(values)])[edges], axis=1)[:, 0]
+                       for values in (reads, learned))
+    x = int(reads.sum())
+    phase.tokens, phase.squares = phase.tokens + x, phase.squares + float(x)**2
+    for label, values in labels.items():
+        names, place = np.unique(np.array(values, object).astype(str), return_inverse=True)
+        sums_of = (np.bincount(place, weights).tolist() for weights in (tokens, targets))
+        for value, y, z in zip(names.tolist(), *sums_of, strict=True):
+            sums = phase.cells[label, value]
+            sums.tokens, sums.targets = sums.tokens + int(y), sums.targets + int(z)
+            sums.squares, sums.products = sums.squares + y * y, sums.products + x * y

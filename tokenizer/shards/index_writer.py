@@ -1,0 +1,189 @@
+"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory does not grow with the number of
+documents: keys are sorted in runs of a fixed size, and the runs are merged from a temporary file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pipeline.base.domain import domain_of
+from pipeline.base.files import replacing
+from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.lookup import (
+    COLUMNS,
+    ENTRY,
+    HEADER,
+    MAGIC,
+    PAGE,
+    U64,
+    VERSION,
+    checksum,
+    key_of,
+    key_of_id,
+    name_of,
+    sealed,
+)
+from tokenizer.shards.origin import OpenPart
+from tokenizer.shards.urls import documents, paths_of
+
+#: entries that are sorted in memory, and that the merge of all runs holds
+RUN = 1 << 21
+_DIGITS = np.full(256, 255, np.uint8)
+_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+
+
+def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, Mapping[str, str]]],
+                open_part: OpenPart, run: int = RUN, page: int = PAGE) -> Path:
+    """Write the lookup index of a shard set to its folder, and return the path. `datasets` and `open_part` are those of
+    `origin.add_origins`; URLs are read from there. The index of an imported set has no URLs. `run` is the number of
+    entries that are sorted in memory, and `page` that of a page. Raises ShardError when a part of a dataset is missing
+    or has changed."""
+    with ExitStack() as stack:
+        columns = {name: EntrySorter(folder, run) for name in (COLUMNS[:1] if shards.manifest.imported else COLUMNS)}
+        for sorter in columns.values():
+            stack.enter_context(sorter)
+        has_hex_ids, first = True, 0
+        for ids, urls in documents(shards, None if shards.manifest.imported else paths_of(datasets), open_part):
+            keys = hex_keys(ids)
+            has_hex_ids = has_hex_ids and keys is not None
+            numbers = np.arange(first, first + len(ids), dtype=U64)
+            first += len(ids)
+            columns["id"].add(np.array([key_of_id(id) for id in ids], U64) if keys is None else keys, numbers)
+            for name, texts in (("url", urls), ("domain", [domain_of(url) for url in urls])):
+                if name in columns:
+                    chosen = [i for i, text in enumerate(texts) if text]
+                    columns[name].add(np.array([key_of(texts[i] or "") for i in chosen], U64), numbers[chosen])
+        path = folder / name_of(shards.manifest.sha256)
+        with replacing(path) as part, open(part, "wb") as file:
+            file.write(bytes(HEADER))
+            trees = {name: write_tree(file, sorter.sorted(), page) for name, sorter in columns.items()}
+            file.seek(0)
+            file.write(sealed({"magic": MAGIC, "version": VERSION, "set": shards.manifest.sha256,
+                               "documents": shards.manifest.documents, "hex_ids": has_hex_ids, "page": page,
+                               "columns": trees}))
+    return path
+
+
+def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
+    """Return the keys of ids, like `lookup.key_of_id`, or None when not all ids are 32 hex digits."""
+    digits = _DIGITS[np.frombuffer("".join(ids).encode(), np.uint8)]
+    if any(len(id) != 32 for id in ids) or len(digits) != 32 * len(ids) or (digits == 255).any():
+        return None
+    pairs = digits.reshape(-1, 16, 2)
+    return (pairs[..., 0] << 4 | pairs[..., 1])[:, :8].copy().view(">u8").ravel().astype(U64)
+
+
+def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[str, object]:
+    """Write the tree of a column to `file`, from its position on. `blocks` are its sorted entries, arrays [n, 2]; a
+    page has `size` entries. Returns {levels: the [offset, number of entries] of each level, leaves first; root:
+    checksum of the page of the last level}."""
+    levels: list[list[int]] = []
+    while True:
+        above: list[tuple[int, int]] = []
+        levels.append([file.tell(), 0])
+        for page in _pages(blocks, size):
+            data = page.astype(U64).tobytes()
+            file.write(data)
+            above.append((int(page[0, 0]), checksum(data)))
+            levels[-1][1] += len(page)
+        if not above:
+            return {"levels": [], "root": 0}
+        if len(above) == 1:
+            return {"levels": levels, "root": above[0][1]}
+        blocks = iter([np.array(above, U64)])
+
+
+def _pages(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Cut arrays of entries into pages. Only the last page may have fewer than `size` entries."""
+    rest = np.empty((0, 2), U64)
+    for block in blocks:
+        rest = np.concatenate([rest, block])
+        whole = len(rest) // size * size
+        yield from np.split(rest[:whole], range(size, whole, size)) if whole else ()
+        rest = rest[whole:]
+    if len(rest):
+        yield rest
+
+
+# -- sorting -----------------------------------------------------------------------------------------------------------
+class EntrySorter:
+    """Sorts entries (key, number) by key; entries with equal keys keep the order in which they were added. `run`
+    entries are held in memory, and the rest in a temporary file in `folder`."""
+
+    def __init__(self, folder: Path, run: int) -> None:
+        self._file, self._run = tempfile.TemporaryFile(dir=folder), run    # noqa: SIM115  closed by `__exit__`
+        self._ends = [0]                                          # of the runs in the file, in entries
+        self._pending: list[np.ndarray] = []
+        self._waiting = 0
+
+    def __enter__(self) -> EntrySorter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, keys: np.ndarray, numbers: np.ndarray) -> None:
+        self._pending.append(np.stack([keys, numbers], 1))
+        self._waiting += len(keys)
+        if self._waiting >= self._run:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._waiting:
+            self._file.write(_by_key(self._pending).tobytes())
+            self._file.flush()
+            self._ends.append(self._ends[-1] + self._waiting)
+            self._pending, self._waiting = [], 0
+
+    def sorted(self) -> Iterator[np.ndarray]:
+        """Yield all entries in order, as arrays [n, 2] of at most as many entries as are held in memory."""
+        self._spill()
+        size = max(1, self._run // len(self._ends))
+        runs = [_Run(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]
+        while runs := [run for run in runs if len(run.block)]:
+            # the last key that is in memory of every run: smaller keys are complete
+            bound = min(run.block[-1, 0] for run in runs)
+            yield _by_key([run.below(bound) for run in runs])
+            for run in runs:                      # one key may have more entries than the memory holds
+                yield from run.equal(bound)
+
+
+def _by_key(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    entries = np.concatenate(blocks)
+    return entries[np.argsort(entries[:, 0], kind="stable")]
+
+
+class _Run:
+    """A sorted run of entries in a file. `block` has the next entries, at most `size`; it is empty at the end."""
+
+    def __init__(self, descriptor: int, first: int, stop: int, size: int) -> None:
+        self._descriptor, self._next, self._stop, self._size = descriptor, first, stop, size
+        self.block = np.empty((0, 2), U64)
+        self._fill()
+
+    def _fill(self) -> None:
+        if not len(self.block) and self._next < self._stop:
+            count = min(self._size, self._stop - self._next)
+            data = os.pread(self._descriptor, count * ENTRY, self._next * ENTRY)
+            self.block = np.frombuffer(data, U64).reshape(-1, 2)
+            self._next += len(self.block)
+
+    def _take(self, count: int) -> np.ndarray:
+        taken, self.block = self.block[:count], self.block[count:]
+        self._fill()
+        return taken
+
+    def below(self, key: np.uint64) -> np.ndarray:
+        """Take the entries with smaller keys, all of which are in the block."""
+        return self._take(int(np.searchsorted(self.block[:, 0], key, "left")))
+
+    def equal(self, key: np.uint64) -> Iterator[np.ndarray]:
+        """Take the entries with this key, a block at a time."""
+        while count := int(np.searchsorted(self.block[:, 0], key, "right")):
+            yield self._take(count)

@@ -1,0 +1,144 @@
+"""Reads the lookup index of a shard set, which finds documents by id, URL or domain in a few reads of the file.
+
+The index is the file `lookup-SHA.index` beside the manifest; SHA is the first 16 hex characters of the set's sha256.
+`tokenizer.shards.index_writer` writes it. Equal sets with equal URLs give equal bytes::
+
+    header    4096 bytes: the sha256 (hex) of the rest of the header, a newline, JSON, spaces
+    columns   id, then url and domain if the documents have URLs; the levels of each column, leaves first
+
+A column is a tree. All numbers are u64, little-endian. Each level is a list of entries (key, value), sorted by key. It
+is cut into pages of equal length, which the header gives; the last page may be shorter. An entry of the lowest level,
+the leaves, stands for a document. Its value is the number of the document in the set, and entries with equal keys are
+in the order of their documents. Every other level has one entry for each page of the level below it: the first key of
+that page, and its checksum (blake2b, 8 bytes). The highest level is one page, whose checksum is in the header. So every
+page that is read is verified, and a column of 4 · 10¹² documents has three levels.
+
+The key of an id that is 32 hex digits is its first 16 digits as a number. Of other ids, of URLs and of domains it is
+the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a probability of 2⁻⁶⁴.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tokenizer.shards.find import places_of
+from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.layout import Manifest, ShardError
+
+MAGIC = "tokenmill-lookup"
+VERSION = 1
+HEADER = 4096
+#: entries of a page, unless a test asks for fewer
+PAGE = 1 << 14
+#: bytes of an entry
+ENTRY = 16
+U64 = np.dtype("<u8")
+COLUMNS = ("id", "url", "domain")
+REMEDY = "remove the file and run `tokenmill shards index` again"
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX = re.compile(r"[0-9a-f]{0,32}")
+
+
+def name_of(sha256: str) -> str:
+    """Return the name of the lookup index of the shard set with this sha256."""
+    return f"lookup-{sha256[:16]}.index"
+
+
+def key_of(text: str) -> int:
+    """Return the key of a URL or domain."""
+    data = text.encode("utf-8", "surrogateescape")             # bytes of a command line that are no UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def key_of_id(id: str) -> int:
+    """Return the key of a document's id."""
+    return int(id[:16], 16) if _HEX_ID.fullmatch(id) else key_of(id)
+
+
+def checksum(page: bytes) -> int:
+    """Return the checksum of a page."""
+    return int.from_bytes(hashlib.blake2b(page, digest_size=8).digest(), "little")
+
+
+def sealed(header: dict[str, Any]) -> bytes:
+    """Return the bytes of a header."""
+    body = json.dumps(header, sort_keys=True).encode().ljust(HEADER - 65)
+    if len(body) > HEADER - 65:
+        raise ValueError(f"a header of {len(body)} bytes is too long")
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+class Lookup:
+    """The lookup index of a shard set, open for reading. `file` can seek, and reads nothing ahead. `where` names it in
+    error messages. Raises ShardError when the file is damaged or belongs to another set."""
+
+    def __init__(self, file: BinaryIO, manifest: Manifest, where: str) -> None:
+        self._file, self.where = file, where
+        head = file.read(HEADER)
+        digest, body = head[:64], head[65:]
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            raise ShardError(f"{where}: its header is damaged: {REMEDY}")
+        header = json.loads(body)
+        if (header.get("magic"), header.get("version")) != (MAGIC, VERSION):
+            raise ShardError(f"{where}: not a lookup index that this Tokenmill reads: {REMEDY}")
+        if (header["set"], header["documents"]) != (manifest.sha256, manifest.documents):
+            raise ShardError(f"{where}: belongs to another shard set: {REMEDY}")
+        #: whether all ids are 32 hex digits; ids with the same beginning are then neighbours
+        self.has_hex_ids: bool = header["hex_ids"]
+        self._entries: int = header["page"]
+        self._columns: dict[str, dict[str, Any]] = header["columns"]
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._columns
+
+    def numbers(self, column: str, low: int, high: int) -> Iterator[int]:
+        """Yield the numbers of the documents whose key in `column` (id, url or domain) is in [low, high], in the order
+        of (key, number)."""
+        tree = self._columns[column]
+        if tree["levels"]:
+            yield from self._below(tree["levels"], len(tree["levels"]) - 1, 0, tree["root"], low, high)
+
+    def _below(self, levels: list[list[int]], level: int, page: int, sum: int, low: int, high: int) -> Iterator[int]:
+        entries = self._page(levels[level], page, sum)
+        first = int(np.searchsorted(entries[:, 0], np.array(low, U64), "left"))
+        stop = int(np.searchsorted(entries[:, 0], np.array(high, U64), "right"))
+        if not level:
+            yield from entries[first:stop, 1].tolist()
+            return
+        for child in range(max(first - 1, 0), stop):               # the page before may end with the key `low`
+            yield from self._below(levels, level - 1, page * self._entries + child, int(entries[child, 1]), low, high)
+
+    def _page(self, level: list[int], page: int, sum: int) -> np.ndarray:
+        """Read a page of a level as an array [entries, 2], and compare it with its checksum."""
+        offset, entries = level
+        start = offset + page * self._entries * ENTRY
+        size = min(self._entries, entries - page * self._entries) * ENTRY
+        self._file.seek(start)
+        data = self._file.read(size)
+        if len(data) != size or checksum(data) != sum:
+            raise ShardError(f"{self.where}: damaged at byte {start:,}: {REMEDY}")
+        return np.frombuffer(data, U64).reshape(-1, 2)
+
+
+def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any]] | None:
+    """Find the documents whose id begins with `id`, like `find.places`. If the ids of the set are not all 32 hex
+    digits, the index finds only whole ids; None is returned when the set has no document with this id."""
+    if not lookup.has_hex_ids:
+        found = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
+                 if place["id"] == id]
+        return iter(found) if found else None
+    if not _HEX.fullmatch(id):
+        return iter(())
+    numbers = lookup.numbers("id", int(id[:16].ljust(16, "0"), 16), int(id[:16].ljust(16, "f"), 16))
+    return (place for place in places_of(shards, numbers) if place["id"].startswith(id))
+
+
+def by_text(shards: ShardIndex, lookup: Lookup, column: str, text: str) -> Iterator[dict[str, Any]]:
+    """Find the documents with a URL or domain, like `find.places`. `column` is url or domain."""
+    return places_of(shards, lookup.numbers(column, key_of(text), key_of(text)))

@@ -1,0 +1,61 @@
+"""Tells which steps of the curriculum a training has performed. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.base.config import ConfigError
+from trainer.checkpoint.ledger import Ledger
+from trainer.observe.metrics import TURNS, scan
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What a training has done so far. Steps are numbered from 1."""
+
+    last: int                            # its last step
+    skipped: list[tuple[int, int]]       # the ranges [first, stop) of steps up to it that were not read
+    unchanged: int                       # steps that were read, but whose update was left out as an outlier
+    abandoned: int                       # steps that were performed and undone, when training went back
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges [first, stop) of the steps that were read, in order."""
+        ranges, first = [], 1
+        for skipped, stop in [*self.skipped, (self.last + 1, self.last + 1)]:
+            if skipped > first:
+                ranges.append((first, skipped))
+            first = max(first, stop)
+        return ranges
+
+
+def performed(out: Path) -> Performed:
+    """Read what the training in the folder `out` has done, from its metrics and its ledger (which says what was
+    skipped). Raises ConfigError when there is no training."""
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; give the folder of a training, as in STORE/runs/RUN/train")
+    last = abandoned = 0
+    read: list[int] = []                 # steps that count now
+    unchanged: list[int] = []
+
+    def follow(event: str, step: int, text: str) -> bool:
+        nonlocal last, abandoned, read, unchanged
+        if event in TURNS:
+            last = 0 if event == "start" else step
+            abandoned += sum(number > last for number in read)
+            read, unchanged = ([number for number in numbers if number <= last] for numbers in (read, unchanged))
+        elif event == "step":
+            last = step
+            if '"targets": 0,' not in text:              # else the step was skipped without being computed
+                read.append(step)
+                if '"skipped": true' in text:
+                    unchanged.append(step)
+        return False
+
+    for _ in scan(path, follow):
+        pass
+    ledger = Ledger.read(out)
+    skipped = sorted((first, min(stop, last + 1)) for first, stop, _ in ledger.passed if first <= last)
+    return Performed(last, skipped, len(unchanged), abandoned)
