@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.recipe import RecipeError, load_recipe
 from tests.stages.test_mix_curriculum import SETS, TOKENIZER, info, recipe
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Stream, cut, edit
 from tokenizer.mixture.resolve import resolve, resolve_phases
+from trainer.tools.anneal import future
 
 RECIPE = """
 version: 1
@@ -103,3 +105,13 @@ def test_an_edit_keeps_the_stream_too():
     made = edited(old, [{"name": "anneal", "until": "60%", "mix": mix}, {"name": "after", "until": "100%"}])
     assert made.phases[2].weights["math"]
     assert edited(old, [{"name": "late", "until": "100%"}]).phases[1].weights == old.phases[0].weights
+
+
+def test_train_anneal_may_try_the_kept_stream(tmp_path):
+    old = kept_curriculum()
+    base = SimpleNamespace(curriculum=old, store=tmp_path)
+    mixes = {"m": {"mix": {"web": 1, "math": 1}}}
+    step = old.phases[0].batch * old.phases[0].sequence
+    made = future(base, old.phases[0].batch * 40, mixes, "m", 8 * step, 1, 1e-3)
+    assert [phase.name for phase in made.phases] == ["stable", "order 1", "anneal"]
+    assert made.phases[1].weights["math"] and all(stream.from_phase is None for stream in made.streams)
