@@ -19,7 +19,7 @@ class Stream:
     val_sha256: str | None
     tokens: int                   # of split=train, EOS included
     val_tokens: int
-    dtype: str                    # uint16 or uint32
+    dtype: str                    # uint8, uint16 or uint32
 
 
 @dataclass(frozen=True)

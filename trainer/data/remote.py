@@ -26,11 +26,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from pyarrow import fs
 
 from pipeline.base.files import replacing
 from tokenizer.mixture.curriculum import Curriculum, Stream
-from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
 
@@ -190,7 +191,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path,
                     _fetch(remote, f"{top}/{path}", store / path, None)
             manifest = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
             for shard in manifest.shards:
-                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * token_dtype(manifest.vocab_size).itemsize
+                yield f"{folder}/{shard.body}", shard.sha256, shard.tokens * np.dtype(manifest.dtype).itemsize
                 yield f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize
                 yield f"{folder}/{shard.blocks}", shard.blocks_sha256, None
                 if shard.loss:
