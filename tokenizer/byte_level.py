@@ -59,3 +59,6 @@ class ByteLevel:
 
     def token(self, id: int) -> str | None:
         return self._tokens[id] if 0 <= id < len(self._tokens) else None
+
+    def unknown_id(self) -> int | None:
+        return None

@@ -53,6 +53,9 @@ class Backend(Protocol):
 
     def token(self, id: int) -> str | None: ...
 
+    def unknown_id(self) -> int | None:
+        """Return the id that stands for text which the vocabulary lacks, or None if there is none."""
+
 
 class Tokenizer:
     """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
@@ -66,6 +69,8 @@ class Tokenizer:
         self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, token, path
         self.eos = int(id)
         self.vocab_size = backend.vocab_size
+        #: id of the token for text that the vocabulary lacks, or None
+        self.unknown = backend.unknown_id()
 
     @property
     def backend(self) -> str:
@@ -113,11 +118,16 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
     data = file_contents(path, eos if isinstance(eos, str) else None, pattern)
     sha256 = hashlib.sha256(data).hexdigest()
     if data == byte_level_json().encode():
-        return Tokenizer(ByteLevel(), "json", sha256, EOS if eos is None else eos, str(path))
+        return byte_tokenizer(str(path), EOS if eos is None else eos)
     if data.lstrip()[:1] == b"{":
         backend, eos = _huggingface(data, path, eos)
         return Tokenizer(backend, "json", sha256, eos, str(path))
     return _sentencepiece(data, path, eos, sha256)
+
+
+def byte_tokenizer(path: str = "bytes", eos: str | int = EOS) -> Tokenizer:
+    """Return the tokenizer whose tokens are the bytes of UTF-8 (`tokenizer.byte_level`). `path` is named in errors."""
+    return Tokenizer(ByteLevel(), "json", hashlib.sha256(byte_level_json().encode()).hexdigest(), eos, path)
 
 
 def file_contents(path: Path, eos: str | None = None, pattern: str | None = None) -> bytes:
@@ -169,6 +179,10 @@ class HuggingFace:
 
     def token(self, id: int) -> str | None:
         return self._native.id_to_token(id)
+
+    def unknown_id(self) -> int | None:
+        token = getattr(self._native.model, "unk_token", None)
+        return None if token is None else self._native.token_to_id(token)
 
 
 class Fast(HuggingFace):
@@ -248,6 +262,9 @@ class SentencePiece:
 
     def token(self, id: int) -> str | None:
         return self.native.id_to_piece(id) if 0 <= id < self.vocab_size else None
+
+    def unknown_id(self) -> int | None:
+        return int(self.native.unk_id())
 
 
 def _sentencepiece(data: bytes, path: Path, eos: str | int | None, sha256: str) -> Tokenizer:

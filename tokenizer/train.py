@@ -110,7 +110,10 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
             character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n", *runs],
             control_symbols=tokens, unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
     except Exception as e:  # RuntimeError, whose message begins with a C++ source line
-        allowed = re.search(r"<= (\d+)", str(e))
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(e)):
+            raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: the characters of "
+                                 f"these texts need at least {needed[1]}; raise it") from e
+        allowed = re.search(r"value <= (\d+)", str(e))
         hint = f"these texts allow at most {allowed[1]}" if allowed else str(e).strip().splitlines()[-1]
         raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
                              f"train on more text") from e
