@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def byte_level_json() -> str:
     special = {"id": EOS_ID, "content": EOS, "single_word": False, "lstrip": False, "rstrip": False,
                "normalized": False, "special": True}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
              "vocab": {char: byte for byte, char in enumerate(alphabet()[:EOS_ID])}, "merges": []}
     return json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [special],

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tokenizer.load import Tokenizer, TokenizerError
+from tokenizer.errors import TokenizerError
+from tokenizer.load import Tokenizer
 from tokenizer.shards.layout import token_dtype
 
 

@@ -68,9 +68,9 @@ class Strata:
             small = [key for key, weight in weights.items() if totals[key] <= left * weight / total]
             if not small:
                 return shares | {key: int(left * weight / total) for key, weight in weights.items()}
-            for key in small:
-                shares[key] = totals[key]
-                del weights[key]
+            for stratum_key in small:
+                shares[stratum_key] = totals[stratum_key]
+                del weights[stratum_key]
         return shares
 
     def _weight(self, names: list[str], total: int) -> float:

@@ -51,9 +51,9 @@ def _chart(rows: Sequence[Mapping[str, Any]], figure: str, colors: Mapping[str, 
     shown = [row for row in rows if row[figure] is not None]
     top = max((row[figure] for row in shown), default=0) or 1
     parts: list[Element] = []
-    y, group = 0, None
+    y, group = 0, ""
     for row in shown:
-        if row["group"] != group:
+        if not parts or row["group"] != group:
             group, y = row["group"], y + 8
             parts.append(tag("text", visible(group)[:28], x=0, y=y + 10))
         number = _text(row[figure])
