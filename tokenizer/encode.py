@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tokenizer.load import Tokenizer, TokenizerError
+from tokenizer.errors import TokenizerError
+from tokenizer.load import Tokenizer
 from tokenizer.shards.layout import token_dtype
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of all documents back to back, each document ended by EOS, and the documents' lengths.
 
-    Tokens have the shard's dtype (u16 or u32 by vocabulary size). Lengths are in tokens, EOS included, int64 (n,).
+    Tokens have the shard's dtype (u8, u16 or u32 by vocabulary size). Lengths are in tokens, EOS included, int64 (n,).
     Raises TokenizerError when the tokens of a text include EOS, because a reader that splits at EOS would see two
     documents."""
     return _with_eos(tokenizer, *tokenizer.encode_flat(texts))

@@ -1,5 +1,5 @@
-"""Loads a tokenizer from a Hugging Face `tokenizer.json` or a SentencePiece `.model`. Both become the class
-`Tokenizer`.
+"""Loads a tokenizer from a Hugging Face `tokenizer.json`, a SentencePiece `.model` or a `.tiktoken` file. All become
+the class `Tokenizer`.
 
 Text that spells a special token (for instance "<|endoftext|>" in a web page) is encoded as ordinary text, never as the
 token.
@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.base.errors import TokenmillError
+from tokenizer.byte_level import EOS, ByteLevel, byte_level_json
+from tokenizer.errors import TokenizerError
+from tokenizer.tiktoken import convert, is_tiktoken, pattern_of
 
 #: usual names of an end-of-text token, most specific first. They are tried if neither the recipe nor the tokenizer's
 #: files name the token
@@ -30,13 +32,9 @@ PROBES = (
     "ภาษาไทย हिन्दी नमस्ते العربية עברית",
     "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea zero\u200bwidth",
     "\x00\x01\x7f\x85\u2028\ufeff", "a" * 700, "<|endoftext|></s><s><pad> <0x0A> [UNK]",
-    "http://x.y/z?a=b&c=%20d'll WE'LL we\u2019ll", "1/2 ½ ² \u2167 \u0661\u0662", "\U0001d54f\U0010ffff")
-
-
-class TokenizerError(TokenmillError, ValueError):
-    """Raised if a tokenizer cannot be loaded or used; the message names the file and the remedy."""
-
-    permanent = True
+    "http://x.y/z?a=b&c=%20d'll WE'LL we\u2019ll", "1/2 ½ ² \u2167 \u0661\u0662",
+    "1 12 1234 1234567 1,234,567.89 0x12345 " + "1234567890" * 11, " ".join(" " * n + "x" for n in range(40)),
+    "\U0001d54f\U0010ffff")
 
 
 class Backend(Protocol):
@@ -55,10 +53,13 @@ class Backend(Protocol):
 
     def token(self, id: int) -> str | None: ...
 
+    def unknown_id(self) -> int | None:
+        """Return the id that stands for text which the vocabulary lacks, or None if there is none."""
+
 
 class Tokenizer:
     """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
-    fastokens or sentencepiece."""
+    fastokens, sentencepiece or bytes."""
 
     def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
@@ -68,6 +69,8 @@ class Tokenizer:
         self._backend, self.kind, self.sha256, self.eos_token, self.path = backend, kind, sha256, token, path
         self.eos = int(id)
         self.vocab_size = backend.vocab_size
+        #: id of the token for text that the vocabulary lacks, or None
+        self.unknown = backend.unknown_id()
 
     @property
     def backend(self) -> str:
@@ -90,31 +93,53 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids])
 
 
-def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
-    """Load the tokenizer in a file, or in a folder that holds `tokenizer.json` or one `.model`.
+def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
+                   pattern: str | None = None) -> Tokenizer:
+    """Load the tokenizer in a file, or in a folder that holds `tokenizer.json`, one `.model` or one `.tiktoken`.
 
     `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is used. If the
     files of a tokenizer.json declare none, the first of the usual names (EOS_NAMES) that is a special token of the
     tokenizer is used. If there is none, the only special token is used. Raises TokenizerError when the token cannot be
     determined or the tokenizer cannot be loaded.
+
+    A `.tiktoken` file becomes a tokenizer.json in memory, and the sha256 is that of this tokenizer.json. `pattern` says
+    how such a file splits text (`tokenizer.tiktoken`); by default, it is taken from the file's name.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
     if path.is_dir():
-        files = [file for file in (path / "tokenizer.json", *sorted(path.glob("*.model"))) if file.is_file()]
+        files = [file for file in (path / "tokenizer.json", *sorted(path.glob("*.model")),
+                                   *sorted(path.glob("*.tiktoken"))) if file.is_file()]
         if not files:
-            raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model")
+            raise TokenizerError(f"{path}: holds neither tokenizer.json nor a SentencePiece .model nor a .tiktoken "
+                                 f"file")
         eos = _declared_eos(path / "tokenizer_config.json") if eos is None else eos
         path = files[0]
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise TokenizerError(f"{path}: cannot be read ({e.strerror})") from e
+    data = file_contents(path, eos if isinstance(eos, str) else None, pattern)
     sha256 = hashlib.sha256(data).hexdigest()
+    if data == byte_level_json().encode():
+        return byte_tokenizer(str(path), EOS if eos is None else eos)
     if data.lstrip()[:1] == b"{":
         backend, eos = _huggingface(data, path, eos)
         return Tokenizer(backend, "json", sha256, eos, str(path))
     return _sentencepiece(data, path, eos, sha256)
+
+
+def byte_tokenizer(path: str = "bytes", eos: str | int = EOS) -> Tokenizer:
+    """Return the tokenizer whose tokens are the bytes of UTF-8 (`tokenizer.byte_level`). `path` is named in errors."""
+    return Tokenizer(ByteLevel(), "json", hashlib.sha256(byte_level_json().encode()).hexdigest(), eos, path)
+
+
+def file_contents(path: Path, eos: str | None = None, pattern: str | None = None) -> bytes:
+    """Return the contents of a tokenizer.json or a .model. For a .tiktoken file, return a tokenizer.json with the same
+    tokens and ids."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise TokenizerError(f"{path}: cannot be read ({e.strerror})") from e
+    if is_tiktoken(data, path.name):
+        return convert(data, path, pattern_of(str(path), pattern), eos)
+    return data
 
 
 def _declared_eos(path: Path) -> str | None:
@@ -154,6 +179,10 @@ class HuggingFace:
 
     def token(self, id: int) -> str | None:
         return self._native.id_to_token(id)
+
+    def unknown_id(self) -> int | None:
+        token = getattr(self._native.model, "unk_token", None)
+        return None if token is None else self._native.token_to_id(token)
 
 
 class Fast(HuggingFace):
@@ -233,6 +262,9 @@ class SentencePiece:
 
     def token(self, id: int) -> str | None:
         return self.native.id_to_piece(id) if 0 <= id < self.vocab_size else None
+
+    def unknown_id(self) -> int | None:
+        return int(self.native.unk_id())
 
 
 def _sentencepiece(data: bytes, path: Path, eos: str | int | None, sha256: str) -> Tokenizer:

@@ -6,16 +6,20 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from tokenizer.load import TokenizerError
+from tokenizer.byte_level import EOS
+from tokenizer.errors import TokenizerError
+from tokenizer.special import special_tokens
 
-EOS = "<|endoftext|>"
-#: pattern that splits text before BPE merges: that of Llama 3 (cl100k with digits in groups of up to three). There is
-#: no normaliser
-PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-           r"|\s+(?!\S)|\s+")
+#: pattern for digits, by the setting `digits`: one by one; groups of three counted from the first digit (as in GPT-4
+#: and Llama 3); or groups of three counted from the last digit, as people write thousands. From the last digit, the
+#: pattern looks at most 51 digits ahead, because a look ahead over a whole long number takes quadratic time. In a
+#: longer number, groups are counted from the first digit until 51 are left
+DIGITS = {"single": r"\p{N}", "left3": r"\p{N}{1,3}",
+          "right3": r"\p{N}{1,3}(?=(?:\p{N}{3}){0,16}(?!\p{N}))|\p{N}{3}"}
 #: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces
 LINE_BYTES = 4096
 #: a run of characters without white space (base64, genomes, lines of dashes), or of white space only, is cut after this
@@ -24,39 +28,77 @@ RUN = 1024
 _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
 
-def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str]) -> None:
+def split_pattern(digits: str) -> str:
+    """Return the pattern that splits text before BPE merges: that of Llama 3 (cl100k without its possessive
+    quantifiers), with digits as the setting `digits` says. There is no normaliser."""
+    return (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + DIGITS[digits] +
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def train_tokenizer(texts: Iterable[str], settings: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Train a tokenizer on `texts` and write it to `path`. `settings` are those under `tokenizer.train` in a recipe:
+    `kind` (bpe or sentencepiece), `vocab`, and perhaps `model`, `digits`, `space_runs` and `special`. Raises
+    TokenizerError when they do not fit together."""
+    options = {key: settings[key] for key in ("digits", "space_runs", "special") if settings.get(key)}
+    if settings["kind"] == "bpe":
+        train_bpe(texts, settings["vocab"], path, **options)
+    else:
+        train_sentencepiece(texts, settings["vocab"], path, settings.get("model") or "unigram", **options)
+
+
+def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], *, digits: str = "left3",
+              space_runs: int = 0, special: Mapping[str, Any] | None = None) -> None:
     """Train a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) on `texts` and write it
     to `path` as a Hugging Face `tokenizer.json`.
 
     The vocabulary always has the 256 bytes and EOS (id 0), so that decoding returns every text unchanged. `vocab` is
-    the size of the vocabulary, including these 257. The vocabulary becomes smaller if the texts have no more pairs to
-    merge.
+    the size of the vocabulary, including these 257, the other special tokens (`special`, ids from 1 on) and the tokens
+    for runs of 2 to `space_runs` spaces, which have the last ids. The vocabulary becomes smaller if the texts have no
+    more pairs to merge.
     """
-    if vocab < 257:
-        raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below 257 (256 bytes and one end-of-text token)")
+    tokens, runs = special_tokens(special or {}, EOS), [" " * n for n in range(2, space_runs + 1)]
+    if vocab < (least := 256 + len(tokens) + len(runs)):
+        others = f", {len(runs)} runs of spaces" if runs else ""
+        raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below {least} (256 bytes, {len(tokens)} special "
+                             f"token{'s' * (len(tokens) > 1)}{others}); raise it, or ask for fewer tokens")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     native = Tokenizer(models.BPE())
     native.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+        pre_tokenizers.Split(Regex(split_pattern(digits)), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     native.decoder = decoders.ByteLevel()
+    if runs:                       # these tokens cut texts when they are encoded, so also when the merges are learned
+        texts = (part for text in texts for part in re.split(" {2,}", text) if part)
     native.train_from_iterator(_runs(texts), trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=[AddedToken(EOS, special=True, normalized=False)], show_progress=False,
+        vocab_size=vocab - len(runs), show_progress=False,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in tokens],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    native.add_tokens([AddedToken(run, special=False, normalized=False) for run in runs])
     Path(path).write_text(native.to_str(), encoding="utf-8")
 
 
-def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram") -> None:
+def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], model: str = "unigram", *,
+                        digits: str = "single", space_runs: int = 0, special: Mapping[str, Any] | None = None) -> None:
     """Train a SentencePiece tokenizer (Kudo & Richardson, arXiv 1808.06226) on `texts` and write its `.model` to
     `path`.
 
     The settings are chosen so that encoding loses no text: identity normalisation, white space kept, byte fallback, a
-    piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe.
+    piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe. Special tokens become control
+    symbols, as which SentencePiece never encodes text.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
+    if digits != "single":
+        raise TokenizerError(f"tokenizer.train.digits: SentencePiece splits numbers into single digits alone, not "
+                             f"'{digits}'; leave it out, or take `kind: bpe`")
+    tokens = special_tokens(special or {}, "</s>")[1:]
+    runs = ["\u2581" * n for n in range(2, space_runs + 1)]                  # SentencePiece writes a space as U+2581
+    if vocab < (least := 259 + len(tokens) + len(runs)):
+        raise TokenizerError(f"tokenizer.train.vocab: {vocab} is below {least} (256 bytes, <unk>, </s>, the newline, "
+                             f"{len(tokens)} special tokens, {len(runs)} runs of spaces); raise it, or ask for fewer "
+                             f"tokens")
     from sentencepiece import SentencePieceTrainer
 
     out = io.BytesIO()
@@ -65,10 +107,13 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
             sentence_iterator=_lines(texts), model_writer=out, vocab_size=vocab, model_type=model, num_threads=1,
             byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
             remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, split_digits=True,
-            character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n"],
-            unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
+            character_coverage=0.9995, max_sentence_length=LINE_BYTES * 2, user_defined_symbols=["\n", *runs],
+            control_symbols=tokens, unk_id=0, eos_id=1, bos_id=-1, pad_id=-1, eos_piece="</s>", minloglevel=2)
     except Exception as e:  # RuntimeError, whose message begins with a C++ source line
-        allowed = re.search(r"<= (\d+)", str(e))
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(e)):
+            raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: the characters of "
+                                 f"these texts need at least {needed[1]}; raise it") from e
+        allowed = re.search(r"value <= (\d+)", str(e))
         hint = f"these texts allow at most {allowed[1]}" if allowed else str(e).strip().splitlines()[-1]
         raise TokenizerError(f"tokenizer.train.vocab: SentencePiece cannot make {vocab} pieces: {hint}; lower it or "
                              f"train on more text") from e

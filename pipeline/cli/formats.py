@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -138,10 +137,12 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
 def keep_tokenizer(shards: Path, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer's file into the folder `shards` of a store, under the name that a run would give it. Commands
     that decode shards look for it there."""
+    from tokenizer.load import file_contents
+
     target = shards / f"tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"
     if not target.exists():
         with replacing(target) as part:
-            shutil.copyfile(tokenizer.path, part)
+            part.write_bytes(file_contents(Path(tokenizer.path), tokenizer.eos_token))
             if sha256(part) != tokenizer.sha256:
                 raise UserError(f"--tokenizer {tokenizer.path}: changed during the import; copy the file with sha256 "
                                 f"{tokenizer.sha256} to {target}")

@@ -35,7 +35,8 @@ from pipeline.store.records import Counters
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
 from stages.stage import library_versions
 from tokenizer.encode import encode_masked
-from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
+from tokenizer.errors import TokenizerError
+from tokenizer.load import Tokenizer, load_tokenizer
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 
 import heapq
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.encode import libraries
 from pipeline.passes.rows import Selection, rows_of
 from pipeline.passes.sample_text import picked_texts, rank_of, sample_waves
+from pipeline.passes.strata import Cut, Strata
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters
 from stages.barrier import Done, FileRef, PartRef, TaskDraft, TaskResult, Wave
 from stages.dedup.fragment import SIZES, Sizes, files_of
-from tokenizer.load import Tokenizer, TokenizerError, load_tokenizer
-from tokenizer.train import train_bpe, train_sentencepiece
+from tokenizer.byte_level import byte_level_json
+from tokenizer.errors import TokenizerError
+from tokenizer.load import Tokenizer, file_contents, load_tokenizer
+from tokenizer.tiktoken import pattern_of
+from tokenizer.train import train_tokenizer
 
 FIT = "pipeline.passes.fit_tokenizer:FitTokenizer"
 LOAD = "pipeline.passes.fit_tokenizer:LoadTokenizer"
+BYTES = "pipeline.passes.fit_tokenizer:ByteTokenizer"
 NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that the sources hold text, and what the "
                "steps left out (tokenmill inspect DATASET --dropped)")
 
@@ -31,12 +38,13 @@ class FitTokenizer:
     """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either this task draws the
     sample; the args are then `parts` [$ref of kept.parquet, in plan order], `where` (see
     `pipeline.passes.rows.Selection`), `sample` (bytes of text) and `seed`. Or `pipeline.passes.sample_text` has drawn
-    it; the arg is then `picked` [$ref of files of texts]. Further args: `kind` (bpe or sentencepiece), `model` (unigram
-    or bpe), `vocab`. Writes tokenizer.json or tokenizer.model.
+    it; the arg is then `picked` [$ref of files of texts]. Further args: the settings of
+    `tokenizer.train.train_tokenizer`. Writes tokenizer.json or tokenizer.model.
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
-    document that would make it larger than `sample` bytes. The sample therefore does not depend on how the dataset is
-    cut into parts. The documents are read in plan order, and one thread trains. The parts are read twice: first ids and
+    document that would make it larger than `sample` bytes. With `strata` (settings of `pipeline.passes.strata.Strata`),
+    this holds for the share of each stratum. The sample therefore does not depend on how the dataset is cut into parts.
+    The documents are read in plan order, and one thread trains. The parts are read twice: first ids and
     sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
     """
 
@@ -55,12 +63,8 @@ class FitTokenizer:
                 yield text
 
         texts = _picked(inputs) if "picked" in args else _drawn(inputs)
-        if args["kind"] == "bpe":
-            path = out.path("tokenizer.json")
-            train_bpe(counted(texts), args["vocab"], path)
-        else:
-            path = out.path("tokenizer.model")
-            train_sentencepiece(counted(texts), args["vocab"], path, args.get("model", "unigram"))
+        path = out.path("tokenizer.json" if args["kind"] == "bpe" else "tokenizer.model")
+        train_tokenizer(counted(texts), args, path)
         return {**counters, **_facts(load_tokenizer(path))}
 
 
@@ -76,16 +80,30 @@ def _drawn(inputs: Inputs) -> Iterator[str]:
     """Draws the tokenizer's sample from all parts (files of documents) of the dataset, and yields the texts."""
     args, where = inputs.args, Selection(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
-    chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]))
+    chosen = _sample(paths, where, int(args["sample"]), int(args["seed"]), Strata(args.get("strata")))
     if not chosen:
         raise TokenizerError(NO_DOCUMENT)
     return (text for path in paths for rows in rows_of(path, where, ("text",))
             for id, text in zip(rows.ids, rows.column("text")) if id in chosen)
 
 
+class ByteTokenizer:
+    """Writes the tokenizer whose tokens are bytes. No args."""
+
+    name = "byte_tokenizer"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        path = Path(out.path("tokenizer.json"))
+        path.write_text(byte_level_json(), encoding="utf-8")
+        return _facts(load_tokenizer(path))
+
+
 class LoadTokenizer:
     """Copies a tokenizer into the store after a trial has shown that it can encode. args: file ($file or $ref of a
-    tokenizer.json or a SentencePiece .model), eos (the end-of-text token, or null)."""
+    tokenizer.json, a SentencePiece .model or a .tiktoken file), eos (the end-of-text token, or null), and perhaps
+    pattern, by which a .tiktoken file splits text. A .tiktoken file becomes a tokenizer.json with the same ids."""
 
     name = "load_tokenizer"
     version = 1
@@ -93,8 +111,9 @@ class LoadTokenizer:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         local = inputs.fetch(inputs.args["file"])
-        tokenizer = load_tokenizer(local, inputs.args.get("eos"))
-        shutil.copyfile(local, out.path(f"tokenizer.{tokenizer.kind}"))
+        eos, pattern = inputs.args.get("eos"), inputs.args.get("pattern")
+        tokenizer = load_tokenizer(local, eos, pattern)
+        Path(out.path(f"tokenizer.{tokenizer.kind}")).write_bytes(file_contents(Path(local), eos, pattern))
         return _facts(tokenizer)
 
 
@@ -102,27 +121,39 @@ def _facts(tokenizer: Tokenizer) -> Counters:
     return {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos}
 
 
-def _sample(paths: Sequence[str], where: Selection, size: int, seed: int) -> dict[str, int]:
-    """Draws a sample of documents, and returns {id: bytes of text}. The documents are taken by rising PRF (a
-    pseudo-random number for each id), as long as they have at most `size` bytes in all. At least one document is
-    taken."""
-    heap: list[tuple[int, str, int]] = []            # a heap, highest PRF first
-    total = 0
-    # the document with the lowest PRF that did not fit. The documents below it only get more, so no document with a
-    # higher PRF can ever fit
-    beyond: tuple[int, str, int] | None = None
+def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
+            strata: Strata | None = None) -> dict[str, int]:
+    """Draws a sample of documents, and returns {id: bytes of text}. In each stratum, the documents are taken by rising
+    PRF (a pseudo-random number for each id), as long as they have at most the bytes of the stratum's share. At least
+    one document is taken."""
+    strata = strata or Strata(None)
+    candidates: dict[int, _Candidates] = {}
+    totals: dict[str, int] = {}
     for path in paths:
-        for rows in rows_of(path, where, ("bytes",)):
-            for id, n in zip(rows.ids, rows.column("bytes")):
-                entry = (-rank_of(seed, id), id, n)
-                if beyond is not None and entry <= beyond:
-                    continue
-                heapq.heappush(heap, entry)
-                total += n
-                while total > size and len(heap) > 1:
-                    beyond = heapq.heappop(heap)
-                    total -= beyond[2]
-    return {id: n for _, id, n in heap}
+        for rows in rows_of(path, where, ("bytes", *strata.columns)):
+            for id, n, key in zip(rows.ids, rows.column("bytes"), strata.keys(rows)):
+                candidates.setdefault(key, _Candidates(size)).add(rank_of(seed, id), id, n)
+                totals[str(key)] = totals.get(str(key), 0) + n
+    entries = sorted((-rank, key, id, n) for key, stratum in candidates.items() for rank, id, n in stratum.heap)
+    cut = Cut(strata.shares([strata.sizes(totals)], size))
+    chosen = cut.add(np.array([e[0] for e in entries], np.uint64), np.array([e[3] for e in entries], np.uint64),
+                     np.array([e[1] for e in entries], np.uint64))
+    return {entries[i][2]: entries[i][3] for i in np.flatnonzero(chosen)}
+
+
+class _Candidates:
+    """The documents of a stratum that can be in a sample of `size` bytes: those with the lowest ranks (pseudo-random
+    numbers) that together have at most `size` bytes, and the one after them."""
+
+    def __init__(self, size: int) -> None:
+        self.heap: list[tuple[int, str, int]] = []            # highest rank first
+        self._size, self._total = size, 0
+
+    def add(self, rank: int, id: str, n: int) -> None:
+        heapq.heappush(self.heap, (-rank, id, n))
+        self._total += n
+        while self._total - self.heap[0][2] > self._size:
+            self._total -= heapq.heappop(self.heap)[2]
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
@@ -136,39 +167,56 @@ def tokenizer_waves(train: Mapping[str, Any], parts: Sequence[PartRef], seed: in
         return [tokenizer_draft(train, parts, seed, files_of(done["pick"], "picked.parquet"))]
 
     where = dict(train.get("where") or {})
-    return [*sample_waves(parts, where, int(train["sample"]), seed, sizes), Wave("fit", fit)]
+    size, strata = _size(train["sample"])
+    return [*sample_waves(parts, where, size, seed, sizes, strata), Wave("fit", fit)]
+
+
+def _size(sample: int | Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Returns the bytes of a tokenizer's sample, and the settings of its strata. `sample` is as in a recipe: a number
+    of bytes, or a mapping with `bytes` and the settings."""
+    if not isinstance(sample, Mapping):
+        return int(sample), {}
+    return int(sample["bytes"]), {key: value for key, value in sample.items() if key != "bytes"}
 
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     picked: Sequence[FileRef] = ()) -> TaskDraft:
     """Returns the task that trains the tokenizer. The task reads the sampled texts in the files `picked`. If there are
     none, it draws a sample from the parts (files of documents) itself."""
-    sample, weight = int(train["sample"]), sum(p.bytes for p in parts)
+    (sample, strata), weight = _size(train["sample"]), sum(p.bytes for p in parts)
     args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
-            "libraries": libraries()}
+            "libraries": libraries()} | {key: train[key] for key in ("digits", "space_runs", "special") if key in train}
     if picked:
         args["picked"] = list(picked)
         weight = sum(f["bytes"] for f in picked)
     else:
         args |= {"parts": [p.text for p in parts], "where": dict(train.get("where") or {}), "sample": sample,
-                 "seed": seed}
+                 "seed": seed, **({"strata": strata} if strata else {})}
     # SentencePiece holds its sentences in memory, BPE its distinct words; both grow with the sample
     return TaskDraft(FIT, args, weight, f"tokenizer: {train['kind']} {train['vocab']}",
                      memory_mb=1000 + min(sum(p.bytes for p in parts), sample) * 6 // 10**6)
 
 
-def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None) -> TaskDraft:
+def byte_draft() -> TaskDraft:
+    """Returns the task for `tokenizer: {kind: bytes}` of a recipe."""
+    return TaskDraft(BYTES, {}, 0, "tokenizer: bytes")
+
+
+def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None,
+               pattern: str | None = None) -> TaskDraft:
     """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver (the
     process that plans a run) can read. If the workers cannot read `path`, pass `copy_folder`, a folder of the store
-    that holds a copy of the tokenizer; the task then reads this copy."""
-    tokenizer = load_tokenizer(path, eos)
+    that holds a copy of the tokenizer; the task then reads this copy. `pattern` is needed for a .tiktoken file whose
+    name does not say it."""
+    tokenizer = load_tokenizer(path, eos, pattern)
+    splitting = {"pattern": pattern_of(tokenizer.path, pattern)} if tokenizer.path.endswith(".tiktoken") else {}
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
     stat = os.stat(tokenizer.path)
     file: dict[str, Any] = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
     if copy_folder is not None:
         file = {"$ref": f"{copy_folder}/{name}", "content": tokenizer.sha256, "bytes": stat.st_size,
                 "sha256": tokenizer.sha256}
-    return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token}, stat.st_size, f"tokenizer: {name}")
+    return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token, **splitting}, stat.st_size, f"tokenizer: {name}")
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:

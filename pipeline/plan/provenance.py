@@ -186,6 +186,8 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
         assert recipe.tokenizer is not None
         ingredients |= _task_versions(FIT.partition(":")[0])
         ingredients |= {f"tokenizer.train.{k}": v for k, v in (plain["tokenizer"].get("train") or {}).items()}
+        if recipe.tokenizer.kind:
+            ingredients["tokenizer.kind"] = recipe.tokenizer.kind
         if recipe.tokenizer.eos:
             ingredients["tokenizer.eos"] = recipe.tokenizer.eos
         return ingredients

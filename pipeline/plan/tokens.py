@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
-from pipeline.passes.fit_tokenizer import load_draft, tokenizer_info, tokenizer_waves
+from pipeline.passes.fit_tokenizer import byte_draft, load_draft, tokenizer_info, tokenizer_waves
 from pipeline.passes.labels import Label, label_ranges, streams_of
 from pipeline.passes.pack import ShardPlace, pack_drafts
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
@@ -54,7 +54,7 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
     trained = recipe.tokenizer.train
     deps = tuple(trained.inputs) if trained else ()
     nodes = [Node(TOKENIZER, "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
-                  steps=(f"{trained.kind} {trained.vocab}",) if trained else ("load",))]
+                  steps=(f"{trained.kind} {trained.vocab}",) if trained else (recipe.tokenizer.kind or "load",))]
     for name, shards in recipe.shards.items():
         def work(results: Mapping[str, Any], name: str = name, inputs: list[str] = shards.inputs) -> Work:
             return _shards(recipe, planner, name, inputs, results)
@@ -83,10 +83,12 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
     if spec.train is not None:
         plain = recipe.plain()["tokenizer"]["train"]
         waves = tokenizer_waves({"sample": spec.train.sample, **plain}, parts_of(results, spec.train.inputs))
+    elif spec.kind == "bytes":
+        waves = [Wave("bytes", lambda done: [byte_draft()])]
     else:
         hub = hub_tokenizer(recipe)
-        draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos) if hub is None else \
-            load_draft(str(hub.path.parent), spec.eos, recipe.kept_at)
+        draft = load_draft(os.path.join(recipe.base, spec.load or ""), spec.eos, pattern=spec.pattern) \
+            if hub is None else load_draft(str(hub.path.parent), spec.eos, recipe.kept_at)
         waves = [Wave("load", lambda done: [draft])]
     done: dict[str, list[TaskResult]] = {}
     for wave in waves:

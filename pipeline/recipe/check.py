@@ -224,8 +224,11 @@ def _tokens(recipe: Recipe, checker: Checker) -> None:
     readers += [(("shards", name), shards.inputs, shards.where) for name, shards in recipe.shards.items()]
     tokenizer = recipe.tokenizer
     if tokenizer is not None:
-        if (tokenizer.train is None) == (tokenizer.load is None):
-            checker.fail(("tokenizer",), "give either `train:` (a new tokenizer) or `load:` (the path of one)")
+        if [tokenizer.kind, tokenizer.train, tokenizer.load].count(None) != 2:
+            checker.fail(("tokenizer",), "give one of `train:` (a new tokenizer), `load:` (the path of one) and `kind: "
+                                         "bytes`")
+        if tokenizer.pattern is not None and not (tokenizer.load or "").endswith(".tiktoken"):
+            checker.fail(("tokenizer", "pattern"), "only a .tiktoken file under `load:` needs a pattern; remove it")
         if tokenizer.load is not None and not os.path.exists(os.path.join(checker.base, tokenizer.load)) and \
                 not is_hub_name(tokenizer.load, checker.base):
             checker.fail(("tokenizer", "load"), f"no such file: {os.path.join(checker.base, tokenizer.load)}; the path "

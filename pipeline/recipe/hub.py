@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.recipe.model import Recipe
 from pipeline.store.errors import StoreError
-from tokenizer.load import TokenizerError
+from tokenizer.errors import TokenizerError
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

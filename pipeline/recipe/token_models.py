@@ -10,21 +10,83 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, field_validator, model_validator
 
-from pipeline.base.quantities import parse_weight
+from pipeline.base.quantities import parse_bytes, parse_weight
 from pipeline.recipe.phase_values import check_rate, check_rope_scaling, parse_batch, parse_until
 from pipeline.recipe.values import Bytes, Count, Model, Name, Names, Share, Weight, Where, listed
+from tokenizer.byte_level import EOS
+from tokenizer.special import special_tokens
+
+
+class TokenizerSample(Model):
+    """How much text of which groups a tokenizer is trained on: `bytes` in all. The columns in `by` say which documents
+    are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
+
+    `source` and `language` give weights by the names of sources and languages; the weight of a group is their product.
+    Documents of sources or languages that the mapping does not list are not in the sample. Columns with weights need
+    not be listed in `by`. `alpha` is 0 by default: without weights, all groups then have the same share; with 1, each
+    has its share of the dataset. If a group has less text than its share, the other groups get the rest."""
+
+    bytes: Bytes
+    by: Annotated[list[Literal["source", "language"]], BeforeValidator(listed)] | None = None
+    source: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    language: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _grouped(self) -> TokenizerSample:
+        if not self.by and self.source is None and self.language is None:
+            raise ValueError("nothing says what the groups are: give `by: language`, or weights under `source:` or "
+                             "`language:`; for a sample without groups, give the number of bytes alone")
+        if any(weights is not None and not any(weights.values()) for weights in (self.source, self.language)):
+            raise ValueError("all weights are 0; give at least one a higher weight")
+        return self
+
+
+class SpecialTokens(Model):
+    """Special tokens that a new tokenizer gets beside its end-of-text token. `fim`: four tokens for fill-in-the-middle.
+    `chat`: the tokens of a template for dialogues. `tokens`: names of further tokens. `reserved`: how many tokens
+    without a meaning are kept for later."""
+
+    fim: StrictBool = False
+    chat: Literal["chatml", "llama3"] | None = None
+    tokens: Annotated[list[str], BeforeValidator(listed)] = []
+    reserved: Annotated[int, Field(ge=0, le=65_536)] = 0
+
+    @model_validator(mode="after")
+    def _names(self) -> SpecialTokens:
+        special_tokens(self.model_dump(), EOS)
+        return self
+
+
+def _sample(value: Any) -> Any:
+    """Parse the `sample` of a tokenizer: a number of bytes, or a mapping that weighs groups of documents."""
+    return TokenizerSample.model_validate(value) if isinstance(value, dict) else parse_bytes(value)
 
 
 class TokenizerTrain(Model):
     """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
-    tokens, on at most `sample` bytes of the text of `inputs` (the key is `from:`)."""
+    tokens, on a `sample` of the text of `inputs` (the key is `from:`): at most so many bytes, or a TokenizerSample.
+
+    `digits`: whether each digit of a number is encoded alone (single, the default of SentencePiece and all it can do),
+    or groups of three, counted from the first digit (left3, the default of BPE) or from the last (right3).
+    `space_runs`: every run of 2 to so many spaces has a token of its own. `special`: further special tokens."""
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
     model: Literal["unigram", "bpe"] = "unigram"
     vocab: Count
     inputs: Names = Field(alias="from")
     where: Where = {}
-    sample: Bytes = 1_000_000_000
+    sample: Annotated[TokenizerSample | int, BeforeValidator(_sample)] = 1_000_000_000
+    digits: Literal["single", "left3", "right3"] | None = None
+    space_runs: Annotated[int, Field(ge=2, le=256)] | None = None
+    special: SpecialTokens | None = None
+
+    @model_validator(mode="after")
+    def _digits(self) -> TokenizerTrain:
+        if self.kind == "sentencepiece" and self.digits in ("left3", "right3"):
+            raise ValueError(f"`digits: {self.digits}` needs `kind: bpe`; SentencePiece splits numbers into single "
+                             f"digits alone")
+        return self
 
     @field_validator("vocab")
     @classmethod
@@ -35,12 +97,16 @@ class TokenizerTrain(Model):
 
 
 class Tokenizer(Model):
-    """The tokenizer of a recipe. `train:` trains a new tokenizer. `load:` names a tokenizer.json, a SentencePiece
-    .model, a folder that holds one of these files, or a tokenizer on the Hugging Face hub. `eos` is the end-of-text
-    token; it is needed when the tokenizer's files do not name this token."""
+    """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
+    new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one of these files, a
+    .tiktoken file, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits
+    text: cl100k, o200k, p50k, r50k or a regular expression. `eos` is the end-of-text token; it is needed when the
+    tokenizer's files do not name this token."""
 
+    kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None
     load: str | None = None
+    pattern: str | None = None
     eos: str | None = None
 
 

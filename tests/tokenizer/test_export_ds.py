@@ -37,6 +37,8 @@ def test_bytes_are_those_of_the_layout(shard_set, tmp_path):
         assert (tokenizer, int(width), int(count)) == (f"tokenizer-{'t' * 12}", size, ends[-1])
         assert people.endswith(" T")
         for name, kind in (("", "body"), (".index", "ends"), (".loss", "loss")):
+            if kind == "body" and shard_set.manifest.dtype == "uint8":     # written as u16, which datatrove reads
+                continue
             if getattr(info, kind):
                 assert os.path.samefile(stem.parent / f"{stem.name}{name}", shard_set.folder / getattr(info, kind))
                 linked += (shard_set.folder / getattr(info, kind)).stat().st_size
@@ -72,7 +74,9 @@ def test_datatrove_merges_the_files_with_their_masks(shard_set, tmp_path):
                             shuffle=False).run(None, 0, 1)
     merged = get_datafolder(str(tmp_path / "merged"))
     ends = load_doc_ends(merged.open("000_all.ds.index", "rb"))
-    tokens = np.fromfile(tmp_path / "merged" / "000_all.ds", shard_set.documents[0].dtype)
+    dtype = np.promote_types(shard_set.documents[0].dtype, np.uint16)
+    tokens = np.fromfile(tmp_path / "merged" / "000_all.ds", dtype)
     loss = np.fromfile(tmp_path / "merged" / "000_all.ds.loss", np.uint8)
     found = sorted((t.tobytes(), m.tobytes()) for t, m in zip(np.split(tokens, ends)[:-1], np.split(loss, ends)[:-1]))
-    assert found == sorted((t.tobytes(), m.tobytes()) for t, m in zip(shard_set.documents, shard_set.targets))
+    expected = zip(shard_set.documents, shard_set.targets)
+    assert found == sorted((t.astype(dtype).tobytes(), m.tobytes()) for t, m in expected)

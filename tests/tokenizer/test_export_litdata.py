@@ -34,9 +34,9 @@ def write(shard_set: Corpus, out: Path, limit: int = LIMIT) -> None:
 @pytest.mark.parametrize("limit", [LIMIT, 64_000_000])
 def test_bytes_are_those_of_the_layout(shard_set, tmp_path, limit):
     write(shard_set, tmp_path / "out", limit)
-    size = 2 if shard_set.manifest.vocab_size <= 65536 else 4
+    size = np.dtype(shard_set.manifest.dtype).itemsize
     index = json.loads((tmp_path / "out" / "index.json").read_text())
-    assert index["config"]["data_format"] == [f"no_header_numpy:{5 if size == 2 else 6}"]
+    assert index["config"]["data_format"] == [f"no_header_numpy:{[0, 4, 5, 0, 6][size]}"]
     assert index["updated_at"] == shard_set.manifest.sha256
     documents = []
     for number, chunk in enumerate(index["chunks"]):
@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_layout(shard_set, tmp_path, limit):
         assert (chunk["chunk_size"], chunk["chunk_bytes"]) == (count, len(data))
         assert chunk["dim"] == (len(data) - offsets[0]) // size
         assert len(data) <= limit or count == 1
-        documents += [struct.unpack(f"<{(b - a) // size}{'H' if size == 2 else 'I'}", data[a:b])
+        documents += [struct.unpack(f"<{(b - a) // size}{'_BH_I'[size]}", data[a:b])
                       for a, b in pairwise(offsets)]
     assert documents == [tuple(document.tolist()) for document in shard_set.documents]
     assert (len(index["chunks"]) >= 3) is (limit == LIMIT)

@@ -26,12 +26,12 @@ def shard_set(request, tmp_path) -> Corpus:
 
 
 def test_bytes_are_those_of_the_layout(shard_set, tmp_path):
-    size = 2 if shard_set.manifest.vocab_size <= 65536 else 4
+    size = np.dtype(shard_set.manifest.dtype).itemsize
     for number, info in enumerate(shard_set.manifest.shards):
         documents = [shard_set.documents[i].tolist() for i in shard_set.of_shard(number)]
         index = (tmp_path / "out" / f"shard_{number:05d}.idx").read_bytes()
         head = struct.unpack_from("<9sQBQQ", index)
-        assert head == (b"MMIDIDX\0\0", 1, {2: 8, 4: 4}[size], len(documents), len(documents) + 1)
+        assert head == (b"MMIDIDX\0\0", 1, {1: 1, 2: 8, 4: 4}[size], len(documents), len(documents) + 1)
         n = len(documents)
         assert len(index) == 34 + 4 * n + 8 * n + 8 * (n + 1)
         sizes = struct.unpack_from(f"<{n}i", index, 34)
@@ -40,7 +40,7 @@ def test_bytes_are_those_of_the_layout(shard_set, tmp_path):
         body = (tmp_path / "out" / f"shard_{number:05d}.bin").read_bytes()
         assert len(body) == size * sum(sizes)
         for begin, tokens, document in zip(begins, sizes, documents):
-            assert struct.unpack_from(f"<{tokens}{'H' if size == 2 else 'i'}", body, begin) == tuple(document)
+            assert struct.unpack_from(f"<{tokens}{'_BH_i'[size]}", body, begin) == tuple(document)
         assert os.path.samefile(tmp_path / "out" / f"shard_{number:05d}.bin", shard_set.folder / info.body)
     assert len(os.listdir(tmp_path / "out")) == 2 * 3
 

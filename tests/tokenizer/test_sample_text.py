@@ -9,6 +9,7 @@ from pipeline.passes import sample_text
 from pipeline.passes.fit_tokenizer import _sample, tokenizer_waves
 from pipeline.passes.rows import Selection
 from pipeline.passes.sample_text import picked_texts
+from pipeline.passes.strata import Strata
 from stages.barrier import TaskResult
 from stages.dedup.fragment import SIZES, Sizes, groups
 from stages.document import Document, document_id
@@ -50,6 +51,72 @@ def test_groups_draw_what_one_task_draws(run, monkeypatch):
         assert texts == [(d.id, d.text) for d in docs if d.id in wanted]
         [cut] = done["cut"]
         assert (cut.counters["documents"], cut.counters["bytes"]) == (len(wanted), sum(wanted.values()))
+
+
+def languages(n: int) -> list[Document]:
+    """Documents of two sources and four languages of very different sizes."""
+    rng = np.random.default_rng(8)
+    drawn = rng.choice(4, n, p=[.7, .2, .08, .02])
+    return [Document(document_id("s", "f", "", i), "x" * int(k), source="web" if i % 3 else "wiki",
+                     language=("en", "de", "fr", "sw")[lang])
+            for i, (k, lang) in enumerate(zip(np.exp(rng.uniform(0, 6, n)), drawn))]
+
+
+STRATA = [{"by": ["language"]}, {"by": ["language"], "alpha": 0.3}, {"by": ["source", "language"], "alpha": 1},
+          {"language": {"en": 1, "sw": 1}},
+          {"language": {"en": 5, "de": 1, "fr": 2.5}, "source": {"wiki": 3, "web": 1}},
+          {"source": {"wiki": 1}, "by": ["language"], "alpha": 0.5}]
+
+
+def reference(docs: list[Document], settings: dict, size: int, seed: int) -> set[str]:
+    """Share out the bytes in small steps, then take the documents of each group by rising rank."""
+    columns = [c for c in ("source", "language") if c in settings or c in settings.get("by", [])]
+    groups_: dict = {}
+    for doc in docs:
+        groups_.setdefault(tuple(getattr(doc, c) for c in columns), []).append(doc)
+    totals = {g: sum(len(d.text.encode()) for d in members) for g, members in groups_.items()}
+    weights = {g: totals[g] ** settings.get("alpha", 0) * np.prod(
+        [settings[c].get(name, 0) for c, name in zip(columns, g) if c in settings] or [1]) for g in groups_}
+    shares = dict.fromkeys(groups_, 0.0)
+    for _ in range(60):                                      # what is left over is shared out again
+        left, open_ = size - sum(shares.values()), [g for g in groups_ if weights[g] and shares[g] < totals[g]]
+        for g in open_:
+            shares[g] = min(totals[g], shares[g] + left * weights[g] / sum(weights[h] for h in open_))
+    chosen = set()
+    for g, members in groups_.items():
+        total = 0
+        for doc in sorted(members, key=lambda d: sample_text.rank_of(seed, d.id)):
+            total += len(doc.text.encode())
+            if total > shares[g] + 1e-3:
+                break
+            chosen.add(doc.id)
+    return chosen
+
+
+@pytest.mark.parametrize("settings", STRATA, ids=str)
+def test_a_balanced_sample_is_that_of_the_reference_however_it_is_drawn(run, settings):
+    docs = languages(300)
+    for rows in (300, 23):
+        parts = run.parts(docs, rows)
+        paths = [run.store.at(p.text["$ref"]) for p in parts]
+        for size in (3000, 9000, 10**9):
+            wanted = reference(docs, settings, size, 7)
+            assert set(_sample(paths, Selection({}), size, 7, Strata(settings))) == wanted
+    size, done = 9000, {}
+    wanted = reference(docs, settings, size, 7)
+    for wave in tokenizer_waves({**TRAIN, "sample": {"bytes": size, **settings}}, parts, 7, Sizes(8000, 70))[:-1]:
+        done[wave.name] = run(list(wave.tasks(done)))
+    assert len(done["rank"]) > 2
+    texts = [x for r in done["pick"] for x in picked_texts(run.store.at(r.files["picked.parquet"]["$ref"]))]
+    assert [id for id, _ in texts] == [d.id for d in docs if d.id in wanted]
+    assert done["cut"][0].counters["documents"] == len(wanted) > 3
+
+
+def test_a_sample_smaller_than_every_document_has_one(run):
+    docs = languages(60)
+    parts = run.parts(docs, 60)
+    chosen = _sample([run.store.at(parts[0].text["$ref"])], Selection({}), 0, 7, Strata({"by": ["language"]}))
+    assert list(chosen) == [min(docs, key=lambda d: sample_text.rank_of(7, d.id)).id]
 
 
 def test_the_tokenizer_is_the_same(run):

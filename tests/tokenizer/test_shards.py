@@ -191,7 +191,7 @@ def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch)
 
     monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", Map)
     rng = np.random.default_rng(0)
-    write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 100)
+    write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 1000)
     shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
     shards.prefetch(3000, 4001)
     first = 6000 // page * page
@@ -221,7 +221,7 @@ def test_verify_names_every_kind_of_damage(tmp_path):
 
     def fresh(name):
         folder = tmp_path / name
-        return folder, write_set(folder, [docs], 99).shards[0]
+        return folder, write_set(folder, [docs], 999).shards[0]
 
     folder, shard = fresh("flip")
     _damage(folder, shard.body, _flip)

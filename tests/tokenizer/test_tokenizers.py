@@ -145,7 +145,7 @@ def test_eos_that_text_can_spell_is_refused(folder):
 
 def test_scores(folder):
     tokenizer = load_tokenizer(folder / "bpe.json")
-    scores = evaluate(tokenizer, [("a", "the the fox"), ("b", "zyzzyva qqqq"), ("a", "")], batch=1)
+    [scores] = evaluate([tokenizer], [("a", "the the fox"), ("b", "zyzzyva qqqq"), ("a", "")], batch=1)
     assert set(scores) == {"a", "b", "all"}
     assert (scores["a"].texts, scores["a"].words, scores["a"].bytes) == (2, 3, 11)
     assert scores["a"].fertility == 1.0

@@ -88,7 +88,7 @@ def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict
                 for k, (split, n, shards) in enumerate((("train", documents, 3), ("val", 12, 1)))}
         if name in packed:
             info["train"]["packing"] = write_packing(store / info["train"]["path"], 64)
-        sets[name] = {"name": name, "tokenizer": TOKENIZER["sha256"], "dtype": "uint16", **info}
+        sets[name] = {"name": name, "tokenizer": TOKENIZER["sha256"], "dtype": token_dtype(VOCAB).name, **info}
     phases = phases or [
         {"name": "stable", "until": "50%", "sequence": 32, "batch": 160, "mix": {"web": 70, "code": 30}},
         {"name": "mid", "until": "75%", "sequence": 64, "batch": 192, "mix": {"web": 50, "code": 50}},

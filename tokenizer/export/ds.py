@@ -1,6 +1,7 @@
 """The format of datatrove and nanotron (TokenizedBytes). Each shard is these files; all integers are little-endian::
 
-    00000.ds             u16 or u32 per token, documents back to back; the bytes of the shard's body
+    00000.ds             u16 or u32 per token, documents back to back; the bytes of the shard's body, except for u8,
+                         which datatrove does not read: such tokens are written as u16
     00000.ds.index       u64 per document: its exclusive end in tokens; the bytes of the shard's ends
     00000.ds.loss        u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
     00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and the
@@ -32,11 +33,14 @@ class DsWriter:
         for number in source.numbers:
             info = source.info(number)
             stem = f"{info.index:05d}.ds"
-            target.share(stem, folder / info.body, source.tokens(number))
+            if source.dtype.itemsize == 1:
+                target.write(stem, (tokens.astype("<u2") for tokens in source.tokens(number)))
+            else:
+                target.share(stem, folder / info.body, source.tokens(number))
             target.share(f"{stem}.index", folder / info.ends, (e.astype(ENDS) for e in source.ends(number)))
             if source.masked and info.loss:
                 target.share(f"{stem}.loss", folder / info.loss, source.targets(number))
             elif source.masked:
                 target.write(f"{stem}.loss", source.targets(number))
-            text = f"{name}|{source.dtype.itemsize}\n{info.tokens}\n{count(info.tokens)} T"
+            text = f"{name}|{max(source.dtype.itemsize, 2)}\n{info.tokens}\n{count(info.tokens)} T"
             target.write(f"{stem}.metadata", [np.frombuffer(text.encode(), np.uint8)])

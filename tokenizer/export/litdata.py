@@ -1,13 +1,13 @@
 """The format of litdata, for its `TokensLoader`. An item is a document; all integers are little-endian::
 
     chunk-0-0.bin    a file of items (`tokenizer.export.chunks`), at most 64 MB unless one document is larger. An item
-                     is its tokens, u16 or u32, without a header
+                     is its tokens, u8, u16 or u32, without a header
     index.json       for each file its name, size, number of items and number of tokens; and how tokens are encoded
 
 `TokensLoader` reads the tokens of a file as if they were one document. It cuts them into blocks and drops what is left
-at the end of the file. In the index, `no_header_numpy:5` means u16 and `no_header_numpy:6` means u32; the numbers are
-litdata's for NumPy's types. litdata empties its cache when `updated_at` changes. Here it is the sha256 of the shard
-set, so that equal sets give equal bytes.
+at the end of the file. In the index, `no_header_numpy:4` means u8, `no_header_numpy:5` u16 and `no_header_numpy:6` u32;
+the numbers are litdata's for NumPy's types. litdata empties its cache when `updated_at` changes. Here it is the sha256
+of the shard set, so that equal sets give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
 #: litdata's numbers of NumPy's types, by the bytes of a token
-TYPES = {2: 5, 4: 6}
+TYPES = {1: 4, 2: 5, 4: 6}
 
 
 class LitDataWriter:

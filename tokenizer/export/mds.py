@@ -8,7 +8,7 @@
     sample             u32 for each column, its size in bytes, then the columns:
                        id      the document's id, UTF-8
                        loss    ndarray:uint8, 1 if the token is a target, else 0; only if the set has loss masks
-                       tokens  ndarray:uint16 or ndarray:uint32, EOS included
+                       tokens  ndarray:uint8, :uint16 or :uint32, EOS included
     ndarray            u8, 4 × number of dimensions (1) + k; the length as u8 (k = 0), u16 (1) or u32 (2); the values
 
 The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.

@@ -1,9 +1,9 @@
 """The format of Megatron-LM (IndexedDataset). Each shard is a pair of files; all integers are little-endian::
 
-    shard_00000.bin    u16 or i32 per token, documents back to back; the bytes of the shard's body
+    shard_00000.bin    u8, u16 or i32 per token, documents back to back; the bytes of the shard's body
     shard_00000.idx    9 bytes  "MMIDIDX" and two zeros
                        u64      version, 1
-                       u8       code of the tokens' type: 8 for u16, 4 for i32
+                       u8       code of the tokens' type: 1 for u8, 8 for u16, 4 for i32
                        u64      number of sequences, N; each document is one sequence
                        u64      N + 1, the number of the indices at the end of the file
                        N × i32  tokens of each sequence
@@ -26,7 +26,7 @@ from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
 
 MAGIC = b"MMIDIDX\x00\x00"
-CODES = {2: 8, 4: 4}
+CODES = {1: 1, 2: 8, 4: 4}
 #: first number that an i32 cannot hold
 LIMIT = 1 << 31
 

@@ -2,7 +2,7 @@
 
     train_000000.bin    256 × i32  the header: magic, version, number of tokens T (below 2**31), then zeros;
                                    20240520 and 1 for tokens of u16, 20240801 and 7 for u32
-                        T × u16 or u32
+                        T × u16 or u32; tokens of u8 are written as u16
 
 The name is that of the split (train or val). In this format an end-of-text token begins each document, and
 modded-nanogpt finds the documents by this token. In a shard EOS ends each document. So the file begins with EOS, and
@@ -31,13 +31,14 @@ class NanoGptWriter:
     holds_loss = False
 
     def write(self, source: Source, target: Target) -> None:
-        headers = [header(source.info(number), source.dtype) for number in source.numbers]   # raises before all work
+        dtype = source.dtype if source.dtype.itemsize > 1 else np.dtype("<u2")
+        headers = [header(source.info(number), dtype) for number in source.numbers]   # raises before all work
         for number, head in zip(source.numbers, headers):
             info = source.info(number)
             with target.create(f"{source.manifest.split}_{info.index:06d}.bin") as file:
                 file.write(head.data)
-                held = np.array([source.eos], source.dtype)
-                for block in source.tokens(number):
+                held = np.array([source.eos], dtype)
+                for block in (tokens.astype(dtype, copy=False) for tokens in source.tokens(number)):
                     file.write(held.data)
                     file.write(block[:-1].data)
                     held = block[-1:]

@@ -1,7 +1,7 @@
 """The format of OLMo-core and dolma. Each shard is these files; all integers are little-endian::
 
     part-0-00000.npy           u8, u16 or u32 per token, documents back to back, without the header of NumPy; the bytes
-                               of the shard's body, except for u8
+                               of the shard's body
     part-0-00000.csv.gz        a line START,END,ID,SRC,LOC per document: its tokens [START, END) in the file, its id,
                                the stream, and its number in the shard set from 1; no header line
     labels_mask-0-00000.npy    u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
@@ -34,7 +34,7 @@ class OlmoWriter:
         for number in source.numbers:
             info = source.info(number)
             self.write_documents(source, number, target)
-            if narrow:
+            if narrow and source.dtype.itemsize > 1:        # a set that an older version has written
                 target.write(f"part-0-{info.index:05d}.npy", (t.astype(np.uint8) for t in source.tokens(number)))
             else:
                 target.share(f"part-0-{info.index:05d}.npy", folder / info.body, source.tokens(number))

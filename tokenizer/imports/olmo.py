@@ -46,7 +46,7 @@ class OlmoReader:
                                      f"loss mask, or remove all of them if all tokens count in the loss")
         if stray := sorted(masks - {mask_of(name) for name in names}):
             raise TokenFileError(f"{source.folder / stray[0]}: a loss mask without its tokens; add them, or remove it")
-        dtype = np.dtype("u1") if source.coding.vocab_size <= 1 << 8 else source.dtype
+        dtype = source.dtype
         for name in names:
             with source.open(name) as body:
                 if body.size >= len(NUMPY) and body.read(0, len(NUMPY)) == NUMPY:

@@ -19,7 +19,7 @@ class Stream:
     val_sha256: str | None
     tokens: int                   # of split=train, EOS included
     val_tokens: int
-    dtype: str                    # uint16 or uint32
+    dtype: str                    # uint8, uint16 or uint32
     from_phase: str | None = None # name of the first phase that may read the stream; left out of the file if any may
     packing: str | None = None    # sha256 of packed rows, which are read instead of windows (`tokenizer.shards.packed`)
     rows: int = 0                 # number of these rows; each has `longest` targets

@@ -3,7 +3,7 @@
 A shard is a file of tokens, with some smaller files about it. A shard set is an immutable list of shards. It holds one
 split (train or val) of one stream (the tokens of one source, language or bucket)::
 
-    00000.3f2a91c04d7e.tokens    body: raw little-endian u16 or u32 (by vocabulary size), documents back to back,
+    00000.3f2a91c04d7e.tokens    body: raw little-endian u8, u16 or u32 (by vocabulary size), documents back to back,
                                  each ended by EOS; no header, so that nanotron, OLMo and Megatron read the same
                                  bytes through hard links
     00000.9be1d3307a52.ends      u64 little-endian: exclusive end of each document in this shard, in tokens
@@ -58,11 +58,11 @@ class ShardError(TokenmillError, ValueError):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the dtype of tokens in shards: u16 if all ids of a vocabulary of `vocab_size` tokens fit into it, else
-    u32. It depends only on the size of the vocabulary, not on the tokens that occur."""
+    """Return the dtype of tokens in shards: the smallest of u8, u16 and u32 that holds all ids of a vocabulary of
+    `vocab_size` tokens. It depends only on the size of the vocabulary, not on the tokens that occur."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+    return np.dtype("u1") if vocab_size <= 1 << 8 else np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def file_name(index: int, kind: str, sha256: str) -> str:
@@ -105,7 +105,7 @@ class Manifest:
 
     stream: str
     split: str                    # train | val
-    dtype: str                    # uint16 | uint32
+    dtype: str                    # uint8 | uint16 | uint32
     tokenizer: str                # sha256 of the tokenizer's file
     vocab_size: int
     eos: int
@@ -167,7 +167,9 @@ class Manifest:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         if manifest.identity() != manifest.sha256:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
-        if manifest.dtype != token_dtype(manifest.vocab_size).name:
+        # sets with at most 256 tokens that an older version has written have tokens of u16
+        if manifest.dtype not in (token_dtype(manifest.vocab_size).name,
+                                  *(["uint16"] if manifest.vocab_size <= 1 << 8 else [])):
             raise ShardError(f"{where}: dtype {manifest.dtype} does not fit a vocabulary of {manifest.vocab_size}")
         for count in ("tokens", "documents", "text_bytes"):
             if getattr(manifest, count) != sum(getattr(info, count) for info in manifest.shards):

@@ -29,11 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from pyarrow import fs
 
 from pipeline.base.files import replacing
 from tokenizer.mixture.curriculum import Curriculum, Stream
-from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, token_dtype
+from tokenizer.shards.layout import ENDS, MANIFEST, Manifest
 from tokenizer.shards.packed import NUMBERS, Packing
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
@@ -234,7 +235,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
             for shard in manifest.shards:
                 stays = split == "train"
                 yield ShardFile(f"{folder}/{shard.body}", shard.sha256,
-                                shard.tokens * token_dtype(manifest.vocab_size).itemsize, stays)
+                                shard.tokens * np.dtype(manifest.dtype).itemsize, stays)
                 yield ShardFile(f"{folder}/{shard.ends}", shard.ends_sha256, shard.documents * ENDS.itemsize)
                 yield ShardFile(f"{folder}/{shard.blocks}", shard.blocks_sha256, None)
                 if shard.loss:

@@ -1,0 +1,11 @@
+"""The error of everything that loads, trains or uses a tokenizer."""
+
+from __future__ import annotations
+
+from pipeline.base.errors import TokenmillError
+
+
+class TokenizerError(TokenmillError, ValueError):
+    """Raised if a tokenizer cannot be loaded or used; the message names the file and the remedy."""
+
+    permanent = True
