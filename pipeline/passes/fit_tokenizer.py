@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.base.files import file_sha256
 from pipeline.engine.task import Cursor, Inputs, Out
 from pipeline.passes.encode import libraries
 from pipeline.passes.rows import Selection, rows_of
@@ -211,12 +212,14 @@ def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None
     tokenizer = load_tokenizer(path, eos, pattern)
     splitting = {"pattern": pattern_of(tokenizer.path, pattern)} if tokenizer.path.endswith(".tiktoken") else {}
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
-    stat = os.stat(tokenizer.path)
-    file: dict[str, Any] = {"$file": name, "root": folder, "size": stat.st_size, "etag": tokenizer.sha256}
+    stat, sha256 = os.stat(tokenizer.path), file_sha256(tokenizer.path)
+    file: dict[str, Any] = {"$file": name, "root": folder, "size": stat.st_size, "etag": sha256}
     if copy_folder is not None:
-        file = {"$ref": f"{copy_folder}/{name}", "content": tokenizer.sha256, "bytes": stat.st_size,
-                "sha256": tokenizer.sha256}
-    return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token, **splitting}, stat.st_size, f"tokenizer: {name}")
+        file = {"$ref": f"{copy_folder}/{name}", "content": sha256, "bytes": stat.st_size, "sha256": sha256}
+    # Qwen's 2.6 MB of ranks take 550 MB while they become a tokenizer.json
+    memory_mb = 500 + (stat.st_size * 800 // 10**6 if splitting else 0)
+    return TaskDraft(LOAD, {"file": file, "eos": tokenizer.eos_token, **splitting}, stat.st_size, f"tokenizer: {name}",
+                     memory_mb)
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from pipeline.cli.app import run_command
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
+from tokenizer.load import load_tokenizer
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 from tokenizer.shards.reader import ShardSet
@@ -93,3 +95,20 @@ def test_settings_of_the_tokenizer_that_do_not_fit_are_refused(store, tmp_path, 
     (tmp_path / "r.yaml").write_text(RECIPE.replace("{kind: bytes}", wrong))
     with pytest.raises(RecipeError, match="tokenizer"):
         load_recipe(tmp_path / "r.yaml", [])
+
+
+def test_a_run_loads_a_tiktoken_file_and_keeps_a_tokenizer_json(tmp_path):
+    lines = [base64.b64encode(bytes([byte])) + b" %d" % byte for byte in range(256)]
+    lines += [base64.b64encode(b"ab") + b" 256", base64.b64encode(b" ab") + b" 257"]
+    (tmp_path / "own.tiktoken").write_bytes(b"\n".join(lines))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("ab ab <|endoftext|> 12")
+    head, _, _ = RECIPE.replace("{kind: bytes}", "{load: own.tiktoken, pattern: cl100k}").partition("curriculum:")
+    (tmp_path / "r.yaml").write_text(head.replace("val: 10%", "val: 0%"))
+    run_recipe(load_recipe(tmp_path / "r.yaml", []), str(tmp_path / "store"),
+               make_backend=make_backend("inline", 1, None))
+    shards = ShardSet(tmp_path / "store/shards/texts/split=train")
+    assert (shards.manifest.vocab_size, shards.manifest.eos) == (259, 258)
+    assert shards.read(0, shards.tokens).tolist() == [256, 257, *b" <|endoftext|> 12", 258]
+    [kept] = (tmp_path / "store/shards").glob("tokenizer-*.json")
+    assert load_tokenizer(kept).sha256 == shards.manifest.tokenizer
