@@ -17,6 +17,7 @@ An entry of a mix may be such shards, here `web`, which are split by language an
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -204,11 +205,19 @@ def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, N
     return {label: Fraction(sizes[label] * factor) for label, factor in factors.items()}
 
 
+@functools.cache
 def curve_mean(start: float, stop: float, power: float, rate: float, drop: float) -> float:
     """Return the mean of x^power·e^(rate·x) over start … stop, where the curve is 0 below `drop`."""
     begin = max(start, drop)
     if begin >= stop:
         return 0.0
-    nodes, weights = np.polynomial.legendre.leggauss(64)
+    nodes, weights = _gauss()
     x = begin + (stop - begin) * (nodes + 1) / 2
     return float(math.fsum(weights * x ** power * np.exp(rate * x)) / 2 * (stop - begin) / (stop - start))
+
+
+@functools.cache
+def _gauss() -> tuple[np.ndarray, np.ndarray]:
+    """Return 64 points between -1 and 1 and their weights, with which integrals are computed (Gauss-Legendre)."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    return nodes, weights
