@@ -122,6 +122,20 @@ def test_a_thousand_languages_in_twenty_buckets_become_weights_within_the_sum():
                                          abs=30 / WEIGHT_SUM)
 
 
+def test_a_label_of_which_the_inner_rule_reads_nothing_leaves_its_share_to_the_others():
+    warnings: list[str] = []
+    sizes = {**SIZES, "web.fo.other": 500.0, "web.sv.b00": 500.0}        # no bucket, or only a dropped one
+    mixed = shares({"by": "language", "alpha": 0, "within": {"by": "bucket", "curve": {"drop": 0.5, "buckets": 4}}},
+                   sizes=sizes, warnings=warnings)
+    assert by(0, mixed) == pytest.approx({"de": 1 / 3, "en": 1 / 3, "is": 1 / 3}, abs=1e-6)
+    assert any("fo, other, sv" in warning for warning in warnings)
+
+
+def test_rules_that_read_nothing_at_all_are_an_error():
+    with pytest.raises(CurriculumError, match=r"^mix\.web:"):
+        shares({"by": "bucket", "curve": {}}, sizes={"web.en.other": 1e6})
+
+
 def test_streams_too_small_for_a_weight_are_left_out_with_a_warning():
     warnings: list[str] = []
     mixed = shares({}, 10**12, {"web.en": 1e13, "web.is": 1000.0}, warnings)

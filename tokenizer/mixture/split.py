@@ -17,6 +17,7 @@ An entry of a mix may be such shards, here `web`, which are split by language an
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
     notes: dict[str, None] = {}                          # one of each, however many labels have it
     rules = {k: v for k, v in spec.items() if k != "share"}
     shares = _divide(members, len(name) + 1, rules, labels, key, budget, notes)
+    if not shares:
+        raise CurriculumError(f"{key}: the rules read nothing of any stream; give at least one label a weight")
     _check_tables(spec, members, len(name) + 1, key, notes)
     warnings += notes
     if math.lcm(*(share.denominator for share in shares.values())).bit_length() > GRID_BITS:
@@ -57,6 +60,7 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
+    """Return the part of each stream of `members` by the rules `spec`; {} if the rules read nothing of them."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "
@@ -72,15 +76,19 @@ def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[s
         place = labels.index(by) if by is not None else 0
         label = ".".join(parts) if by is None else parts[place] if place < len(parts) else parts[-1]
         groups.setdefault(label, {})[stream] = size
+    if within is not None:
+        unread = sorted(label for label, group in groups.items()
+                        if not _divide(group, prefix, within, labels, f"{key}.within", 1.0, {}))
+        groups = {label: group for label, group in groups.items() if label not in unread}
+        if unread:
+            notes[f"{key}.within: reads nothing of {', '.join(unread)}, whose share goes to the other labels"] = None
     weights = _rule({label: sum(group.values()) for label, group in groups.items()}, spec, key, budget, notes)
     total = sum(weights.values())
-    if not total:
-        raise CurriculumError(f"{key}: all weights are 0; give at least one label a weight")
     shares: dict[str, Fraction] = {}
     for label, group in groups.items():
-        part = weights[label] / total
-        if not part:
+        if not weights[label]:
             continue
+        part = weights[label] / total
         inside = {stream: Fraction(1) for stream in group} if len(group) == 1 and within is None else \
             _divide(group, prefix, within or {}, labels, f"{key}.within", budget * float(part), notes)
         shares.update((stream, part * share) for stream, share in inside.items())
@@ -197,11 +205,19 @@ def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, N
     return {label: Fraction(sizes[label] * factor) for label, factor in factors.items()}
 
 
+@functools.cache
 def curve_mean(start: float, stop: float, power: float, rate: float, drop: float) -> float:
     """Return the mean of x^power·e^(rate·x) over start … stop, where the curve is 0 below `drop`."""
     begin = max(start, drop)
     if begin >= stop:
         return 0.0
-    nodes, weights = np.polynomial.legendre.leggauss(64)
+    nodes, weights = _gauss()
     x = begin + (stop - begin) * (nodes + 1) / 2
     return float(math.fsum(weights * x ** power * np.exp(rate * x)) / 2 * (stop - begin) / (stop - start))
+
+
+@functools.cache
+def _gauss() -> tuple[np.ndarray, np.ndarray]:
+    """Return 64 points between -1 and 1 and their weights, with which integrals are computed (Gauss-Legendre)."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    return nodes, weights
