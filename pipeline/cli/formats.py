@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -15,11 +16,13 @@ import typer
 from pipeline.base.files import replacing, sha256
 from pipeline.base.humanize import plural, size
 from pipeline.cli.errors import BadUsage, UserError, writing
-from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt
-from pipeline.cli.shard_sets import ShardsArg, opened
+from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, resolve_run
+from pipeline.cli.shard_sets import opened
 
 if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
+    from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.shards.rows import RowSet
 
 #: seconds between two lines of progress
 PROGRESS_S = 10.0
@@ -61,33 +64,92 @@ def progress_printer(silent: bool) -> Callable[[int, int], None]:
     return show_progress
 
 
-def export(shards: ShardsArg,
-           format: FormatOpt,
+def export(format: FormatOpt,
            out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
+           shards: Annotated[Path | None, typer.Argument(
+               metavar="[SHARDS]", help="A shard set: STORE/shards/NAME/split=train. Not with --order.")] = None,
+           order: Annotated[str | None, typer.Option(
+               "--order", metavar="RUN", help="Write the samples of this run, in training order, instead of a shard "
+                                              "set. Needs its rows: materialize RUN.")] = None,
+           phase: Annotated[str | None, typer.Option(
+               "--phase", metavar="PHASE", help="Only the samples of this phase. With --order.")] = None,
+           samples: Annotated[str | None, typer.Option(
+               "--samples", metavar="A:B", help="Only samples A to B - 1. With --order.")] = None,
+           store: StoreOpt = "store",
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Write a shard set in the format of another project.
+    """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. A file whose bytes are those of a file of the shard set is a
-    hard link to it if both are on one disk. Never change such a file: the shard set would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. A file whose
+    bytes are those of a file of the store is a hard link to it if both are on one disk. Never change such a file: the
+    store would change, too.
 
     \b
-    Example:
+    Examples:
       tokenmill shards export store/shards/web/split=train --format ds --out web-ds
+      tokenmill shards export --order fineweb-3f2a91c0 --phase stable --format mds --out stable-mds
     """
     from tokenizer.export.export import export as write
+    from tokenizer.export.export import export_samples
 
     if "://" in out:
         raise BadUsage(f"--out {out}: an export is written to a folder of this machine; copy it from there")
-    shard_set = opened(shards)
-    with writing(Path(out)):
-        result = write(shard_set, format.value, Path(out), drop_loss, progress_printer(quiet or json_lines))
+    if (shards is None) == (order is None):
+        raise BadUsage("SHARDS, --order: give the shard set or the run to export, one of both")
+    show_progress, what = progress_printer(quiet or json_lines), "document" if order is None else "sample"
+    if shards is not None:
+        if option := next((option for option, value in (("--phase", phase), ("--samples", samples)) if value), None):
+            raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
+        shard_set = opened(shards)
+        with writing(Path(out)):
+            result = write(shard_set, format.value, Path(out), drop_loss, show_progress)
+    elif order is not None:
+        rows, curriculum = rows_of(order, store)
+        first, stop = chosen(curriculum, phase, samples)
+        with writing(Path(out)):
+            result = export_samples(rows, curriculum, format.value, Path(out), first, stop, drop_loss, show_progress)
     if json_lines:
-        typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
+        figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
+        typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
     elif not quiet:
-        typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+        typer.echo(f"{out}: {plural(result.documents, what)} of {result.tokens:,} tokens in "
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")
+
+
+def rows_of(run: str, root: str) -> tuple[RowSet, Curriculum]:
+    """Open the materialised rows of a run, and its curriculum. Raises BadUsage when the run has none."""
+    from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.shards.rows import MANIFEST, RowSet
+
+    at, name = resolve_run(run, root)
+    if at.local is None:
+        raise BadUsage(f"--order {run}: is read on this machine; copy runs/{name} of the store")
+    folder, path = f"runs/{name}/rows-bytes", f"runs/{name}/curriculum.json"
+    for needed, remedy in ((path, "add `curriculum:` to its recipe and run it again"),
+                           (f"{folder}/{MANIFEST}", f"run `{as_typed('materialize', name, at)}` first")):
+        if not at.exists(needed):
+            raise BadUsage(f"--order {run}: {at.at(needed)} does not exist; {remedy}")
+    return RowSet(at.local / folder), Curriculum.loads(at.read(path), path)
+
+
+def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
+    """Return the range [first, stop) of samples that --phase and --samples choose."""
+    first, stop = 0, curriculum.samples
+    if phase is not None:
+        names = {spec.name: spec for spec in curriculum.phases}
+        if phase not in names:
+            raise BadUsage(f"--phase {phase}: the curriculum has no such phase, but {', '.join(names)}")
+        first, stop = names[phase].start, names[phase].stop
+    if samples is not None:
+        if not (bounds := re.fullmatch(r"(\d{1,18}):(\d{1,18})", samples, re.ASCII)):
+            raise BadUsage(f"--samples {samples}: is no range A:B of numbers, such as 0:1000")
+        first, stop = max(first, int(bounds[1])), min(stop, int(bounds[2]))
+        if first >= stop:
+            raise BadUsage(f"--samples {samples}: no such samples; the run has {curriculum.samples:,}"
+                           + (f", and phase {phase} those from {names[phase].start} to {names[phase].stop}"
+                              if phase is not None else ""))
+    return first, stop
 
 
 def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],

@@ -138,6 +138,24 @@ class RowSet:
         read_row = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
         return read_row(file_number, file, number - file.first)
 
+    def maps(self, file_number: int) -> dict[str, np.ndarray]:
+        """Return the files of a range of rows as read-only memory maps {kind: array}, in the shapes that the docstring
+        of this module gives. The file numbers are those of the manifest. Raises ShardError for a set in the format
+        `parquet`."""
+        file = self.manifest.files[file_number]
+        if self.manifest.format != "bytes":
+            raise ShardError(f"{self.folder}: the rows are in the format {self.manifest.format}; materialise the run "
+                             f"again with --format bytes")
+        if self._open[0] != file_number:
+            self._check(file)
+            bits = (file.rows, -(-file.sequence // 8))
+            shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)), "bounds": (np.dtype("u1"), bits),
+                      "origin": (ORIGIN, (file.rows,)), "loss": (np.dtype("u1"), bits)}
+            self._open = (file_number, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
+                                        for kind, name in file.files.items()})
+        maps: dict[str, np.ndarray] = self._open[1]
+        return maps
+
     def _check(self, file: RowFile) -> None:
         for kind, name in file.files.items():
             if sha256(self.folder / name) != file.sha256[kind]:
@@ -145,14 +163,7 @@ class RowSet:
                                  f"materialise the run again")
 
     def _row_of_bytes(self, file_number: int, file: RowFile, place: int) -> Row:
-        if self._open[0] != file_number:
-            self._check(file)
-            shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)),
-                      "bounds": (np.dtype("u1"), (file.rows, -(-file.sequence // 8))), "origin": (ORIGIN, (file.rows,)),
-                      "loss": (np.dtype("u1"), (file.rows, -(-file.sequence // 8)))}
-            self._open = (file_number, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
-                              for kind, name in file.files.items()})
-        maps = self._open[1]
+        maps = self.maps(file_number)
         origin = maps["origin"][place]
         counts = unpack_loss(maps["loss"][place], file.sequence) if "loss" in maps else None
         return Row(np.array(maps["tokens"][place]), unpack_bounds(maps["bounds"][place], file.sequence),
