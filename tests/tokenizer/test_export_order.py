@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import struct
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.cli.app import run_command
 from tests.tokenizer.exports import tree
 from tests.tokenizer.test_encode_tasks import Runner
 from tests.tokenizer.test_materialize import curriculum, materialise, published, virtual, virtual_masks
+from tests.tokenizer.test_shards import EOS
 from tokenizer.export.export import FORMATS, export_samples
 from tokenizer.export.source import ExportError
 from tokenizer.mixture.curriculum import Curriculum
@@ -194,7 +196,7 @@ def test_mds_holds_windows_of_a_fixed_size(training, span, tmp_path):
             rows.append((int.from_bytes(number, "little"), stream.decode(), np.frombuffer(tokens, dtype).tolist(),
                          np.frombuffer(ends[2:], "<u4").tolist(), loss and list(loss[0])))
     for number, (row, sample) in enumerate(zip(rows, expected, strict=True), span[0]):
-        assert row[:4] == (number, sample.stream, sample.tokens.tolist(), sample.bounds.tolist())
+        assert row[:4] == (number, sample.stream, sample.tokens.tolist(), pieces(sample, width))
         assert row[4] == sample.counts.tolist() if row[4] else sample.counts.all()
 
 
@@ -207,6 +209,113 @@ def test_litdata_has_an_item_for_each_sample(training, span, tmp_path):
         assert len(body) == chunk["dim"]
         blocks += body.reshape(-1, len(expected[0].tokens)).tolist()           # as TokensLoader cuts a chunk
     assert blocks == [sample.tokens.tolist() for sample in expected]
+
+
+# -- what other projects read ----------------------------------------------------------------------------------------
+def test_datatrove_reads_the_samples_as_windows(training, span, tmp_path):
+    """Seen with datatrove 0.10.1."""
+    dataset = pytest.importorskip("datatrove.utils.dataset", exc_type=ImportError)
+    training.export("ds", tmp_path / "out", *span)
+    expected = training.samples[slice(*span)]
+    length = len(expected[0].counts)
+    windows = dataset.DatatroveFolderDataset(str(tmp_path / "out"), length, "*.ds", return_positions=True,
+                                             token_size=expected[0].tokens.itemsize)
+    assert len(windows) == len(expected)
+    for item, sample in zip(windows, expected):
+        assert np.array_equal(item["input_ids"].numpy(), sample.tokens.astype(np.int64))
+        begins = np.array([0, *pieces(sample, length + 1)[:-1]])
+        positions = np.arange(length + 1)
+        begun = begins[np.searchsorted(begins, positions, side="right") - 1]
+        assert item["positions"].tolist() == (positions - begun).tolist()
+
+
+def test_litdata_reads_the_samples_as_blocks(training, span, tmp_path):
+    """Seen with litdata 0.2.76."""
+    litdata = pytest.importorskip("litdata", exc_type=ImportError)
+    training.export("litdata", tmp_path / "out", *span, drop_loss=True)
+    expected = training.samples[slice(*span)]
+    loader = litdata.TokensLoader(block_size=len(expected[0].tokens))
+    dataset = litdata.StreamingDataset(str(tmp_path / "out"), item_loader=loader, shuffle=False)
+    assert [np.asarray(dataset[k]).tolist() for k in range(len(dataset))] == [s.tokens.tolist() for s in expected]
+
+
+def test_streaming_reads_the_samples(training, span, tmp_path):
+    """Seen with mosaicml-streaming 0.13.0."""
+    pytest.importorskip("streaming", exc_type=ImportError)
+    from streaming.base.format import reader_from_json
+
+    training.export("mds", tmp_path / "out", *span)
+    expected = training.samples[slice(*span)]
+    shards = [reader_from_json(str(tmp_path / "out"), None, shard)
+              for shard in json.loads((tmp_path / "out" / "index.json").read_text())["shards"]]
+    samples = [shard[k] for shard in shards for k in range(len(shard))]
+    for number, (item, sample) in enumerate(zip(samples, expected, strict=True), span[0]):
+        assert (item["sample"], item["stream"]) == (number, sample.stream)
+        assert np.array_equal(item["tokens"], sample.tokens)
+        assert item["ends"].tolist() == pieces(sample, len(sample.tokens))
+        assert np.array_equal(item["loss"], sample.counts) if "loss" in item else sample.counts.all()
+
+
+def test_the_windows_of_mds_are_those_of_the_project_s_own_writer(training, span, tmp_path):
+    streaming = pytest.importorskip("streaming", exc_type=ImportError)
+    training.export("mds", tmp_path / "out", *span)
+    expected = training.samples[slice(*span)]
+    names = json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]["column_names"]
+    width = len(expected[0].tokens)
+    columns = {"ends": "ndarray:uint32", "loss": f"ndarray:uint8:{width - 1}", "sample": "uint64", "stream": "str",
+               "tokens": f"ndarray:{expected[0].tokens.dtype.name}:{width}"}
+    with streaming.MDSWriter(out=str(tmp_path / "theirs"), columns={name: columns[name] for name in names},
+                             size_limit=1 << 26) as writer:
+        for number, sample in enumerate(expected, span[0]):
+            item = {"ends": np.array(pieces(sample, width), np.uint32), "loss": sample.counts.astype(np.uint8),
+                    "sample": np.uint64(number), "stream": sample.stream, "tokens": sample.tokens}
+            writer.write({name: item[name] for name in names})
+    assert tree(tmp_path / "out") == tree(tmp_path / "theirs")
+
+
+def test_megatron_reads_the_samples_as_sequences(training, span, tmp_path):
+    """Seen with megatron-core 0.16.1."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
+    training.export("megatron", tmp_path / "out", *span, drop_loss=True)
+    rows = []
+    for path in sorted((tmp_path / "out").glob("*.bin")):
+        dataset = indexed.IndexedDataset(str(path.with_suffix("")), mmap=True)
+        rows += [dataset[k].tolist() for k in range(len(dataset))]
+    assert rows == [sample.tokens.tolist() for sample in training.samples[slice(*span)]]
+
+
+def test_olmo_core_reads_the_samples_as_instances(training, span, tmp_path):
+    """Seen with ai2-olmo-core 3.0.0."""
+    data = pytest.importorskip("olmo_core.data", exc_type=ImportError)
+    training.export("olmo", tmp_path / "out", *span)
+    expected = training.samples[slice(*span)]
+    masks = sorted(map(str, (tmp_path / "out").glob("labels_mask-*.npy"))) or None
+    dataset = data.NumpyFSLDatasetConfig(
+        paths=sorted(map(str, (tmp_path / "out").glob("part-*.npy"))), label_mask_paths=masks,
+        sequence_length=len(expected[0].counts), generate_doc_lengths=True, work_dir=str(tmp_path / "work"),
+        tokenizer=data.TokenizerConfig(vocab_size=training.curriculum.tokenizer.vocab_size, eos_token_id=EOS,
+                                       pad_token_id=EOS)).build()
+    dataset.prepare()
+    assert len(dataset) == len(expected)
+    for k, sample in enumerate(expected):
+        item, length = dataset[k], len(sample.counts)
+        assert np.array_equal(item["input_ids"].numpy(), sample.tokens[:-1].astype(np.int64))
+        assert item["doc_lens"].tolist() == np.diff([0, *pieces(sample, length)]).tolist()
+        assert masks is None or np.array_equal(item["label_mask"].numpy()[1:], sample.counts[:-1])
+
+
+def test_datasets_reads_the_samples(training, span, tmp_path):
+    """Seen with datasets 5.2.0."""
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    training.export("parquet", tmp_path / "out", *span)
+    read = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    for row, number in zip(read, range(*span), strict=True):
+        sample = training.samples[number]
+        assert row["sample"] == number and row["input_ids"] == sample.tokens.tolist()
+        assert row["ends"] == sample.bounds.tolist()
+        assert row.get("loss") == (None if sample.counts.all() else sample.counts.tolist())
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

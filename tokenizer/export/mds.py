@@ -13,9 +13,10 @@
 
 The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.
 
-In training order, a sample is one of the training, and the columns are ends (ndarray:uint32, the positions in [1, L] at
-which documents begin), loss (ndarray:uint8:L, whether each of the tokens 1 to L counts; only if the set has loss
-masks), sample (uint64, its number), stream (str) and tokens (ndarray:uint16:N or ndarray:uint32:N with N = L + 1).
+In training order, a sample is one of the training, and the columns are ends (ndarray:uint32, the exclusive end of each
+piece of a document in the sample; the last is L + 1, because MosaicML has no empty arrays), loss (ndarray:uint8:L,
+whether each of the tokens 1 to L counts; only if the set has loss masks), sample (uint64, its number), stream (str) and
+tokens (ndarray:uint16:N or ndarray:uint32:N with N = L + 1).
 Columns whose encoding has a length are the values alone, and have a size in the configuration and none in the sample.
 """
 
@@ -81,7 +82,7 @@ def windows(samples: Samples) -> Iterator[bytes]:
         for block in samples.blocks(part):
             names = [name.encode() for name in samples.streams]
             for row, (tokens, bounds, stream) in enumerate(zip(block.tokens, block.bounds, block.streams.tolist())):
-                ends = ndarray((np.flatnonzero(bounds) + 1).astype("<u4"))
+                ends = ndarray(np.append(np.flatnonzero(bounds) + 1, len(tokens)).astype("<u4"))
                 loss = b"" if block.targets is None else block.targets[row].tobytes()
                 yield b"".join((len(ends).to_bytes(4, "little"), len(names[stream]).to_bytes(4, "little"), ends, loss,
                                 (block.first + row).to_bytes(8, "little"), names[stream], tokens.tobytes()))
