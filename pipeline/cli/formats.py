@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -159,6 +160,9 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
                                                          ".model, or a folder with one.")],
                  store: StoreOpt,
                  name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new stream.")],
+                 val: Annotated[float, typer.Option(
+                     "--val", min=0, max=0.5, metavar="SHARE", help="Share of documents held out for validation, in "
+                                                                    "the set split=val.")] = 0,
                  quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Turn token files of another project into a shard set.
 
@@ -169,7 +173,10 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
     Example:
       tokenmill shards import web-ds --format ds --tokenizer tokenizer.json --store store --name web
     """
+    from pipeline.base.prf import below
     from pipeline.recipe.model import checked_name
+    from pipeline.store.fs import Store
+    from pipeline.store.log import Log
     from stages.document import document_id
     from tokenizer.imports.imports import import_tokens
     from tokenizer.imports.source import Coding
@@ -184,17 +191,20 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
         raise BadUsage(f"--name: {e}") from None
     coder = load_tokenizer(tokenizer)
     shards = Path(store) / "shards"
-    with writing(shards / name, "--store"):
+    # a run that writes shards of this name at the same moment would replace those of the import, so one of both waits
+    with writing(shards / name, "--store"), contextlib.closing(Log.open(Store(store), run=f"import of {name}")):
         coding = Coding(coder.sha256, coder.vocab_size, coder.eos)
         result = import_tokens(Path(path), format.value, coding, shards, name,
                                lambda file, number: document_id(name, file, "", number),
-                               progress_printer(quiet or json_lines))
+                               progress_printer(quiet or json_lines),
+                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None)
         keep_tokenizer(shards, coder)
     if json_lines:
         typer.echo(json.dumps({**result._asdict(), "path": str(result.path), "format": format.value}))
     elif not quiet:
         typer.echo(f"{result.path}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
-                   f"{plural(result.shards, 'shard')}")
+                   f"{plural(result.shards, 'shard')}" + (f", and {plural(result.held_out, 'document')} held out" if val
+                                                         else ""))
 
 
 def keep_tokenizer(shards: Path, tokenizer: Tokenizer) -> None:
