@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.base.files import replacing, sha256
 from pipeline.base.humanize import plural, size
 from pipeline.cli.errors import BadUsage, UserError, writing
-from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, resolve_run
+from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, check_root, resolve_run
 from pipeline.cli.shard_sets import opened
+from pipeline.cli.transfer import is_url, local_copy, uploaded
+from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
@@ -66,9 +67,10 @@ def progress_printer(silent: bool) -> Callable[[int, int], None]:
 
 
 def export(format: FormatOpt,
-           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
-           shards: Annotated[Path | None, typer.Argument(
-               metavar="[SHARDS]", help="A shard set: STORE/shards/NAME/split=train. Not with --order.")] = None,
+           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder, or URL, for the files.")],
+           shards: Annotated[str | None, typer.Argument(
+               metavar="[SHARDS]", help="A shard set, or its URL: STORE/shards/NAME/split=train. Not with "
+                                        "--order.")] = None,
            order: Annotated[str | None, typer.Option(
                "--order", metavar="RUN", help="Write the samples of this run, in training order, instead of a shard "
                                               "set. Needs its rows: materialize RUN.")] = None,
@@ -94,22 +96,22 @@ def export(format: FormatOpt,
     from tokenizer.export.export import export as write
     from tokenizer.export.export import export_samples
 
-    if "://" in out:
-        raise BadUsage(f"--out {out}: an export is written to a folder of this machine; copy it from there")
     if (shards is None) == (order is None):
         raise BadUsage("SHARDS, --order: give the shard set or the run to export, one of both")
     show_progress, what = progress_printer(quiet or json_lines), "document" if order is None else "sample"
-    if shards is not None:
-        if option := next((option for option, value in (("--phase", phase), ("--samples", samples)) if value), None):
-            raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
-        shard_set = opened(shards)
-        with writing(Path(out)):
-            result = write(shard_set, format.value, Path(out), drop_loss, show_progress)
-    elif order is not None:
-        rows, curriculum = rows_of(order, store)
-        first, stop = chosen(curriculum, phase, samples)
-        with writing(Path(out)):
-            result = export_samples(rows, curriculum, format.value, Path(out), first, stop, drop_loss, show_progress)
+    with contextlib.ExitStack() as stack:
+        if shards is not None:
+            if option := next((name for name, value in (("--phase", phase), ("--samples", samples)) if value), None):
+                raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
+            copied = stack.enter_context(local_copy(shards, "SHARDS", files_of_set)) if is_url(shards) else Path(shards)
+            shard_set = opened(copied)
+            folder = stack.enter_context(written(out, "--out"))
+            result = write(shard_set, format.value, folder, drop_loss, show_progress)
+        elif order is not None:
+            rows, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
+            first, stop = chosen(curriculum, phase, samples)
+            folder = stack.enter_context(written(out, "--out"))
+            result = export_samples(rows, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
@@ -118,20 +120,53 @@ def export(format: FormatOpt,
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")
 
 
-def rows_of(run: str, root: str) -> tuple[RowSet, Curriculum]:
-    """Open the materialised rows of a run, and its curriculum. Raises BadUsage when the run has none."""
+@contextlib.contextmanager
+def written(out: str, option: str) -> Iterator[Path]:
+    """A context manager for writing the new folder `out`, which `option` has given. It yields the folder to write: for
+    a URL one of this machine, whose files are uploaded at the end."""
+    with uploaded(out, option) if is_url(out) else contextlib.nullcontext(Path(out)) as folder, writing(folder, option):
+        yield folder
+
+
+def files_of_set(store: Store) -> list[str]:
+    """Return the names of the files of a shard set in object storage. Raises ShardError when there is none."""
+    from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+
+    try:
+        manifest = Manifest.from_json(json.loads(store.read(MANIFEST)), store.at(MANIFEST))
+    except (FileNotFoundError, ValueError) as e:
+        raise e if isinstance(e, ShardError) else ShardError(
+            f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
+    return [*(getattr(shard, kind) for shard in manifest.shards for kind in shard.sums()), MANIFEST]
+
+
+@contextlib.contextmanager
+def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iterator[tuple[RowSet, Curriculum]]:
+    """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Of rows in
+    object storage, only those that --phase and --samples choose are copied to this machine. Raises BadUsage when the
+    run has no rows."""
     from tokenizer.mixture.curriculum import Curriculum
-    from tokenizer.shards.rows import MANIFEST, RowSet
+    from tokenizer.shards.rows import MANIFEST, RowSet, read_manifest
 
     at, name = resolve_run(run, root)
-    if at.local is None:
-        raise BadUsage(f"--order {run}: is read on this machine; copy runs/{name} of the store")
     folder, path = f"runs/{name}/rows-bytes", f"runs/{name}/curriculum.json"
     for needed, remedy in ((path, "add `curriculum:` to its recipe and run it again"),
                            (f"{folder}/{MANIFEST}", f"run `{as_typed('materialize', name, at)}` first")):
         if not at.exists(needed):
             raise BadUsage(f"--order {run}: {at.at(needed)} does not exist; {remedy}")
-    return RowSet(at.local / folder), Curriculum.loads(at.read(path), path)
+    curriculum = Curriculum.loads(at.read(path), path)
+    if at.local is not None:
+        yield RowSet(at.local / folder), curriculum
+        return
+    first, stop = chosen(curriculum, phase, samples)
+
+    def names(store: Store) -> list[str]:
+        files = read_manifest(store.read(MANIFEST), store.at(MANIFEST)).files
+        return [MANIFEST, *(name for file in files if file.first < stop and first < file.first + file.rows
+                            for name in file.files.values())]
+
+    with local_copy(f"{at.root}/{folder}", "--order", names) as copied:
+        yield RowSet(copied), curriculum
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
@@ -153,7 +188,8 @@ def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tu
     return first, stop
 
 
-def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
+def import_files(path: Annotated[str, typer.Argument(
+                     metavar="PATH", help="File of the format, or folder of them, or the URL of a folder.")],
                  format: FormatOpt,
                  tokenizer: Annotated[Path, typer.Option(
                      "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
@@ -175,45 +211,47 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
     """
     from pipeline.base.prf import below
     from pipeline.recipe.model import checked_name
-    from pipeline.store.fs import Store
     from pipeline.store.log import Log
     from stages.document import document_id
     from tokenizer.imports.imports import import_tokens
     from tokenizer.imports.source import Coding
     from tokenizer.load import load_tokenizer
 
-    for place in (path, store):
-        if "://" in place:
-            raise BadUsage(f"{place}: an import reads and writes on this machine; copy the files")
     try:
         checked_name(name)
     except ValueError as e:
         raise BadUsage(f"--name: {e}") from None
-    coder = load_tokenizer(tokenizer)
-    shards = Path(store) / "shards"
-    # a run that writes shards of this name at the same moment would replace those of the import, so one of both waits
-    with writing(shards / name, "--store"), contextlib.closing(Log.open(Store(store), run=f"import of {name}")):
-        coding = Coding(coder.sha256, coder.vocab_size, coder.eos)
-        result = import_tokens(Path(path), format.value, coding, shards, name,
+    check_root(store)
+    coder, at = load_tokenizer(tokenizer), Store(store)
+    place = f"{at.root}/shards/{name}/split=train"
+    with contextlib.ExitStack() as stack:
+        if at.local is not None:
+            stack.enter_context(writing(at.local / "shards" / name, "--store"))
+        # a run that writes shards of this name at the same moment would replace those of the import: one of both waits
+        stack.enter_context(contextlib.closing(Log.open(at, run=f"import of {name}")))
+        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
+        folder = at.local / "shards" / name if at.local is not None else \
+            stack.enter_context(uploaded(f"{at.root}/shards/{name}", f"--name {name}"))
+        result = import_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), folder, name,
                                lambda file, number: document_id(name, file, "", number),
                                progress_printer(quiet or json_lines),
                                is_held_out=(lambda id: below(0, "val", id, val)) if val else None)
-        keep_tokenizer(shards, coder)
+        keep_tokenizer(at, coder)
     if json_lines:
-        typer.echo(json.dumps({**result._asdict(), "path": str(result.path), "format": format.value}))
+        typer.echo(json.dumps({**result._asdict(), "path": place, "format": format.value}))
     elif not quiet:
-        typer.echo(f"{result.path}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+        typer.echo(f"{place}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
                    f"{plural(result.shards, 'shard')}" + (f", and {plural(result.held_out, 'document')} held out" if val
                                                          else ""))
 
 
-def keep_tokenizer(shards: Path, tokenizer: Tokenizer) -> None:
+def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer's file into the folder `shards` of a store, under the name that a run would give it. Commands
     that decode shards look for it there."""
-    target = shards / f"tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"
-    if not target.exists():
-        with replacing(target) as part:
-            shutil.copyfile(tokenizer.path, part)
-            if sha256(part) != tokenizer.sha256:
-                raise UserError(f"--tokenizer {tokenizer.path}: changed during the import; copy the file with sha256 "
-                                f"{tokenizer.sha256} to {target}")
+    target = f"shards/tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"
+    if not store.exists(target):
+        data = Path(tokenizer.path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != tokenizer.sha256:
+            raise UserError(f"--tokenizer {tokenizer.path}: changed during the import; copy the file with sha256 "
+                            f"{tokenizer.sha256} to {store.at(target)}")
+        store.write(target, data, durable=True)

@@ -38,7 +38,7 @@ def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web"
              is_held_out: Callable[[str], bool] | None = None) -> Imported:
     """Import files with shards of `step` tokens."""
     (store / "shards").mkdir(parents=True, exist_ok=True)
-    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards", name,
+    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards" / name, name,
                          lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize,
                          is_held_out=is_held_out)
 

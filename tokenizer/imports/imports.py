@@ -48,12 +48,12 @@ class Imported(NamedTuple):
     held_out: int                 # documents of the set split=val
 
 
-def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: str, make_id: Callable[[str, int], str],
+def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str, make_id: Callable[[str, int], str],
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
                   is_held_out: Callable[[str], bool] | None = None) -> Imported:
-    """Write the documents in a file or folder `path` as the set `name`/split=train in the folder `shards` of a store,
-    which must exist. `make_id` returns the id of a document from the name of its file and its number in it. Documents
-    for whose ids `is_held_out` is true go to the set `name`/split=val instead. `progress` gets the bytes read and the
+    """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
+    `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
+    for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
     bytes to read. Raises TokenFileError when a file is not as the format wants it; then nothing is left."""
     done = total = 0
 
@@ -64,7 +64,7 @@ def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: s
 
     reader, source = FORMATS[format], Source(path, coding, read)
     parts: dict[str, int] = {}                    # file → its number
-    with appearing(shards / name, f"--name {name}") as folder:
+    with appearing(out, f"--name {name}") as folder:
         names = reader.files(source)
         total = source.size(names)
         assemblies = {}
@@ -91,7 +91,7 @@ def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: s
                 write_synced(folder / f"split={split}" / file, manifest.dumps().encode())
             sync(folder / f"split={split}")
     train = manifests["train"]
-    return Imported(shards / name / "split=train", train.sha256, len(train.shards), train.documents, train.tokens,
+    return Imported(out / "split=train", train.sha256, len(train.shards), train.documents, train.tokens,
                     manifests["val"].documents if "val" in manifests else 0)
 
 

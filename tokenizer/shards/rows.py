@@ -106,6 +106,18 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
+def read_manifest(data: bytes, where: object) -> RowManifest:
+    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when it is not
+    the list of a set of rows."""
+    try:
+        doc = json.loads(data)
+    except ValueError as e:
+        raise ShardError(f"{where}: no materialised rows there ({e}); materialise the run again") from e
+    if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
+        raise ShardError(f"{where}: not a set of rows this Tokenmill reads")
+    return RowManifest(**{**doc, "streams": tuple(doc["streams"]), "files": tuple(RowFile(**f) for f in doc["files"])})
+
+
 class RowSet:
     """Reads a set of materialised rows: samples of a training, written to files in their order. It holds one row
     (format `bytes`) or one row group (format `parquet`) in memory. When a file is opened, its sha256 is checked;
@@ -115,13 +127,9 @@ class RowSet:
         self.folder = Path(folder)
         path = self.folder / MANIFEST
         try:
-            doc = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as e:
+            self.manifest = read_manifest(path.read_bytes(), path)
+        except OSError as e:
             raise ShardError(f"{path}: no materialised rows there ({e}); materialise the run again") from e
-        if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
-            raise ShardError(f"{path}: not a set of rows this Tokenmill reads")
-        self.manifest = RowManifest(**{**doc, "streams": tuple(doc["streams"]),
-                                       "files": tuple(RowFile(**f) for f in doc["files"])})
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self._firsts = [f.first for f in self.manifest.files]
         self._open: tuple[int, Any] = (-1, None)
