@@ -1,4 +1,4 @@
-"""`tokenmill shards export` and `tokenmill shards import`: token shards in the formats of other projects."""
+"""`tokenmill shards export`, `import` and `decode`: token shards and texts, in and from formats of other projects."""
 
 from __future__ import annotations
 
@@ -46,6 +46,13 @@ FormatOpt = Annotated[Format, typer.Option(
     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), nanogpt (llm.c, "
                            "modded-nanogpt), parquet (a row per document), mds (MosaicML streaming), litdata "
                            "(litdata's TokensLoader).")]
+
+
+PathArg = Annotated[str, typer.Argument(
+    metavar="PATH", help="File of the format, or folder of them, or the URL of a folder.")]
+TokenizerOpt = Annotated[Path, typer.Option(
+    "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a .model, or a "
+                                        "folder with one.")]
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
@@ -188,13 +195,7 @@ def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tu
     return first, stop
 
 
-def import_files(path: Annotated[str, typer.Argument(
-                     metavar="PATH", help="File of the format, or folder of them, or the URL of a folder.")],
-                 format: FormatOpt,
-                 tokenizer: Annotated[Path, typer.Option(
-                     "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
-                                                         ".model, or a folder with one.")],
-                 store: StoreOpt,
+def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, store: StoreOpt,
                  name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new stream.")],
                  val: Annotated[float, typer.Option(
                      "--val", min=0, max=0.5, metavar="SHARE", help="Share of documents held out for validation, in "
@@ -243,6 +244,34 @@ def import_files(path: Annotated[str, typer.Argument(
         typer.echo(f"{place}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
                    f"{plural(result.shards, 'shard')}" + (f", and {plural(result.held_out, 'document')} held out" if val
                                                          else ""))
+
+
+def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
+           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder, or URL, for the texts.")],
+           quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+    """Turn token files of another project back into texts, as JSON Lines.
+
+    A recipe reads them with `read: jsonl`, so that its filters and its tokenizer see the documents again. Each document
+    must end in the EOS of the tokenizer.
+
+    \b
+    Example:
+      tokenmill shards decode old-megatron --format megatron --tokenizer old/tokenizer.json --out old-texts
+    """
+    from tokenizer.imports.decode import decode_tokens
+    from tokenizer.load import load_tokenizer
+
+    coder = load_tokenizer(tokenizer)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
+        folder = stack.enter_context(written(out, "--out"))
+        result = decode_tokens(source, format.value, coder, folder, progress_printer(quiet or json_lines))
+    if json_lines:
+        typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
+    elif not quiet:
+        typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+                   f"{plural(result.files, 'file')} of {size(result.bytes)}, {result.damaged:,} of them with bytes "
+                   f"that are no UTF-8")
 
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:

@@ -19,7 +19,8 @@ def register(app: typer.Typer) -> None:
     shards = typer.Typer(help="Look into token shards, export and import them.", no_args_is_help=True,
                          rich_markup_mode=None)
     for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", find),
-                          ("export", formats.export), ("import", formats.import_files)):
+                          ("export", formats.export), ("import", formats.import_files),
+                          ("decode", formats.decode)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
 
