@@ -259,13 +259,15 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
       tokenmill shards decode old-megatron --format megatron --tokenizer old/tokenizer.json --out old-texts
     """
     from tokenizer.imports.decode import decode_tokens
+    from tokenizer.imports.source import Coding
     from tokenizer.load import load_tokenizer
 
     coder = load_tokenizer(tokenizer)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
         folder = stack.enter_context(written(out, "--out"))
-        result = decode_tokens(source, format.value, coder, folder, progress_printer(quiet or json_lines))
+        result = decode_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), coder.decode,
+                               folder, progress_printer(quiet or json_lines))
     if json_lines:
         typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
     elif not quiet:

@@ -14,8 +14,8 @@ from stages.read.jsonl import Jsonl
 from stages.read.reader import Slice
 from tests.tokenizer.test_shards import write_set
 from tokenizer.export.export import FORMATS, export
-from tokenizer.imports.decode import decode_tokens
-from tokenizer.imports.source import TokenFileError
+from tokenizer.imports.decode import Decoded, decode_tokens
+from tokenizer.imports.source import Coding, TokenFileError
 from tokenizer.load import Tokenizer, load_tokenizer
 from tokenizer.shards.reader import ShardSet
 from tokenizer.train import train_bpe
@@ -39,10 +39,15 @@ def token_files(folder: Path, name: str, tokenizer: Tokenizer, texts: list[str],
     return folder / "in"
 
 
+def decoded(path: Path, name: str, tokenizer: Tokenizer, out: Path, **options: int) -> Decoded:
+    coding = Coding(tokenizer.sha256, tokenizer.vocab_size, tokenizer.eos)
+    return decode_tokens(path, name, coding, tokenizer.decode, out, **options)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_texts_come_back_and_the_jsonl_reader_reads_them(tmp_path, tokenizer, name):
     source = token_files(tmp_path, name, tokenizer, TEXTS)
-    result = decode_tokens(source, name, tokenizer, tmp_path / "out", file_bytes=100)
+    result = decoded(source, name, tokenizer, tmp_path / "out", file_bytes=100)
     paths = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in paths] == [f"{i:05d}.jsonl" for i in range(result.files)] and len(paths) > 1
     read = [doc for path in paths for doc in Jsonl().read(str(path), Slice("old", path.name))]
@@ -58,7 +63,7 @@ def test_bytes_that_are_no_text_are_counted(tmp_path, tokenizer):
     assert len(ids) == 3
     (tmp_path / "a.ds").write_bytes(np.array([*ids[:2], tokenizer.eos, *ids, tokenizer.eos], "<u2").tobytes())
     (tmp_path / "a.ds.index").write_bytes(np.array([3, 7], "<u8").tobytes())
-    result = decode_tokens(tmp_path / "a.ds", "ds", tokenizer, tmp_path / "out")
+    result = decoded(tmp_path / "a.ds", "ds", tokenizer, tmp_path / "out")
     rows = [json.loads(line) for line in (tmp_path / "out" / "00000.jsonl").read_text(encoding="utf-8").splitlines()]
     assert (result.documents, result.damaged) == (2, 1) and "\ufffd" in rows[0]["text"]
     assert rows[1] == {"id": "a.ds#1", "text": "狐"}
@@ -67,7 +72,7 @@ def test_bytes_that_are_no_text_are_counted(tmp_path, tokenizer):
 def test_loss_masks_are_refused_and_nothing_is_left(tmp_path, tokenizer):
     source = token_files(tmp_path, "ds", tokenizer, TEXTS, masked=(0,))
     with pytest.raises(TokenFileError, match="loss mask"):
-        decode_tokens(source, "ds", tokenizer, tmp_path / "out")
+        decoded(source, "ds", tokenizer, tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["in", "set"]
 
 

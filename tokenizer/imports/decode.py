@@ -13,7 +13,6 @@ from tokenizer.export.target import Target, appearing
 from tokenizer.imports.documents import Documents
 from tokenizer.imports.imports import FORMATS, ids_of
 from tokenizer.imports.source import Coding, Source, TokenFileError
-from tokenizer.load import Tokenizer
 
 #: least bytes of a full file of texts
 FILE_BYTES = 1 << 28
@@ -31,13 +30,13 @@ class Decoded(NamedTuple):
     damaged: int                  # documents with bytes that are no UTF-8, for which their texts have U+FFFD
 
 
-def decode_tokens(path: Path, format: str, tokenizer: Tokenizer, out: Path,
+def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
                   progress: Callable[[int, int], None] = lambda done, total: None,
                   file_bytes: int = FILE_BYTES) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
     00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is that
     of the files, or FILE#NUMBER. Raises TokenFileError when a file is not as the format wants it, or has loss masks,
-    which texts cannot carry; then nothing is left."""
+    which texts cannot carry; then nothing is left. `decode` is that of the tokenizer."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -45,13 +44,13 @@ def decode_tokens(path: Path, format: str, tokenizer: Tokenizer, out: Path,
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], Source(path, Coding(tokenizer.sha256, tokenizer.vocab_size, tokenizer.eos), read)
+    reader, source = FORMATS[format], Source(path, coding, read)
     documents = tokens = damaged = 0
     with appearing(out, f"--out {out}") as folder:
         target = Target(folder)
         names = reader.files(source)
         total = source.size(names)
-        lines = lines_of(source, reader.documents(source, names), tokenizer)
+        lines = lines_of(source, reader.documents(source, names), decode)
         line = next(lines, None)
         while line is not None:
             with target.create(f"{target.files:05d}.jsonl") as file:
@@ -66,7 +65,8 @@ def decode_tokens(path: Path, format: str, tokenizer: Tokenizer, out: Path,
     return Decoded(target.files, target.bytes, documents, tokens, damaged)
 
 
-def lines_of(source: Source, blocks: Iterator[Documents], tokenizer: Tokenizer) -> Iterator[tuple[bytes, int, bool]]:
+def lines_of(source: Source, blocks: Iterator[Documents],
+             decode: Callable[[np.ndarray], str]) -> Iterator[tuple[bytes, int, bool]]:
     """Yield (line, tokens, whether bytes are no UTF-8) of each document."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
@@ -75,6 +75,6 @@ def lines_of(source: Source, blocks: Iterator[Documents], tokenizer: Tokenizer) 
         ends = np.cumsum(documents.lengths)
         ids = ids_of(source, documents, lambda file, number: f"{file}#{number}")
         for id, begin, end in zip(ids, (ends - documents.lengths).tolist(), ends.tolist()):
-            text = tokenizer.decode(documents.tokens[begin:end - 1])
+            text = decode(documents.tokens[begin:end - 1])
             line = json.dumps({"id": id, "text": text}, ensure_ascii=False) + "\n"
             yield line.encode(), end - begin, REPLACEMENT in text
