@@ -1,24 +1,30 @@
-"""`tokenmill shards export` and `tokenmill shards import`: token shards in the formats of other projects."""
+"""`tokenmill shards export`, `import` and `decode`: token shards and texts, in and from formats of other projects."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.base.files import replacing, sha256
 from pipeline.base.humanize import plural, size
 from pipeline.cli.errors import BadUsage, UserError, writing
-from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt
-from pipeline.cli.shard_sets import ShardsArg, opened
+from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, check_root, resolve_run
+from pipeline.cli.shard_sets import opened
+from pipeline.cli.transfer import is_url, local_copy, uploaded
+from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
+    from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.shards.rows import RowSet
 
 #: seconds between two lines of progress
 PROGRESS_S = 10.0
@@ -42,6 +48,13 @@ FormatOpt = Annotated[Format, typer.Option(
                            "(litdata's TokensLoader).")]
 
 
+PathArg = Annotated[str, typer.Argument(
+    metavar="PATH", help="File of the format, or folder of them, or the URL of a folder.")]
+TokenizerOpt = Annotated[Path, typer.Option(
+    "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a .model, or a "
+                                        "folder with one.")]
+
+
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
     """Return a function that gets the bytes read and the bytes to read. It prints them to stderr every PROGRESS_S
     seconds, with the rate and the time left, unless it is `silent`."""
@@ -60,42 +73,133 @@ def progress_printer(silent: bool) -> Callable[[int, int], None]:
     return show_progress
 
 
-def export(shards: ShardsArg,
-           format: FormatOpt,
-           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder for the files.")],
+def export(format: FormatOpt,
+           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder, or URL, for the files.")],
+           shards: Annotated[str | None, typer.Argument(
+               metavar="[SHARDS]", help="A shard set, or its URL: STORE/shards/NAME/split=train. Not with "
+                                        "--order.")] = None,
+           order: Annotated[str | None, typer.Option(
+               "--order", metavar="RUN", help="Write the samples of this run, in training order, instead of a shard "
+                                              "set. Needs its rows: materialize RUN.")] = None,
+           phase: Annotated[str | None, typer.Option(
+               "--phase", metavar="PHASE", help="Only the samples of this phase. With --order.")] = None,
+           samples: Annotated[str | None, typer.Option(
+               "--samples", metavar="A:B", help="Only samples A to B - 1. With --order.")] = None,
+           store: StoreOpt = "store",
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Write a shard set in the format of another project.
+    """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. A file whose bytes are those of a file of the shard set is a
-    hard link to it if both are on one disk. Never change such a file: the shard set would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. A file whose
+    bytes are those of a file of the store is a hard link to it if both are on one disk. Never change such a file: the
+    store would change, too.
 
     \b
-    Example:
+    Examples:
       tokenmill shards export store/shards/web/split=train --format ds --out web-ds
+      tokenmill shards export --order fineweb-3f2a91c0 --phase stable --format mds --out stable-mds
     """
     from tokenizer.export.export import export as write
+    from tokenizer.export.export import export_samples
 
-    if "://" in out:
-        raise BadUsage(f"--out {out}: an export is written to a folder of this machine; copy it from there")
-    shard_set = opened(shards)
-    with writing(Path(out)):
-        result = write(shard_set, format.value, Path(out), drop_loss, progress_printer(quiet or json_lines))
+    if (shards is None) == (order is None):
+        raise BadUsage("SHARDS, --order: give the shard set or the run to export, one of both")
+    show_progress, what = progress_printer(quiet or json_lines), "document" if order is None else "sample"
+    with contextlib.ExitStack() as stack:
+        if shards is not None:
+            if option := next((name for name, value in (("--phase", phase), ("--samples", samples)) if value), None):
+                raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
+            copied = stack.enter_context(local_copy(shards, "SHARDS", files_of_set)) if is_url(shards) else Path(shards)
+            shard_set = opened(copied)
+            folder = stack.enter_context(written(out, "--out"))
+            result = write(shard_set, format.value, folder, drop_loss, show_progress)
+        elif order is not None:
+            rows, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
+            first, stop = chosen(curriculum, phase, samples)
+            folder = stack.enter_context(written(out, "--out"))
+            result = export_samples(rows, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
     if json_lines:
-        typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
+        figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
+        typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
     elif not quiet:
-        typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+        typer.echo(f"{out}: {plural(result.documents, what)} of {result.tokens:,} tokens in "
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")
 
 
-def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File of the format, or folder of them.")],
-                 format: FormatOpt,
-                 tokenizer: Annotated[Path, typer.Option(
-                     "--tokenizer", metavar="FILE", help="Tokenizer with which the tokens were made: tokenizer.json, a "
-                                                         ".model, or a folder with one.")],
-                 store: StoreOpt,
+@contextlib.contextmanager
+def written(out: str, option: str) -> Iterator[Path]:
+    """A context manager for writing the new folder `out`, which `option` has given. It yields the folder to write: for
+    a URL one of this machine, whose files are uploaded at the end."""
+    with uploaded(out, option) if is_url(out) else contextlib.nullcontext(Path(out)) as folder, writing(folder, option):
+        yield folder
+
+
+def files_of_set(store: Store) -> list[str]:
+    """Return the names of the files of a shard set in object storage. Raises ShardError when there is none."""
+    from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+
+    try:
+        manifest = Manifest.from_json(json.loads(store.read(MANIFEST)), store.at(MANIFEST))
+    except (FileNotFoundError, ValueError) as e:
+        raise e if isinstance(e, ShardError) else ShardError(
+            f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
+    return [*(getattr(shard, kind) for shard in manifest.shards for kind in shard.sums()), MANIFEST]
+
+
+@contextlib.contextmanager
+def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iterator[tuple[RowSet, Curriculum]]:
+    """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Of rows in
+    object storage, only those that --phase and --samples choose are copied to this machine. Raises BadUsage when the
+    run has no rows."""
+    from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.shards.rows import MANIFEST, RowSet, read_manifest
+
+    at, name = resolve_run(run, root)
+    folder, path = f"runs/{name}/rows-bytes", f"runs/{name}/curriculum.json"
+    for needed, remedy in ((path, "add `curriculum:` to its recipe and run it again"),
+                           (f"{folder}/{MANIFEST}", f"run `{as_typed('materialize', name, at)}` first")):
+        if not at.exists(needed):
+            raise BadUsage(f"--order {run}: {at.at(needed)} does not exist; {remedy}")
+    curriculum = Curriculum.loads(at.read(path), path)
+    if at.local is not None:
+        yield RowSet(at.local / folder), curriculum
+        return
+    first, stop = chosen(curriculum, phase, samples)
+
+    def names(store: Store) -> list[str]:
+        files = read_manifest(store.read(MANIFEST), store.at(MANIFEST)).files
+        return [MANIFEST, *(name for file in files if file.first < stop and first < file.first + file.rows
+                            for name in file.files.values())]
+
+    with local_copy(f"{at.root}/{folder}", "--order", names) as copied:
+        yield RowSet(copied), curriculum
+
+
+def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
+    """Return the range [first, stop) of samples that --phase and --samples choose."""
+    first, stop = 0, curriculum.samples
+    if phase is not None:
+        names = {spec.name: spec for spec in curriculum.phases}
+        if phase not in names:
+            raise BadUsage(f"--phase {phase}: the curriculum has no such phase, but {', '.join(names)}")
+        first, stop = names[phase].start, names[phase].stop
+    if samples is not None:
+        if not (bounds := re.fullmatch(r"(\d{1,18}):(\d{1,18})", samples, re.ASCII)):
+            raise BadUsage(f"--samples {samples}: is no range A:B of numbers, such as 0:1000")
+        first, stop = max(first, int(bounds[1])), min(stop, int(bounds[2]))
+        if first >= stop:
+            raise BadUsage(f"--samples {samples}: no such samples; the run has {curriculum.samples:,}"
+                           + (f", and phase {phase} those from {names[phase].start} to {names[phase].stop}"
+                              if phase is not None else ""))
+    return first, stop
+
+
+def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, store: StoreOpt,
                  name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new stream.")],
+                 val: Annotated[float, typer.Option(
+                     "--val", min=0, max=0.5, metavar="SHARE", help="Share of documents held out for validation, in "
+                                                                    "the set split=val.")] = 0,
                  quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Turn token files of another project into a shard set.
 
@@ -106,43 +210,81 @@ def import_files(path: Annotated[str, typer.Argument(metavar="PATH", help="File 
     Example:
       tokenmill shards import web-ds --format ds --tokenizer tokenizer.json --store store --name web
     """
+    from pipeline.base.prf import below
     from pipeline.recipe.values import checked_name
+    from pipeline.store.log import Log
     from stages.document import document_id
     from tokenizer.imports.imports import import_tokens
     from tokenizer.imports.source import Coding
     from tokenizer.load import load_tokenizer
 
-    for place in (path, store):
-        if "://" in place:
-            raise BadUsage(f"{place}: an import reads and writes on this machine; copy the files")
     try:
         checked_name(name)
     except ValueError as e:
         raise BadUsage(f"--name: {e}") from None
-    coder = load_tokenizer(tokenizer)
-    shards = Path(store) / "shards"
-    with writing(shards / name, "--store"):
-        coding = Coding(coder.sha256, coder.vocab_size, coder.eos)
-        result = import_tokens(Path(path), format.value, coding, shards, name,
+    check_root(store)
+    coder, at = load_tokenizer(tokenizer), Store(store)
+    place = f"{at.root}/shards/{name}/split=train"
+    with contextlib.ExitStack() as stack:
+        if at.local is not None:
+            stack.enter_context(writing(at.local / "shards" / name, "--store"))
+        # a run that writes shards of this name at the same moment would replace those of the import: one of both waits
+        stack.enter_context(contextlib.closing(Log.open(at, run=f"import of {name}")))
+        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
+        folder = at.local / "shards" / name if at.local is not None else \
+            stack.enter_context(uploaded(f"{at.root}/shards/{name}", f"--name {name}"))
+        result = import_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), folder, name,
                                lambda file, number: document_id(name, file, "", number),
-                               progress_printer(quiet or json_lines))
-        keep_tokenizer(shards, coder)
+                               progress_printer(quiet or json_lines),
+                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None)
+        keep_tokenizer(at, coder)
     if json_lines:
-        typer.echo(json.dumps({**result._asdict(), "path": str(result.path), "format": format.value}))
+        typer.echo(json.dumps({**result._asdict(), "path": place, "format": format.value}))
     elif not quiet:
-        typer.echo(f"{result.path}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
-                   f"{plural(result.shards, 'shard')}")
+        typer.echo(f"{place}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+                   f"{plural(result.shards, 'shard')}" + (f", and {plural(result.held_out, 'document')} held out" if val
+                                                         else ""))
 
 
-def keep_tokenizer(shards: Path, tokenizer: Tokenizer) -> None:
+def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
+           out: Annotated[str, typer.Option("--out", metavar="DIR", help="New folder, or URL, for the texts.")],
+           quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
+    """Turn token files of another project back into texts, as JSON Lines.
+
+    A recipe reads them with `read: jsonl`, so that its filters and its tokenizer see the documents again. Each document
+    must end in the EOS of the tokenizer.
+
+    \b
+    Example:
+      tokenmill shards decode old-megatron --format megatron --tokenizer old/tokenizer.json --out old-texts
+    """
+    from tokenizer.imports.decode import decode_tokens
+    from tokenizer.imports.source import Coding
+    from tokenizer.load import load_tokenizer
+
+    coder = load_tokenizer(tokenizer)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
+        folder = stack.enter_context(written(out, "--out"))
+        result = decode_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), coder.decode,
+                               folder, progress_printer(quiet or json_lines))
+    if json_lines:
+        typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
+    elif not quiet:
+        typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
+                   f"{plural(result.files, 'file')} of {size(result.bytes)}, {result.damaged:,} of them with bytes "
+                   f"that are no UTF-8")
+
+
+def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer's file into the folder `shards` of a store, under the name that a run would give it. Commands
     that decode shards look for it there."""
     from tokenizer.load import file_contents
 
-    target = shards / f"tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"
-    if not target.exists():
-        with replacing(target) as part:
-            part.write_bytes(file_contents(Path(tokenizer.path), tokenizer.eos_token))
-            if sha256(part) != tokenizer.sha256:
-                raise UserError(f"--tokenizer {tokenizer.path}: changed during the import; copy the file with sha256 "
-                                f"{tokenizer.sha256} to {target}")
+    target = f"shards/tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"
+    if not store.exists(target):
+        data = file_contents(Path(tokenizer.path), tokenizer.eos_token)
+        if hashlib.sha256(data).hexdigest() != tokenizer.sha256:
+            raise UserError(f"--tokenizer {tokenizer.path}: changed during the import; copy the file with sha256 "
+                            f"{tokenizer.sha256} to {store.at(target)}")
+        store.write(target, data, durable=True)

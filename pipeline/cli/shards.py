@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
     shards = typer.Typer(help="Look into token shards, export and import them.", no_args_is_help=True,
                          rich_markup_mode=None)
     for name, command in (("verify", verify), ("head", head), ("stats", stats), ("find", lookup.find),
-                          ("index", lookup.index), ("explain", samples.explain),
-                          ("realised", samples.realised), ("export", formats.export), ("import", formats.import_files)):
+                          ("index", lookup.index), ("explain", samples.explain), ("realised", samples.realised),
+                          ("export", formats.export), ("import", formats.import_files), ("decode", formats.decode)):
         shards.command(name)(command)
     app.add_typer(shards, name="shards")
 

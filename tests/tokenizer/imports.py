@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,13 @@ def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus
                                              *rng.integers(0, 900, 12).tolist()]), masked=masked)
 
 
-def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP) -> Imported:
+def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP,
+             is_held_out: Callable[[str], bool] | None = None) -> Imported:
     """Import files with shards of `step` tokens."""
     (store / "shards").mkdir(parents=True, exist_ok=True)
-    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards", name,
-                         lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize)
+    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards" / name, name,
+                         lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize,
+                         is_held_out=is_held_out)
 
 
 def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:

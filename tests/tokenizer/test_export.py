@@ -213,7 +213,8 @@ def test_progress_has_a_rate_and_the_time_left(tmp_path, capsys, monkeypatch):
         assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("out", "key"), [("s3://bucket/x", "--out"), ("set", "--out"), ("out", "--drop-loss")])
+@pytest.mark.parametrize(("out", "key"), [("s3://key:secret@bucket/x", "--out"), ("set", "--out"),
+                                          ("out", "--drop-loss")])
 def test_errors_of_the_command_are_one_line(tmp_path, capsys, monkeypatch, out, key):
     shard_set = corpus(tmp_path / "set", 300, masked=(0,))
     monkeypatch.chdir(tmp_path)

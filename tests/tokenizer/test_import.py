@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.base.prf import below
 from pipeline.cli.app import run_command
 from pipeline.cli.formats import Format
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
 from tests.tokenizer.exports import VOCABS, corpus, tree
 from tests.tokenizer.imports import documents_of, imported, like_a_run
 from tokenizer.export.export import FORMATS as EXPORTS
@@ -226,6 +233,53 @@ def test_a_name_that_is_taken_is_refused_and_kept(tmp_path):
     assert tree(tmp_path / "store") == before and first.documents == shard_set.manifest.documents
 
 
+@pytest.mark.parametrize("name", NAMED)
+def test_an_id_of_two_documents_is_refused_with_both_places(tmp_path, name):
+    shard_set = corpus(tmp_path / "set", 300, shards=[[3, 9, 30], [5, 2]])
+    export(ShardSet(shard_set.folder), name, tmp_path / "out")
+    (tmp_path / "in").mkdir()
+    for path in sorted((tmp_path / "out").iterdir()):           # equal lengths, so that no place in a file moves
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+            ids = [id.replace(shard_set.ids[4], shard_set.ids[1]) for id in table["id"].to_pylist()]
+            pq.write_table(table.set_column(0, "id", pa.array(ids)), tmp_path / "in" / path.name)
+            continue
+        data = data.replace(shard_set.ids[4].encode(), shard_set.ids[1].encode())
+        (tmp_path / "in" / path.name).write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    with pytest.raises(TokenFileError, match=shard_set.ids[1]) as error:
+        imported(tmp_path / "in", name, 300, tmp_path / "store")
+    assert str(error.value).count(", document ") == 2 and "\n" not in str(error.value)
+    assert os.listdir(tmp_path / "store" / "shards") == []
+
+
+def test_equal_hashes_of_different_ids_are_no_error(tmp_path, monkeypatch):
+    export(ShardSet(corpus(tmp_path / "set", 300).folder), "parquet", tmp_path / "out")
+    monkeypatch.setattr("tokenizer.imports.ids.hashed", len)
+    assert imported(tmp_path / "out", "parquet", 300, tmp_path / "store").documents == 112
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40), odd=st.sets(st.integers(0, 39)),
+       mask=st.booleans(), block=st.integers(1, 99))
+def test_documents_are_divided_between_training_and_validation(tmp_path_factory, lengths, odd, mask, block):
+    folder = tmp_path_factory.mktemp("divided")
+    shard_set = corpus(folder / "set", 300, shards=[[3, *lengths]], masked=(0,) if mask else ())
+    export(ShardSet(shard_set.folder), "ds", folder / "out")
+    chosen = {f"00000.ds#{number}" for number in odd if number}              # the first one is for training
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "BLOCK_TOKENS", block)
+        result = imported(folder / "out", "ds", 300, folder / "store", is_held_out=chosen.__contains__)
+    expected: dict[str, list[tuple[str, list[int], list[bool]]]] = {"train": [], "val": []}
+    for number, (tokens, targets) in enumerate(zip(shard_set.documents, shard_set.targets)):
+        id = f"00000.ds#{number}"
+        expected["val" if id in chosen else "train"].append((id, tokens.tolist(), targets.tolist()))
+    for split, wanted in expected.items():
+        assert documents_of(result.path.parent / f"split={split}") == wanted
+        assert verify(result.path.parent / f"split={split}") == []
+    assert (result.documents, result.held_out) == (len(expected["train"]), len(expected["val"]))
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -267,7 +321,29 @@ def test_the_command_writes_a_set_that_other_commands_read(tmp_path, tokenizer, 
     assert capsys.readouterr().err.startswith("error: --name web")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--name", "../x"), ("--name", ".hidden"), ("--store", "s3://bucket/x"),
+def test_the_command_holds_documents_out_as_a_run_does(tmp_path, tokenizer, capsys):
+    coder = load_tokenizer(tokenizer)
+    write_ds(tmp_path / "in", [[5, coder.eos]] * 400)
+    assert run_command(line(tmp_path, tokenizer, "--val", "0.25", "--json")) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["documents"] + row["held_out"] == 400 and 60 < row["held_out"] < 140
+    held_out = documents_of(tmp_path / "store" / "shards" / "web" / "split=val")
+    assert len(held_out) == row["held_out"] and all(below(0, "val", id, 0.25) for id, _, _ in held_out)
+
+
+def test_a_store_that_a_run_uses_is_not_imported_into(tmp_path, tokenizer, capsys):
+    write_ds(tmp_path / "in", [[5, load_tokenizer(tokenizer).eos]])
+    (tmp_path / "store").mkdir()
+    with contextlib.closing(Log.open(Store(tmp_path / "store"), run="other", threaded=False)):
+        assert run_command(line(tmp_path, tokenizer)) == 1
+    err = capsys.readouterr().err
+    assert "run 'other'" in err and err.count("\n") == 1
+    assert not any((tmp_path / "store" / "shards").iterdir())
+    assert run_command(line(tmp_path, tokenizer)) == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--name", "../x"), ("--name", ".hidden"),
+                                               ("--store", "s3://key:secret@bucket/x"),
                                                ("--tokenizer", "nowhere.json")])
 def test_errors_of_the_command_are_one_line(tmp_path, tokenizer, capsys, option, value):
     write_ds(tmp_path / "in", [[5, 3]])
@@ -275,8 +351,8 @@ def test_errors_of_the_command_are_one_line(tmp_path, tokenizer, capsys, option,
     words[words.index(option) + 1] = value
     assert run_command(words) != 0
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and value in err
-    assert os.listdir(tmp_path) == ["in"]
+    assert err.startswith("error: ") and err.count("\n") == 1 and value.rpartition("@")[2] in err
+    assert "secret" not in err and os.listdir(tmp_path) == ["in"]
 
 
 def test_a_damaged_file_fails_the_command_and_leaves_nothing(tmp_path, tokenizer, capsys):
@@ -284,7 +360,7 @@ def test_a_damaged_file_fails_the_command_and_leaves_nothing(tmp_path, tokenizer
     assert run_command(line(tmp_path, tokenizer)) == 1
     err = capsys.readouterr().err
     assert "a.ds: byte 4" in err and "EOS" in err and err.count("\n") == 1
-    assert tree(tmp_path / "store") == {}
+    assert tree(tmp_path / "store" / "shards") == {}
 
 
 def test_a_repair_of_the_store_keeps_what_cannot_be_made_again(tmp_path, capsys):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import resource
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,15 @@ from pipeline.base.parquet import write_table
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS
 from tokenizer.imports import documents, parquet
+
+#: a Parquet file with one row, compressed
+ZEROS = (
+    'c-m!BO-my|5Upv4F@lGvROntthzAD+zak`PaD^H%_%UJ(EUR85#vuk{GMhvP_T)`}j90Jz27iHfLC`<2veg~U9DIkWuIcw)RW(zl'
+    'N)ByI;g0|X!Z^Up!{WcJJp~2`Sj1osZ|<HSEli_>j$42kTi;0&$Hw4OGx-9L;$rCI{g&C5!)K!#vP=TBRgeeibZh6~WfcYFg&b+L'
+    'qO0CX<E+c=onVbMd0X1eMz_ZV6w^Wuht2RZZ1tvPa6gge2_Yktt6UFU6e<r+TCF5DM*1be(Tr)GxwkS;mbdPuzE7{_cz@8%fEN_7'
+    'HtUHGy?`oxEudSngYZ)90?L)6RH^L$F7_9ZuhybQp-zkg>SLEECcjQ4qB?DuEAoA!J$=|9+BP4O%-9@+zh(A|wOjm4*E=+@Hq^k>'
+    '7rKm2TYm1Wv>F|6?S1MG`Xmk|<9|ecOvz;*KAoFfOZq26R1Yi7Q)cq~+s3axApHcHjjEkLS7C3y7De;bPNyAbuftBa(Qajz3kypN'
+    'Ipw<iWN-X#W&XYX178P`?E')
 
 
 def write(folder: Path, columns: dict[str, Any], name: str = "train-00000-of-00001", **options: Any) -> Path:
@@ -74,6 +87,17 @@ def test_ids_that_would_fill_the_memory_and_doubled_columns_are_refused(tmp_path
     table = pa.table([pa.array([[5, EOS]]), pa.array([[6, EOS]])], ["input_ids", "input_ids"])
     pq.write_table(table, folder / "train-00000-of-00001.parquet")
     refused(folder, "parquet", "two columns of one name")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells no process its memory")
+def test_a_row_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
+    """200 million zeros, written by pyarrow with zstd, take 611 bytes in the file."""
+    monkeypatch.setattr(parquet, "MEMORY", 512 << 20)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.parquet").write_bytes(zlib.decompress(base64.b85decode(ZEROS)))
+    refused(tmp_path / "in", "parquet", "a.parquet", "rows from 0 on", "512 MiB")
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 def test_linked_folders_are_not_passed_over(tmp_path):

@@ -26,8 +26,8 @@ def test_an_imported_set_is_a_stream_of_a_training(tmp_path, masked):
     (tmp_path / "a.ds.index").write_bytes(np.cumsum([len(text) for text in texts]).astype("<u8").tobytes())
     if masked:
         (tmp_path / "a.ds.loss").write_bytes(bytes([number % 2 for text in texts for number in range(len(text))]))
-    import_tokens(tmp_path / "a.ds", "ds", Coding(TOKENIZER["sha256"], VOCAB, EOS), tmp_path / "store" / "shards",
-                  "more", lambda file, number: f"{file} {number}")
+    import_tokens(tmp_path / "a.ds", "ds", Coding(TOKENIZER["sha256"], VOCAB, EOS),
+                  tmp_path / "store" / "shards" / "more", "more", lambda file, number: f"{file} {number}")
     (tmp_path / "phases.yaml").write_text("- {name: second, extra: 960, mix: {more: 100}}\n")
     assert main(["edit", str(run), "--at", "4", "--phases", str(tmp_path / "phases.yaml")]) == 0
     opened = open_run(str(run), None, None, [])

@@ -11,6 +11,9 @@ If one shard has a loss mask, all get one, because datatrove wants as many files
 `tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store; a shard set does not know the
 tokenizer's name on a hub. datatrove needs BYTES to merge files of u32. nanotron loads the tokenizer that the line
 names, so for nanotron the name must be replaced by one that it can load.
+
+In training order, the L + 1 tokens of each sample are back to back, so that the windows of datatrove and nanotron with
+a sequence length of L are the samples. In the index, every sample ends a document. Files are numbered from 0.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.base.humanize import count
+from tokenizer.export.samples import Samples, each_token
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 from tokenizer.shards.layout import ENDS
@@ -29,7 +33,7 @@ class DsWriter:
     holds_loss = True
 
     def write(self, source: Source, target: Target) -> None:
-        folder, name = source.shards.folder, f"tokenizer-{source.manifest.tokenizer[:12]}"
+        folder = source.shards.folder
         for number in source.numbers:
             info = source.info(number)
             stem = f"{info.index:05d}.ds"
@@ -42,5 +46,24 @@ class DsWriter:
                 target.share(f"{stem}.loss", folder / info.loss, source.targets(number))
             elif source.masked:
                 target.write(f"{stem}.loss", source.targets(number))
-            text = f"{name}|{max(source.dtype.itemsize, 2)}\n{info.tokens}\n{count(info.tokens)} T"
-            target.write(f"{stem}.metadata", [np.frombuffer(text.encode(), np.uint8)])
+            write_metadata(target, stem, source.manifest.tokenizer, source.dtype, info.tokens)
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        width = samples.sequence + 1
+        for number, part in enumerate(samples.parts):
+            stem, tokens = f"{number:05d}.ds", (part.stop - part.begin) * width
+            if samples.dtype.itemsize == 1:
+                target.write(stem, (block.tokens.astype("<u2") for block in samples.blocks(part)))
+            else:
+                target.share(stem, samples.original(part, "tokens"), (block.tokens for block in samples.blocks(part)))
+            target.write(f"{stem}.index", ((block.pieces(width)[1] + (block.first - samples.first_of(part)) * width)
+                                           .astype(ENDS) for block in samples.blocks(part)))
+            if samples.masked:
+                target.write(f"{stem}.loss", (each_token(block.targets, width) for block in samples.blocks(part)
+                                              if block.targets is not None))
+            write_metadata(target, stem, samples.tokenizer.sha256, samples.dtype, tokens)
+
+
+def write_metadata(target: Target, stem: str, tokenizer: str, dtype: np.dtype, tokens: int) -> None:
+    text = f"tokenizer-{tokenizer[:12]}|{max(dtype.itemsize, 2)}\n{tokens}\n{count(tokens)} T"
+    target.write(f"{stem}.metadata", [np.frombuffer(text.encode(), np.uint8)])

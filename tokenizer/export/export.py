@@ -1,4 +1,5 @@
-"""Writes a shard set in the format of another project, document by document and with its tokens unchanged."""
+"""Writes a shard set, document by document, or the samples of a training in their order, in the format of another
+project. Tokens stay as they are."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ from tokenizer.export.megatron import MegatronWriter
 from tokenizer.export.nanogpt import NanoGptWriter
 from tokenizer.export.olmo import OlmoWriter
 from tokenizer.export.parquet import ParquetWriter
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target, appearing
+from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.rows import RowSet
 
 FORMATS: Mapping[str, Format] = {
     "ds": DsWriter(), "megatron": MegatronWriter(), "olmo": OlmoWriter(), "nanogpt": NanoGptWriter(),
@@ -29,7 +33,7 @@ class Exported(NamedTuple):
     files: int
     bytes: int
     linked: int                   # bytes of the files that are hard links to files of the shard set
-    documents: int
+    documents: int                # or the samples of an export in training order
     tokens: int
 
 
@@ -48,11 +52,38 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
     source, format = Source(shards, drop_loss, read), FORMATS[name]
     if not source.numbers:
         raise ExportError(f"{shards.folder}: the shard set has no documents, so there is nothing to export")
-    if source.masked and not format.holds_loss:
-        holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
-        raise ExportError(f"{shards.folder}: the set has loss masks, which --format {name} cannot hold; choose one of "
-                          f"{holding}, or add --drop-loss, with which all tokens count in the loss")
+    if source.masked:
+        check_holds_loss(name, shards.folder)
     with appearing(out, f"--out {out}") as folder:
         target = Target(folder)
         format.write(source, target)
     return Exported(target.files, target.bytes, target.linked, shards.manifest.documents, shards.manifest.tokens)
+
+
+def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, first: int, stop: int,
+                   drop_loss: bool = False,
+                   progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
+    """Write samples [first, stop) of a training to the new folder `out` in the format `name`. `rows` are the
+    materialised rows of the training, and `curriculum` is its curriculum. The rest is as in `export`."""
+    done = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, samples.tokens * samples.dtype.itemsize)
+
+    samples = Samples(rows, curriculum, first, stop, drop_loss, read)
+    if samples.masked:
+        check_holds_loss(name, rows.folder)
+    with appearing(out, f"--out {out}") as folder:
+        target = Target(folder)
+        FORMATS[name].write_samples(samples, target)
+    return Exported(target.files, target.bytes, target.linked, len(samples), samples.tokens)
+
+
+def check_holds_loss(name: str, folder: Path) -> None:
+    """Raise ExportError if the format `name` cannot hold the loss masks of the tokens in `folder`."""
+    if not FORMATS[name].holds_loss:
+        holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
+        raise ExportError(f"{folder}: the tokens have loss masks, which --format {name} cannot hold; choose one of "
+                          f"{holding}, or add --drop-loss, with which all tokens count in the loss")

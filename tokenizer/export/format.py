@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
@@ -17,3 +18,7 @@ class Format(Protocol):
     def write(self, source: Source, target: Target) -> None:
         """Write all documents of `source`, in their order. Equal shard sets give equal bytes. Raises ExportError when
         the format cannot hold the shard set, as early as possible."""
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        """Write samples of a training, in their order, as rows of one length. A row has all L + 1 tokens of a sample,
+        or the first L of them if the readers of the format want it so. Equal rows give equal bytes."""

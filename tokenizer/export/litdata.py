@@ -8,17 +8,21 @@
 at the end of the file. In the index, `no_header_numpy:4` means u8, `no_header_numpy:5` u16 and `no_header_numpy:6` u32;
 the numbers are litdata's for NumPy's types. litdata empties its cache when `updated_at` changes. Here it is the sha256
 of the shard set, so that equal sets give equal bytes.
+
+In training order, an item is the L + 1 tokens of a sample, so the blocks of `TokensLoader(block_size=L + 1)` are the
+samples. Where documents begin in a sample, only EOS says. `updated_at` names the order and the range of samples.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
@@ -35,9 +39,17 @@ class LitDataWriter:
         self.chunk_bytes = chunk_bytes
 
     def write(self, source: Source, target: Target) -> None:
-        size = source.dtype.itemsize
+        self.write_items(items(source), source.dtype.itemsize, source.manifest.sha256, target)
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        rows = (row.tobytes() for part in samples.parts for block in samples.blocks(part) for row in block.tokens)
+        version = f"{samples.rows.manifest.order}:{samples.first}:{samples.stop}"
+        self.write_items(rows, samples.dtype.itemsize, version, target)
+
+    def write_items(self, contents: Iterable[bytes], size: int, version: str, target: Target) -> None:
+        """Write items of tokens of `size` bytes. `version` is the index's `updated_at`."""
         chunks: list[dict[str, Any]] = []
-        for chunk in pack(items(source), 8, self.chunk_bytes):
+        for chunk in pack(contents, 8, self.chunk_bytes):
             name = f"chunk-0-{len(chunks)}.bin"
             with target.create(name) as file:
                 written = write_chunk(file, chunk)
@@ -47,7 +59,7 @@ class LitDataWriter:
                   "data_format": [f"no_header_numpy:{TYPES[size]}"],
                   "data_spec": json.dumps([1, {"type": None, "context": None, "children_spec": []}]),
                   "encryption": None, "item_loader": "TokensLoader"}
-        index = {"chunks": chunks, "config": config, "updated_at": source.manifest.sha256}
+        index = {"chunks": chunks, "config": config, "updated_at": version}
         target.write("index.json", [np.frombuffer(json.dumps(index, sort_keys=True).encode(), np.uint8)])
 
 

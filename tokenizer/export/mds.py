@@ -12,17 +12,24 @@
     ndarray            u8, 4 × number of dimensions (1) + k; the length as u8 (k = 0), u16 (1) or u32 (2); the values
 
 The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.
+
+In training order, a sample is one of the training, and the columns are ends (ndarray:uint32, the exclusive end of each
+piece of a document in the sample; the last is L + 1, because MosaicML has no empty arrays), loss (ndarray:uint8:L,
+whether each of the tokens 1 to L counts; only if the set has loss masks), sample (uint64, its number), stream (str) and
+tokens (ndarray:uint16:N or ndarray:uint32:N with N = L + 1).
+Columns whose encoding has a length are the values alone, and have a size in the configuration and none in the sample.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
@@ -36,14 +43,30 @@ class MdsWriter:
         self.size_limit = size_limit
 
     def write(self, source: Source, target: Target) -> None:
-        columns = {"id": "str", **({"loss": "ndarray:uint8"} if source.masked else {}),
-                   "tokens": f"ndarray:{source.dtype.name}"}
+        loss = {"loss": "ndarray:uint8"} if source.masked else {}
+        columns = {"id": "str", **loss, "tokens": f"ndarray:{source.dtype.name}"}
+        self.write_files(documents(source), columns, [None] * len(columns), target)
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        length = samples.sequence
+        loss = {"loss": (f"ndarray:uint8:{length}", length)} if samples.masked else {}
+        columns: dict[str, tuple[str, int | None]] = {
+            "ends": ("ndarray:uint32", None), **loss,
+            "sample": ("uint64", 8), "stream": ("str", None),
+            "tokens": (f"ndarray:{samples.dtype.name}:{length + 1}", (length + 1) * samples.dtype.itemsize)}
+        self.write_files(windows(samples), {name: encoding for name, (encoding, _) in columns.items()},
+                         [size for _, size in columns.values()], target)
+
+    def write_files(self, contents: Iterable[bytes], columns: Mapping[str, str], sizes: Sequence[int | None],
+                    target: Target) -> None:
+        """Write samples to files, and their index. `columns` has the encoding of each column, and `sizes` its bytes;
+        None: the samples differ."""
         config = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": self.size_limit,
                   "column_names": list(columns), "column_encodings": list(columns.values()),
-                  "column_sizes": [None] * len(columns)}
+                  "column_sizes": list(sizes)}
         head = json.dumps(config, sort_keys=True).encode()
         shards: list[dict[str, Any]] = []
-        for chunk in pack(samples(source), 8 + len(head), self.size_limit):
+        for chunk in pack(contents, 8 + len(head), self.size_limit):
             name = f"shard.{len(shards):05d}.mds"
             with target.create(name) as file:
                 size = write_chunk(file, chunk, head)
@@ -53,15 +76,27 @@ class MdsWriter:
         target.write("index.json", [np.frombuffer(index, np.uint8)])
 
 
-def samples(source: Source) -> Iterator[bytes]:
+def windows(samples: Samples) -> Iterator[bytes]:
+    """Yield each sample of a training as a sample of the format."""
+    for part in samples.parts:
+        for block in samples.blocks(part):
+            names = [name.encode() for name in samples.streams]
+            for row, (tokens, bounds, stream) in enumerate(zip(block.tokens, block.bounds, block.streams.tolist())):
+                ends = ndarray(np.append(np.flatnonzero(bounds) + 1, len(tokens)).astype("<u4"))
+                loss = b"" if block.targets is None else block.targets[row].tobytes()
+                yield b"".join((len(ends).to_bytes(4, "little"), len(names[stream]).to_bytes(4, "little"), ends, loss,
+                                (block.first + row).to_bytes(8, "little"), names[stream], tokens.tobytes()))
+
+
+def documents(source: Source) -> Iterator[bytes]:
     """Yield each document of a shard set as a sample."""
     for number in source.numbers:
-        for documents in source.documents(number):
+        for block in source.documents(number):
             begin = 0
-            for id, end in zip(documents.ids, documents.ends.tolist()):
-                arrays = [documents.tokens[begin:end]]
-                if documents.targets is not None:
-                    arrays.insert(0, documents.targets[begin:end])
+            for id, end in zip(block.ids, block.ends.tolist()):
+                arrays = [block.tokens[begin:end]]
+                if block.targets is not None:
+                    arrays.insert(0, block.targets[begin:end])
                 check_size(sum(array.nbytes for array in arrays), f"document {id}")
                 parts = [id.encode(), *map(ndarray, arrays)]
                 yield b"".join([*(len(part).to_bytes(4, "little") for part in parts), *parts])

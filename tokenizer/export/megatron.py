@@ -13,15 +13,21 @@
 Tokens of four bytes are signed, so ids from 2**31 on are refused; smaller ids have the same bytes as in u32. Megatron
 chooses u16 for vocabularies below 65,500 when it writes, but obeys the code when it reads. A path for `--data-path` is
 that of a pair without `.bin`. The names are not plain numbers, because `--data-path` would take a number for a weight.
+
+In training order, the L + 1 tokens of a sample are one sequence and one document: element n of Megatron's
+IndexedDataset is the sample. Files are numbered from 0. Where documents begin in a sample, only EOS says. Megatron's
+GPTDataset shuffles sequences itself, so the order is that of a training which reads IndexedDataset directly.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
 
@@ -37,21 +43,51 @@ class MegatronWriter:
     holds_loss = False
 
     def write(self, source: Source, target: Target) -> None:
-        if source.manifest.vocab_size > LIMIT:
-            raise ExportError(f"{source.shards.folder}: vocab_size {source.manifest.vocab_size:,}: --format megatron "
-                              f"has i32 tokens, which hold ids below {LIMIT:,}; choose another format")
+        check_vocab(source.manifest.vocab_size, source.shards.folder)
         for number in source.numbers:
             info = source.info(number)
             with target.create(f"shard_{info.index:05d}.idx") as file:
                 size, documents = source.dtype.itemsize, info.documents
-                file.write(MAGIC + struct.pack("<QBQQ", 1, CODES[size], documents, documents + 1))
+                file.write(head(size, documents))
                 for begins, ends in spans(source, number):
                     file.write(lengths(begins, ends, info.body).data)
                 for begins, _ in spans(source, number):
                     file.write((begins * size).astype("<i8").data)
-                for first in range(0, documents + 1, 1 << 20):
-                    file.write(np.arange(first, min(first + (1 << 20), documents + 1), dtype="<i8").data)
+                for numbers in indices(documents):
+                    file.write(numbers.data)
             target.share(f"shard_{info.index:05d}.bin", source.shards.folder / info.body, source.tokens(number))
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        check_vocab(samples.tokenizer.vocab_size, samples.rows.folder)
+        width, size = samples.sequence + 1, samples.dtype.itemsize
+        for number, part in enumerate(samples.parts):
+            count = part.stop - part.begin
+            with target.create(f"shard_{number:05d}.idx") as file:
+                file.write(head(size, count))
+                file.write(np.full(count, width, "<i4").data)
+                file.write((np.arange(count, dtype="<i8") * (width * size)).data)
+                for numbers in indices(count):
+                    file.write(numbers.data)
+            target.share(f"shard_{number:05d}.bin", samples.original(part, "tokens"),
+                         (block.tokens for block in samples.blocks(part)))
+
+
+def check_vocab(vocab_size: int, folder: Path) -> None:
+    """Raise ExportError when tokens of four bytes, which are signed, cannot hold all ids of a vocabulary."""
+    if vocab_size > LIMIT:
+        raise ExportError(f"{folder}: vocab_size {vocab_size:,}: --format megatron has i32 tokens, which hold ids "
+                          f"below {LIMIT:,}; choose another format")
+
+
+def head(size: int, documents: int) -> bytes:
+    """Return the header of an .idx file, for tokens of `size` bytes and documents of one sequence each."""
+    return MAGIC + struct.pack("<QBQQ", 1, CODES[size], documents, documents + 1)
+
+
+def indices(documents: int) -> Iterator[np.ndarray]:
+    """Yield the first sequence of each document, then the number of documents, block by block."""
+    for first in range(0, documents + 1, 1 << 20):
+        yield np.arange(first, min(first + (1 << 20), documents + 1), dtype="<i8")
 
 
 def spans(source: Source, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -9,15 +9,21 @@ modded-nanogpt finds the documents by this token. In a shard EOS ends each docum
 the last EOS of the shard is left out: the text of each document has the same tokens, with EOS in front of it instead of
 behind it.
 modded-nanogpt and the C code of llm.c read u16 alone; train_llama3.py of llm.c reads u32.
+
+In training order, the first L tokens of each sample are back to back, in files `train_000000.bin` and so on: llm.c cuts
+rows of L tokens without overlap. It takes the first token of the next row as the target of the last position of a row.
+This target is wrong at one position in L, because the next row is from another place. modded-nanogpt begins rows at EOS
+and so does not keep the order.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from tokenizer.export.samples import Samples
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
-from tokenizer.shards.layout import REMEDY, Shard, ShardError
+from tokenizer.shards.layout import REMEDY, ShardError
 
 #: magic and version, by the bytes of a token
 HEADS = {2: (20240520, 1), 4: (20240801, 7)}
@@ -31,8 +37,9 @@ class NanoGptWriter:
     holds_loss = False
 
     def write(self, source: Source, target: Target) -> None:
-        dtype = source.dtype if source.dtype.itemsize > 1 else np.dtype("<u2")
-        headers = [header(source.info(number), dtype) for number in source.numbers]   # raises before all work
+        infos = [source.info(number) for number in source.numbers]
+        dtype = wide(source.dtype)
+        headers = [header(info.body, info.tokens, dtype) for info in infos]                  # raises before all work
         for number, head in zip(source.numbers, headers):
             info = source.info(number)
             with target.create(f"{source.manifest.split}_{info.index:06d}.bin") as file:
@@ -46,12 +53,26 @@ class NanoGptWriter:
                     raise ShardError(f"{source.shards.folder / info.body}: the last document does not end in EOS "
                                      f"({source.eos}): {REMEDY}")
 
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        length, dtype = samples.sequence, wide(samples.dtype)
+        for number, part in enumerate(samples.parts):
+            name = f"train_{number:06d}.bin"
+            with target.create(name) as file:
+                file.write(header(name, (part.stop - part.begin) * length, dtype).data)
+                for block in samples.blocks(part):
+                    file.write(np.ascontiguousarray(block.tokens[:, :length], dtype).data)
 
-def header(info: Shard, dtype: np.dtype) -> np.ndarray:
-    """Return the header of a shard's file. Raises ExportError when the shard has too many tokens for it."""
-    if info.tokens >= LIMIT:
-        raise ExportError(f"{info.body}: a shard of {info.tokens:,} tokens: --format nanogpt holds files of fewer than "
-                          f"{LIMIT:,}; choose another format")
+
+def wide(dtype: np.dtype) -> np.dtype:
+    """Return the type in which tokens of type `dtype` are written: the format has none of 8 bits."""
+    return dtype if dtype.itemsize > 1 else np.dtype("<u2")
+
+
+def header(name: str, tokens: int, dtype: np.dtype) -> np.ndarray:
+    """Return the header of a file of tokens. Raises ExportError, which names `name`, when these are too many for it."""
+    if tokens >= LIMIT:
+        raise ExportError(f"{name}: a file of {tokens:,} tokens: --format nanogpt holds files of fewer than {LIMIT:,}; "
+                          f"choose another format")
     fields = np.zeros(256, "<i4")
-    fields[:3] = *HEADS[dtype.itemsize], info.tokens
+    fields[:3] = *HEADS[dtype.itemsize], tokens
     return fields

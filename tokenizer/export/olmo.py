@@ -10,6 +10,11 @@ A file does not say how wide its tokens are. OLMo-core reads the smallest of u8,
 of its settings, so a vocabulary of at most 256 tokens is written as u8. The masks are for OLMo-core's setting
 `label_mask_paths`, which wants as many files as `paths`, in the same order; their names do not match `part-*.npy`.
 OLMo-core reads the first two columns of a line. dolma has the path of a source file as SRC and a line in it as LOC.
+
+In training order, the first L tokens of each sample are back to back: OLMo-core cuts instances of L tokens without
+overlap, and an instance of L tokens has L - 1 targets. So the last target of a sample is lost. A line is a piece of a
+document in a sample, and every sample ends a piece; ID is the number of the sample, SRC its stream and LOC its window
+in the stream. Files are numbered from 0.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from typing import BinaryIO
 
 import numpy as np
 
+from tokenizer.export.samples import Samples, each_token
 from tokenizer.export.source import Source
 from tokenizer.export.target import Target
 
@@ -46,9 +53,7 @@ class OlmoWriter:
 
     def write_documents(self, source: Source, number: int, target: Target) -> None:
         place = 1 + sum(info.documents for info in source.manifest.shards[:number])
-        # without a time and a name in its header, the compressed file depends only on the lines
-        with target.create(f"part-0-{source.info(number).index:05d}.csv.gz") as file, gzip.GzipFile(
-                filename="", mode="wb", fileobj=file, mtime=0) as packed:
+        with target.create(f"part-0-{source.info(number).index:05d}.csv.gz") as file, gzipped(file) as packed:
             begin = 0
             for table in source.rows(number):
                 lines = io.StringIO()
@@ -57,3 +62,30 @@ class OlmoWriter:
                     writer.writerow((begin, end, id, source.manifest.stream, place))
                     begin, place = end, place + 1
                 packed.write(lines.getvalue().encode())
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        length, narrow = samples.sequence, samples.tokenizer.vocab_size <= 1 << 8
+        for number, part in enumerate(samples.parts):
+            with target.create(f"part-0-{number:05d}.npy") as body, \
+                    target.create(f"part-0-{number:05d}.csv.gz") as file, gzipped(file) as packed:
+                begin = 0
+                for block in samples.blocks(part):
+                    tokens = block.tokens[:, :length]
+                    body.write(np.ascontiguousarray(tokens, np.uint8 if narrow else samples.dtype).data)
+                    rows, ends = block.pieces(length)
+                    ends += (block.first - samples.first_of(part)) * length
+                    lines = []
+                    for row, end in zip(rows.tolist(), ends.tolist()):
+                        stream = samples.streams[int(block.streams[row])]
+                        lines.append(f"{begin},{end},{block.first + row},{stream},{int(block.windows[row])}\n")
+                        begin = end
+                    packed.write("".join(lines).encode())
+            if samples.masked:
+                target.write(f"labels_mask-0-{number:05d}.npy", (
+                    each_token(block.targets, length) for block in samples.blocks(part) if block.targets is not None))
+
+
+def gzipped(file: BinaryIO) -> gzip.GzipFile:
+    """Open a file for writing compressed. Without a time and a name in its header, it depends only on what is
+    written."""
+    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)

@@ -6,16 +6,23 @@
 
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A
 row group has about four million tokens, or 65,536 documents if these have fewer.
+
+In training order, the files are `train-00000-of-00008.parquet`, too, and have the columns of `tokenizer.shards.rows`: a
+row has all L + 1 tokens of a sample.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
+from tokenizer.export.samples import Block, Samples
 from tokenizer.export.source import ExportError, Source
 from tokenizer.export.target import Target
+from tokenizer.shards.rows import parquet_schema
 
 
 class ParquetWriter:
@@ -38,6 +45,31 @@ class ParquetWriter:
                     if documents.targets is not None:
                         columns.append(pa.ListArray.from_arrays(offsets, pa.array(documents.targets.view(bool))))
                     writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def write_samples(self, samples: Samples, target: Target) -> None:
+        schema = parquet_schema(samples.dtype, samples.masked)
+        for number, part in enumerate(samples.parts):
+            name = f"train-{number:05d}-of-{len(samples.parts):05d}.parquet"
+            with target.create(name) as file, parquet_writer(file, schema, use_dictionary=["stream"]) as writer:
+                for block in samples.blocks(part):
+                    writer.write_batch(pa.record_batch(columns_of(block, samples.streams), schema=schema))
+
+
+def columns_of(block: Block, streams: Sequence[str]) -> list[pa.Array]:
+    """Return samples as the columns of `parquet_schema`."""
+    count, width = block.tokens.shape
+    rows, positions = np.nonzero(block.bounds)
+    columns = [pa.array(np.arange(block.first, block.first + count, dtype=np.uint64)),
+               pa.array([streams[stream] for stream in block.streams.tolist()], pa.string()),
+               pa.array(block.epochs), pa.array(block.windows),
+               pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width),
+                                        pa.array(block.tokens.ravel())),
+               pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)).astype(np.int32)),
+                                        pa.array((positions + 1).astype(np.uint32)))]
+    if block.targets is not None:
+        columns.append(pa.array([None if flags.all() else flags.view(bool) for flags in block.targets],
+                                pa.list_(pa.bool_())))
+    return columns
 
 
 def offsets_of(ids: list[str], ends: np.ndarray) -> pa.Array:

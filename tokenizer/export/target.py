@@ -39,11 +39,12 @@ class Target:
             for block in contents:
                 file.write(np.ascontiguousarray(block).data)
 
-    def share(self, name: str, original: Path, contents: Iterable[np.ndarray]) -> None:
+    def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
         """Make the file `name` a hard link to `original`, or a copy where the file system allows no link. `contents`
-        are the bytes of `original`. They are read in both cases, because reading them checks them."""
+        are the bytes of `original`. They are read in both cases, because reading them checks them. If `original` is
+        None, the file is made from `contents` alone."""
         try:
-            linked = link(original.resolve(), self.folder / name)
+            linked = original is not None and link(original.resolve(), self.folder / name)
         except OSError:                           # another disk, a disk without hard links, or too many of them
             linked = False
         if not linked:

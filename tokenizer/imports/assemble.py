@@ -25,18 +25,24 @@ class Assembly:
         self._index = -1                          # of the shard that is being written
         self._writer: ShardWriter | None = None
 
-    def add(self, documents: Documents, ids: Sequence[str], part: int) -> None:
-        """Append documents. `part` is the number of their file."""
+    def add(self, documents: Documents, ids: Sequence[str], part: int, chosen: np.ndarray) -> None:
+        """Append those of the documents for which `chosen` is true. `part` is the number of their file."""
+        rows, targets = documents.first + np.flatnonzero(chosen), documents.targets
+        if not len(rows):
+            return
+        if not chosen.all():
+            kept = np.repeat(chosen, documents.lengths)
+            targets = None if targets is None else targets[kept]
+            documents = documents._replace(tokens=documents.tokens[kept], lengths=documents.lengths[chosen])
+            ids = [id for id, takes in zip(ids, chosen.tolist()) if takes]
         ends = np.cumsum(documents.lengths)
         starts = ends - documents.lengths
         shards = (self.tokens + starts) // self.step
         for index in np.unique(shards).tolist():
             first, stop = np.searchsorted(shards, [index, index + 1]).tolist()
             begin, end = int(starts[first]), int(ends[stop - 1])
-            targets = documents.targets
-            rows = np.arange(documents.first + first, documents.first + stop)
             self._shard(index).add(documents.tokens[begin:end], documents.lengths[first:stop], list(ids[first:stop]),
-                                   part, rows, np.zeros(stop - first, np.int64),
+                                   part, rows[first:stop], np.zeros(stop - first, np.int64),
                                    None if targets is None else targets[begin:end])
         self.tokens += int(ends[-1])
 

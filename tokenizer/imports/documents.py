@@ -15,8 +15,9 @@ from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileE
 
 #: tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
-#: most tokens of a document. More are a sign of files whose documents cannot be found, and would fill the memory
-LONGEST = 1 << 24
+#: most tokens of a document, which is read whole: 1 GiB of four bytes each. More are a sign of files whose documents
+#: cannot be found, and would fill the memory
+LONGEST = 1 << 28
 
 
 class Documents(NamedTuple):

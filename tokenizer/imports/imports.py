@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.base.files import sync, write_synced
 from tokenizer.export.target import appearing
 from tokenizer.imports.assemble import Assembly
+from tokenizer.imports.documents import Documents
 from tokenizer.imports.ds import DsReader
 from tokenizer.imports.format import Format
+from tokenizer.imports.ids import IdHashes
 from tokenizer.imports.litdata import LitDataReader
 from tokenizer.imports.mds import MdsReader
 from tokenizer.imports.megatron import MegatronReader
@@ -34,22 +38,23 @@ FORMATS: Mapping[str, Format] = {
 
 
 class Imported(NamedTuple):
-    """What an import has written."""
+    """What an import has written. All but `held_out` is about the documents for training."""
 
     path: Path                    # folder of the shard set
     sha256: str
     shards: int
     documents: int
     tokens: int
+    held_out: int                 # documents of the set split=val
 
 
-def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: str, make_id: Callable[[str, int], str],
-                  progress: Callable[[int, int], None] = lambda done, total: None,
-                  shard_bytes: int = SHARD_BYTES) -> Imported:
-    """Write the documents in a file or folder `path` as the set `name`/split=train in the folder `shards` of a store,
-    which must exist. `make_id` returns the id of a document from the name of its file and its number in it. `progress`
-    gets the bytes read and the bytes to read. Raises TokenFileError when a file is not as the format wants it; then
-    nothing is left."""
+def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str, make_id: Callable[[str, int], str],
+                  progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
+                  is_held_out: Callable[[str], bool] | None = None) -> Imported:
+    """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
+    `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
+    for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
+    bytes to read. Raises TokenFileError when a file is not as the format wants it; then nothing is left."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -59,25 +64,43 @@ def import_tokens(path: Path, format: str, coding: Coding, shards: Path, name: s
 
     reader, source = FORMATS[format], Source(path, coding, read)
     parts: dict[str, int] = {}                    # file → its number
-    with appearing(shards / name, f"--name {name}") as folder:
+    with appearing(out, f"--name {name}") as folder:
         names = reader.files(source)
         total = source.size(names)
-        inside = folder / "split=train"
-        inside.mkdir()
-        assembly = Assembly(inside, coding.vocab_size, coding.eos, shard_bytes)
+        assemblies = {}
+        for split in ("train", "val") if is_held_out else ("train",):
+            (folder / f"split={split}").mkdir()
+            assemblies[split] = Assembly(folder / f"split={split}", coding.vocab_size, coding.eos, shard_bytes)
+        hashes = IdHashes(folder / "ids")
         for documents in reader.documents(source, names):
-            file, first = documents.file, documents.first
-            ids = documents.ids or [make_id(file, number) for number in range(first, first + len(documents.lengths))]
-            if max(map(len, ids)) > LONGEST_ID:
-                raise TokenFileError(f"{source.folder / file}: an id of a document from number {first:,} on has more "
-                                     f"than {LONGEST_ID:,} characters: no ids, or damaged; remove the column")
-            assembly.add(documents, ids, parts.setdefault(file, len(parts)))
-        if not assembly.tokens:
-            raise TokenFileError(f"{path}: has no documents, so there is nothing to import")
-        manifest = Manifest.of(name, "train", coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
-                               source={"format": format, "files": list(parts)})
-        for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
-            write_synced(inside / file, manifest.dumps().encode())
-        sync(inside)
-    return Imported(shards / name / "split=train", manifest.sha256, len(manifest.shards), manifest.documents,
-                    manifest.tokens)
+            ids, part = ids_of(source, documents, make_id), parts.setdefault(documents.file, len(parts))
+            hashes.add(ids)
+            held_out = np.array([is_held_out(id) for id in ids] if is_held_out else [False] * len(ids), bool)
+            for split, assembly in assemblies.items():
+                assembly.add(documents, ids, part, held_out == (split == "val"))
+        if not assemblies["train"].tokens:
+            raise TokenFileError(f"{path}: has no documents{' for training' if parts else ''}, so there is nothing to "
+                                 f"import")
+        manifests = {split: Manifest.of(name, split, coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
+                                        source={"format": format, "files": list(parts)})
+                     for split, assembly in assemblies.items()}
+        hashes.check([folder / f"split={split}" / shard.table for split, manifest in manifests.items()
+                      for shard in manifest.shards], [str(source.folder / file) for file in parts])
+        for split, manifest in manifests.items():
+            for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
+                write_synced(folder / f"split={split}" / file, manifest.dumps().encode())
+            sync(folder / f"split={split}")
+    train = manifests["train"]
+    return Imported(out / "split=train", train.sha256, len(train.shards), train.documents, train.tokens,
+                    manifests["val"].documents if "val" in manifests else 0)
+
+
+def ids_of(source: Source, documents: Documents, make_id: Callable[[str, int], str]) -> list[str]:
+    """Return the ids of documents: those that their file gives, or made ones. Raises TokenFileError if one is too
+    long."""
+    file, first = documents.file, documents.first
+    ids = documents.ids or [make_id(file, number) for number in range(first, first + len(documents.lengths))]
+    if max(map(len, ids)) > LONGEST_ID:
+        raise TokenFileError(f"{source.folder / file}: an id of a document from number {first:,} on has more than "
+                             f"{LONGEST_ID:,} characters: no ids, or damaged; remove the column")
+    return ids

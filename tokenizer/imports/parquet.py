@@ -6,7 +6,10 @@ others are ignored. If one file has the column `loss`, all must have it.
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +23,8 @@ from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
 
 #: most rows that are read at a time
 ROWS = 1 << 4
+#: most bytes that rows may take while they are decoded. A row of 611 bytes may decode to 200 million tokens
+MEMORY = 3 << 30
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 
 
@@ -42,16 +47,45 @@ class ParquetReader:
                             raise TokenFileError(f"{source.folder / masked[False]}: has no column loss, unlike "
                                                  f"{masked[True]}; add it, or remove it from all files if all tokens "
                                                  f"count in the loss")
-                        for batch in batches(table, columns):
-                            yield documents_of(source, file, name, row, batch)
+                        rows = batches(table, columns)
+                        while True:
+                            with limited_memory():         # not while the documents are being used
+                                if (batch := next(rows, None)) is None:
+                                    break
+                                documents = documents_of(source, file, name, row, batch)
+                            yield documents
                             before, row = row, row + len(batch)
                             total = max(table.metadata.num_rows, 1)
                             source.progress(file.size * row // total - file.size * before // total)
+                except MemoryError as e:
+                    raise TokenFileError(f"{file.path}: rows from {row:,} on: take more than {MEMORY >> 20:,} MiB of "
+                                         f"memory; write rows of fewer tokens, or row groups of fewer rows") from e
                 except (pa.ArrowException, OSError, ValueError) as e:
                     if isinstance(e, TokenFileError):
                         raise
                     raise TokenFileError(f"{file.path}: row {row:,}: cannot be read ({' '.join(str(e).split())}): "
                                          f"{AGAIN}") from e
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """A context manager in which this process cannot allocate more than MEMORY bytes; then MemoryError is raised.
+
+    Only a limit of the system stops a row that is hostile: what its metadata say of its size need not be true. Where
+    the system does not tell how much memory the process has, there is no limit."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + MEMORY
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def columns_of(file: TokenFile, schema: pa.Schema) -> list[str]:

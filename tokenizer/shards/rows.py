@@ -106,6 +106,18 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
     return np.unpackbits(bits, count=length, bitorder="little").view(bool)
 
 
+def read_manifest(data: bytes, where: object) -> RowManifest:
+    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when it is not
+    the list of a set of rows."""
+    try:
+        doc = json.loads(data)
+    except ValueError as e:
+        raise ShardError(f"{where}: no materialised rows there ({e}); materialise the run again") from e
+    if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
+        raise ShardError(f"{where}: not a set of rows this Tokenmill reads")
+    return RowManifest(**{**doc, "streams": tuple(doc["streams"]), "files": tuple(RowFile(**f) for f in doc["files"])})
+
+
 class RowSet:
     """Reads a set of materialised rows: samples of a training, written to files in their order. It holds one row
     (format `bytes`) or one row group (format `parquet`) in memory. When a file is opened, its sha256 is checked;
@@ -115,13 +127,9 @@ class RowSet:
         self.folder = Path(folder)
         path = self.folder / MANIFEST
         try:
-            doc = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as e:
+            self.manifest = read_manifest(path.read_bytes(), path)
+        except OSError as e:
             raise ShardError(f"{path}: no materialised rows there ({e}); materialise the run again") from e
-        if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
-            raise ShardError(f"{path}: not a set of rows this Tokenmill reads")
-        self.manifest = RowManifest(**{**doc, "streams": tuple(doc["streams"]),
-                                       "files": tuple(RowFile(**f) for f in doc["files"])})
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self._firsts = [f.first for f in self.manifest.files]
         self._open: tuple[int, Any] = (-1, None)
@@ -138,6 +146,24 @@ class RowSet:
         read_row = self._row_of_bytes if self.manifest.format == "bytes" else self._row_of_parquet
         return read_row(file_number, file, number - file.first)
 
+    def maps(self, file_number: int) -> dict[str, np.ndarray]:
+        """Return the files of a range of rows as read-only memory maps {kind: array}, in the shapes that the docstring
+        of this module gives. The file numbers are those of the manifest. Raises ShardError for a set in the format
+        `parquet`."""
+        file = self.manifest.files[file_number]
+        if self.manifest.format != "bytes":
+            raise ShardError(f"{self.folder}: the rows are in the format {self.manifest.format}; materialise the run "
+                             f"again with --format bytes")
+        if self._open[0] != file_number:
+            self._check(file)
+            bits = (file.rows, -(-file.sequence // 8))
+            shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)), "bounds": (np.dtype("u1"), bits),
+                      "origin": (ORIGIN, (file.rows,)), "loss": (np.dtype("u1"), bits)}
+            self._open = (file_number, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
+                                        for kind, name in file.files.items()})
+        maps: dict[str, np.ndarray] = self._open[1]
+        return maps
+
     def _check(self, file: RowFile) -> None:
         for kind, name in file.files.items():
             if sha256(self.folder / name) != file.sha256[kind]:
@@ -145,14 +171,7 @@ class RowSet:
                                  f"materialise the run again")
 
     def _row_of_bytes(self, file_number: int, file: RowFile, place: int) -> Row:
-        if self._open[0] != file_number:
-            self._check(file)
-            shapes = {"tokens": (self.dtype, (file.rows, file.sequence + 1)),
-                      "bounds": (np.dtype("u1"), (file.rows, -(-file.sequence // 8))), "origin": (ORIGIN, (file.rows,)),
-                      "loss": (np.dtype("u1"), (file.rows, -(-file.sequence // 8)))}
-            self._open = (file_number, {kind: np.memmap(self.folder / name, shapes[kind][0], "r", shape=shapes[kind][1])
-                              for kind, name in file.files.items()})
-        maps = self._open[1]
+        maps = self.maps(file_number)
         origin = maps["origin"][place]
         counts = unpack_loss(maps["loss"][place], file.sequence) if "loss" in maps else None
         return Row(np.array(maps["tokens"][place]), unpack_bounds(maps["bounds"][place], file.sequence),

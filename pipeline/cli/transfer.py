@@ -1,0 +1,92 @@
+"""Copies folders between object storage and this machine, for commands that work on local folders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline.base.clock import SYSTEM
+from pipeline.base.errors import TokenmillError
+from pipeline.base.scratch import Scratch
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.options import check_root
+from pipeline.store.fs import Store
+
+#: an object that is beside the objects of a folder while they are uploaded
+MARK = "INCOMPLETE"
+
+
+def is_url(place: str | Path) -> bool:
+    return "://" in str(place)
+
+
+@contextlib.contextmanager
+def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | None = None) -> Iterator[Path]:
+    """A context manager for reading a folder of object storage. It yields a folder with a copy of the objects below
+    `url`, which `option` has given, or of those that `names` returns. Errors of the body name the URL, not the copy."""
+    check_root(url, option)
+    store = Store(url)
+    with Scratch() as scratch:
+        folder = Path(scratch.path, "copy")
+        paths = list(store.list("")) if names is None else names(store)
+        if not paths:
+            raise BadUsage(f"{option} {url}: there is no folder with files")
+        for path in paths:
+            if ".." in path.split("/") or path.startswith("/"):
+                raise BadUsage(f"{option} {store.at(path)}: cannot be copied to a folder; rename it")
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with open(folder / path, "wb") as file, store.open(path) as source:
+                while block := source.read(1 << 24):
+                    file.write(block)
+        with naming(str(folder), store.root):
+            yield folder
+
+
+@contextlib.contextmanager
+def uploaded(url: str, option: str) -> Iterator[Path]:
+    """A context manager for writing a folder of object storage. It yields the path of a folder that the body creates.
+    When the body ends, its files are uploaded to `url`, which `option` has given and which must have no objects.
+
+    Object storage has no folder that appears whole. So the object MARK is created first, which only one of two writers
+    can do, and removed last. Objects are created whole, and indices after the files that they name. If an upload fails,
+    the objects are removed. Errors of the body name the URL, not the folder."""
+    check_root(url, option)
+    store = Store(url)
+    if (taken := next(iter(store.list("")), None)) is not None:
+        reason = "another command writes there, or was killed" if taken == MARK else "the folder is not empty"
+        raise BadUsage(f"{option} {url}: has {taken}: {reason}; name a new folder, or remove it first")
+    with Scratch() as scratch:
+        folder = Path(scratch.path, "folder")
+        with naming(str(folder), store.root):
+            yield folder
+        if not store.put_absent(MARK, SYSTEM.new_id().encode()):
+            raise BadUsage(f"{option} {url}: another command writes there; name a new folder")
+        paths = sorted((path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
+                       key=index_last)
+        try:
+            for path in paths:
+                store.upload(str(folder / path), path)
+        except BaseException:
+            for path in reversed(paths):          # indices first
+                store.remove(path)
+            raise
+        finally:
+            store.remove(MARK)
+
+
+def index_last(path: str) -> tuple[bool, bool, str]:
+    """Sort the indices of a folder behind the files that they name, and the set for training behind that for
+    validation."""
+    name = path.rpartition("/")[2]
+    return name in ("index.json", "shards.json"), "split=train" in path, path
+
+
+@contextlib.contextmanager
+def naming(folder: str, url: str) -> Iterator[None]:
+    """A context manager that puts `url` for `folder` in the messages of errors of the body."""
+    try:
+        yield
+    except TokenmillError as e:
+        e.args = tuple(arg.replace(folder, url) if isinstance(arg, str) else arg for arg in e.args)
+        raise

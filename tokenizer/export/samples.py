@@ -1,0 +1,124 @@
+"""Reads the samples of a training, in the order of training, for an export. They are the rows that
+`tokenmill materialize` has written. Every file of rows is compared with its sha256."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenizer.export.source import BLOCK_TOKENS, ExportError
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.shards.layout import ShardError
+from tokenizer.shards.rows import RowSet
+
+REMEDY = "run `tokenmill materialize` with this run again"
+
+
+class Block(NamedTuple):
+    """Consecutive samples of a training, each of L + 1 tokens."""
+
+    first: int                    # number of the first of them
+    tokens: np.ndarray            # (samples, L + 1)
+    bounds: np.ndarray            # (samples, L) u8: element p - 1 is 1 where a document begins at position p
+    targets: np.ndarray | None    # (samples, L) u8: element p - 1 is 1 if the token at p counts in the loss
+    streams: np.ndarray           # (samples,) number of the stream of each sample
+    epochs: np.ndarray
+    windows: np.ndarray
+
+    def pieces(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pieces of documents in the first `width` tokens of each sample: (number of the piece's sample in
+        the block, exclusive end of the piece), int64. Ends are counted from the first token of the block, as if the
+        samples of `width` tokens were back to back. Every sample ends a piece."""
+        ends = np.ones((len(self.tokens), width), np.uint8)
+        ends[:, :-1] = self.bounds[:, :width - 1]
+        flat = np.flatnonzero(ends)
+        return flat // width, flat + 1
+
+
+class RowPart(NamedTuple):
+    """Consecutive samples of one file of rows."""
+
+    file: int                     # number of the file in the manifest of the rows
+    begin: int                    # rows [begin, stop) of the file
+    stop: int
+
+
+class Samples:
+    """Samples [first, stop) of a training, as an export reads them; all have L = `sequence` targets. With `drop_loss`,
+    their loss masks are ignored. `progress` gets the number of bytes of tokens after they were read."""
+
+    def __init__(self, rows: RowSet, curriculum: Curriculum, first: int, stop: int, drop_loss: bool,
+                 progress: Callable[[int], None]) -> None:
+        self.rows, self.tokenizer, self.progress = rows, curriculum.tokenizer, progress
+        self.first, self.stop, self.dtype = first, stop, rows.dtype
+        self.streams = rows.manifest.streams
+        self._reported = first                    # samples before this one were reported as read
+        if rows.manifest.order != curriculum.order:
+            raise ShardError(f"{rows.folder}: the rows are those of another curriculum than the run has now; {REMEDY}")
+        if not 0 <= first < stop <= len(rows):
+            raise ExportError(f"--samples {first}:{stop}: the run has samples 0 to {len(rows):,}; choose a range of "
+                              f"them")
+        files = rows.manifest.files
+        self.parts = [RowPart(number, max(first - file.first, 0), min(stop - file.first, file.rows))
+                      for number, file in enumerate(files) if file.first < stop and first < file.first + file.rows]
+        lengths = {files[part.file].sequence: curriculum.phases[files[part.file].phase].name for part in self.parts}
+        if len(lengths) > 1:
+            names = ", ".join(f"{length:,} in phase {name}" for length, name in sorted(lengths.items()))
+            raise ExportError(f"{rows.folder}: the samples have different lengths ({names}), but the rows of an export "
+                              f"have one; choose samples of one length with --phase or --samples")
+        [self.sequence] = lengths
+        self.masked = not drop_loss and any("loss" in files[part.file].files for part in self.parts)
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that an export reads: L + 1 of each sample."""
+        return len(self) * (self.sequence + 1)
+
+    def first_of(self, part: RowPart) -> int:
+        """Return the number of the first sample of a part."""
+        return self.rows.manifest.files[part.file].first + part.begin
+
+    def original(self, part: RowPart, kind: str) -> Path | None:
+        """Return the file of rows of a kind that has exactly the samples of `part`. None if it has others, too."""
+        file = self.rows.manifest.files[part.file]
+        whole = (part.begin, part.stop) == (0, file.rows)
+        return self.rows.folder / file.files[kind] if whole and kind in file.files else None
+
+    def blocks(self, part: RowPart) -> Iterator[Block]:
+        """Yield the samples of a part of a file, about BLOCK_TOKENS tokens at a time."""
+        maps, length = self.rows.maps(part.file), self.sequence
+        file, step = self.rows.manifest.files[part.file], max(1, BLOCK_TOKENS // (length + 1))
+        for begin in range(part.begin, part.stop, step):
+            rows = slice(begin, min(begin + step, part.stop))
+            tokens, origin = np.asarray(maps["tokens"][rows]), maps["origin"][rows]
+            if int(tokens.max()) >= self.tokenizer.vocab_size:
+                raise ShardError(f"{self.rows.folder / file.files['tokens']}: token id {int(tokens.max())} is outside "
+                                 f"the vocabulary of {self.tokenizer.vocab_size}; {REMEDY}")
+            targets = None
+            if self.masked:
+                targets = unpacked(maps["loss"][rows], length) if "loss" in maps else \
+                    np.ones((len(tokens), length), np.uint8)
+            yield Block(file.first + begin, tokens, unpacked(maps["bounds"][rows], length), targets, origin["stream"],
+                        origin["epoch"], origin["window"])
+            if (done := file.first + rows.stop) > self._reported:                # a format may read samples twice
+                self.progress((done - self._reported) * tokens[0].nbytes)
+                self._reported = done
+
+
+def unpacked(bits: np.ndarray, length: int) -> np.ndarray:
+    """Return the `length` flags of each row, u8, from the bits of a file of rows."""
+    return np.unpackbits(bits, axis=1, count=length, bitorder="little")
+
+
+def each_token(targets: np.ndarray, width: int) -> np.ndarray:
+    """Return a flag for each of the first `width` tokens of samples, u8 (samples, width), from the flags of their
+    targets. The first token of a sample is never a target in it; its flag is 1, and readers do not use it."""
+    flags = np.ones((len(targets), width), np.uint8)
+    flags[:, 1:] = targets[:, :width - 1]
+    return flags

@@ -1,0 +1,80 @@
+"""Turns files with tokens of another project back into texts, as JSON Lines, for filters and other tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenizer.export.target import Target, appearing
+from tokenizer.imports.documents import Documents
+from tokenizer.imports.imports import FORMATS, ids_of
+from tokenizer.imports.source import Coding, Source, TokenFileError
+
+#: least bytes of a full file of texts
+FILE_BYTES = 1 << 28
+#: what a decoder writes for bytes that are no UTF-8
+REPLACEMENT = "\ufffd"
+
+
+class Decoded(NamedTuple):
+    """What was written."""
+
+    files: int
+    bytes: int
+    documents: int
+    tokens: int
+    damaged: int                  # documents with bytes that are no UTF-8, for which their texts have U+FFFD
+
+
+def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
+                  progress: Callable[[int, int], None] = lambda done, total: None,
+                  file_bytes: int = FILE_BYTES) -> Decoded:
+    """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
+    00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is that
+    of the files, or FILE#NUMBER. Raises TokenFileError when a file is not as the format wants it, or has loss masks,
+    which texts cannot carry; then nothing is left. `decode` is that of the tokenizer."""
+    done = total = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
+    reader, source = FORMATS[format], Source(path, coding, read)
+    documents = tokens = damaged = 0
+    with appearing(out, f"--out {out}") as folder:
+        target = Target(folder)
+        names = reader.files(source)
+        total = source.size(names)
+        lines = lines_of(source, reader.documents(source, names), decode)
+        line = next(lines, None)
+        while line is not None:
+            with target.create(f"{target.files:05d}.jsonl") as file:
+                size = 0
+                while line is not None and size < file_bytes:
+                    text, count, is_damaged = line
+                    size += file.write(text)
+                    documents, tokens, damaged = documents + 1, tokens + count, damaged + is_damaged
+                    line = next(lines, None)
+        if not documents:
+            raise TokenFileError(f"{path}: has no documents, so there is nothing to decode")
+    return Decoded(target.files, target.bytes, documents, tokens, damaged)
+
+
+def lines_of(source: Source, blocks: Iterator[Documents],
+             decode: Callable[[np.ndarray], str]) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield (line, tokens, whether bytes are no UTF-8) of each document."""
+    for documents in blocks:
+        if documents.targets is not None and not documents.targets.all():
+            raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "
+                                 f"the masks, or import the files as shards")
+        ends = np.cumsum(documents.lengths)
+        ids = ids_of(source, documents, lambda file, number: f"{file}#{number}")
+        for id, begin, end in zip(ids, (ends - documents.lengths).tolist(), ends.tolist()):
+            text = decode(documents.tokens[begin:end - 1])
+            line = json.dumps({"id": id, "text": text}, ensure_ascii=False) + "\n"
+            yield line.encode(), end - begin, REPLACEMENT in text

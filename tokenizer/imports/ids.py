@@ -1,0 +1,62 @@
+"""Finds ids that two documents of an import have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from pipeline.base.parquet import open_parquet
+from tokenizer.imports.source import TokenFileError
+
+#: hashes that are compared at a time
+BLOCK = 1 << 20
+
+
+class IdHashes:
+    """The hashes of all ids of an import, 8 bytes each, in the file `path` and not in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.count = path, 0
+
+    def add(self, ids: Sequence[str]) -> None:
+        with open(self.path, "ab") as file:
+            np.fromiter(map(hashed, ids), "<u8", len(ids)).tofile(file)
+        self.count += len(ids)
+
+    def check(self, tables: Sequence[Path], files: Sequence[str]) -> None:
+        """Raise TokenFileError if two documents have one id. `tables` are the document tables of the shards, and
+        `files` the names of the files that the column `part` numbers. Then remove the file of hashes."""
+        hashes = np.memmap(self.path, "<u8", "r+", shape=(self.count,))
+        hashes.sort()
+        doubled: set[int] = set()
+        for start in range(0, self.count, BLOCK):
+            block = np.asarray(hashes[start:start + BLOCK + 1])
+            doubled.update(block[1:][block[1:] == block[:-1]].tolist())
+        del hashes
+        self.path.unlink()
+        if not doubled:
+            return
+        seen: dict[str, str] = {}                 # id whose hash is doubled → its first document
+        for id, part, row in rows_of(tables):
+            if hashed(id) not in doubled:
+                continue
+            place = f"{files[part]}, document {row:,}"
+            if id in seen:
+                raise TokenFileError(f"{place}: has the id {id[:80]!r} of {seen[id]}; ids must differ: rename one, or "
+                                     f"leave the ids out")
+            seen[id] = place
+
+
+def hashed(id: str) -> int:
+    return xxhash.xxh3_64_intdigest(id.encode())
+
+
+def rows_of(tables: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
+    """Yield (id, part, row) of all documents in document tables."""
+    for path in tables:
+        with open_parquet(path) as table:
+            for batch in table.iter_batches(columns=["id", "part", "row"], use_threads=False):
+                yield from zip(*(batch.column(name).to_pylist() for name in ("id", "part", "row")))
