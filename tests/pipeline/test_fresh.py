@@ -26,6 +26,7 @@ from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.garbage import remove_packed_segments, remove_unnamed
 from pipeline.store.log import Fenced, Log
+from stages.catalog import reader_class
 from tests.corpus import sentences
 
 RECIPE = """
@@ -326,3 +327,14 @@ def test_a_record_that_was_retired_before_the_nodes_ended_makes_none_of_them_wal
     retire(site, "read")
     pack(site)
     assert walked(site)[0] >= {"read"}
+
+
+@pytest.mark.parametrize(("pieces", "warned"), [(2, False), (3, False), (6, True)])
+def test_a_file_that_cannot_be_split_is_warned_of_if_it_is_many_partitions_long(site, pieces, warned):
+    file = site / "lines.jsonl.gz"
+    expected = file.stat().st_size * reader_class("jsonl")({}).expansion(file.name)
+    summary = execute(site, f"run.partition={int(expected / pieces)}", store="other")
+    assert any("cannot be split" in warning for warning in summary.warnings) is warned
+    [run] = (site / "other/runs").iterdir()
+    assert any(node["name"] == "index:lines" and node["tasks"] for node in json.loads(
+        (run / "plan.json").read_text())["nodes"]), "it was looked at"
