@@ -264,7 +264,7 @@ def test_each_mistake_is_named(load, old, new, expected):
 @pytest.mark.parametrize(("old", "new", "expected"), [
     ("vocab: 32000", "vocab: 100", "7 tokenizer.train.vocab: a vocabulary of 100 is outside 257"),
     ("kind: bpe", "kind: bp", "7 tokenizer.train.kind: 'bp' is not one of bpe, sentencepiece; did you mean 'bpe'?"),
-    ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{}", "7 tokenizer: give either `train:`"),
+    ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{}", "7 tokenizer: give one of `train:`"),
     ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{load: x.json}", "7 tokenizer.load: no such file"),
     ("shards:    {web: {from: deduped", "shards:    {web: {from: web", "8 shards.web.from: 'web' is a source; name a"),
     ("where: {source: web}", "where: {source: wob}", "8 shards.web.where.source: unknown source 'wob': did you mean"),
@@ -320,7 +320,7 @@ def test_each_mistake_is_named(load, old, new, expected):
     ("mix: {web: 85, wiki: 15}", "mix: {all: {share: 1, streams: [web, wiky], alpha: 0.3}}",
      "13 curriculum.phases[0].mix.all.streams[1]: unknown shards 'wiky': did you mean 'wiki'?"),
     ("mix: {web: 85, wiki: 15}", "mix: {all: {share: 1, streams: {web: 1}, alpha: 0.3}}",
-     "13 curriculum.phases[0].mix.all: the weights come from a mapping of streams, from `alpha` or from"),
+     "13 curriculum.phases[0].mix.all: the weights come from a mapping of streams, from `alpha`, from"),
     ("mix: {web: 85, wiki: 15}", "mix: {all: {share: 1, streams: [web], alhpa: 0.3}}",
      "13 curriculum.phases[0].mix.all.alhpa: unknown key 'alhpa': did you mean 'alpha'?"),
     ("mix: {web: 85, wiki: 15}", "mix: {all: {share: 1, streams: [web], unimax: 0}}",

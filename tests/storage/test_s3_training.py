@@ -83,7 +83,7 @@ def test_tokens_read_ahead_give_the_losses_of_tokens_copied(there, s3_server, tm
 
 def test_tokens_are_read_ahead_where_the_disk_is_too_small_for_them(there, tmp_path, monkeypatch, capsys):
     _, url = there
-    monkeypatch.setattr("trainer.data.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 70_000})())
+    monkeypatch.setattr("trainer.data.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 40_000})())
     assert train(url, tmp_path / "a", "--set", "fetch=all") == 2
     assert "train.fetch to ahead" in capsys.readouterr().err
     assert train(url, tmp_path / "a") == 0
@@ -149,7 +149,8 @@ def test_a_damaged_range_is_requested_again_and_then_refused_by_its_byte(there, 
 
     monkeypatch.setattr(RemoteShardSet, "_request", flipped(1))
     assert equal(data.step(step.first, step.batch, 0, 1), here.step(step.first, step.batch, 0, 1))
-    assert {calls.count(wanted) for wanted in calls} == {2}
+    rows = {wanted: calls.count(wanted) - 1 for wanted in calls}        # samples in the same blocks ask for them again
+    assert all(1 <= count <= step.batch for count in rows.values()) and 1 in rows.values()
     calls.clear()
     monkeypatch.setattr(RemoteShardSet, "_request", flipped(2))
     with pytest.raises(ShardError, match=r"\.tokens: damaged at byte"):

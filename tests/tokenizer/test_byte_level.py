@@ -86,8 +86,8 @@ def test_every_format_gives_the_tokens_back(shards, tmp_path, format):
     tokenizer = load_tokenizer(path)
     export(ShardSet(folder), format, tmp_path / "out")
     (tmp_path / "again").mkdir()
-    import_tokens(tmp_path / "out", format, Coding(tokenizer.sha256, 256, 255), tmp_path / "again", "web",
-                  lambda file, number: f"{number:032x}", lambda done, total: None)
+    import_tokens(tmp_path / "out", format, Coding(tokenizer.sha256, 256, 255), tmp_path / "again" / "web", "web",
+                  lambda file, number: f"{file}#{number}", lambda done, total: None)
     again, before = ShardSet(tmp_path / "again/web/split=train"), ShardSet(folder)
     assert again.manifest.dtype == "uint8"
     assert np.array_equal(again.read(0, again.tokens), before.read(0, before.tokens))

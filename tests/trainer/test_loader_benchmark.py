@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.trainer.synthetic import make_run
+from tests.trainer.synthetic import VOCAB, make_run
+from tokenizer.shards.layout import token_dtype
 from trainer.__main__ import main
 from trainer.data import batches as data
 from trainer.data.batches import Data
@@ -43,8 +44,9 @@ def test_it_reads_the_last_steps_and_no_others(folder, monkeypatch):
     assert seen == [(s.first, s.batch, 1, 2) for s in everything[-15:]]
     assert found["first_step"] == len(everything) - 14 and found["steps"] == 15
     assert found["tokens"] == sum(s.batch * run.curriculum.phases[s.phase].sequence for s in everything[-15:])
-    assert found["bytes"] == 2 * sum(-(-s.batch // 2) * (run.curriculum.phases[s.phase].sequence + 1)
-                                     for s in everything[-15:])
+    width = token_dtype(VOCAB).itemsize
+    assert found["bytes"] == width * sum(-(-s.batch // 2) * (run.curriculum.phases[s.phase].sequence + 1)
+                                         for s in everything[-15:])
     seen.clear()
     assert loader_benchmark.load(run, 10_000, 0, 0, 1)["first_step"] == 1    # more than there are: all of them
     assert len(seen) == len(everything)

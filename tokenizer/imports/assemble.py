@@ -25,8 +25,9 @@ class Assembly:
         self._index = -1                          # of the shard that is being written
         self._writer: ShardWriter | None = None
 
-    def add(self, documents: Documents, ids: Sequence[str], part: int, chosen: np.ndarray) -> None:
-        """Append those of the documents for which `chosen` is true. `part` is the number of their file."""
+    def add(self, documents: Documents, ids: Sequence[str], part: int, chosen: np.ndarray | None = None) -> None:
+        """Append the documents, or those for which `chosen` is true. `part` is the number of their file."""
+        chosen = np.ones(len(ids), bool) if chosen is None else chosen
         rows, targets = documents.first + np.flatnonzero(chosen), documents.targets
         if not len(rows):
             return
