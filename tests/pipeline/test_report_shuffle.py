@@ -28,7 +28,8 @@ def write_set(folder: Path, name: str, lengths: list[int], shard_bytes: int = 1 
     assembly = Assembly(folder, 800, 0, shard_bytes)
     tokens = np.ones(sum(lengths), np.uint16)
     tokens[np.cumsum(lengths) - 1] = 0
-    assembly.add(Documents("", 0, tokens, np.array(lengths), None, None), [f"{i:032x}" for i in range(len(lengths))], 0)
+    assembly.add(Documents("", 0, tokens, np.array(lengths), None, None), [f"{i:032x}" for i in range(len(lengths))], 0,
+                 np.ones(len(lengths), bool))
     (folder / MANIFEST).write_text(Manifest.of(name, "train", "0" * 64, 800, 0, assembly.close()).dumps())
     return ShardSet(folder)
 

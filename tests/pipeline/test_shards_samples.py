@@ -48,7 +48,7 @@ def make_stream(store: Path, name: str, seed: int, count: int) -> dict[str, obje
         tokens = np.array([*[rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 150))], EOS], np.uint16)
         targets = np.array([rng.random() < 0.8 for _ in tokens], np.uint8)
         assembly.add(Documents("", i % 300, tokens, np.array([len(tokens)]), None, targets if i % 3 else None),
-                     [f"{seed}{i:031x}"], i // 300)
+                     [f"{seed}{i:031x}"], i // 300, np.ones(1, bool))
         rows.append({"id": f"{seed}{i:031x}", "text": f"text {i}, ask jo@{name}.example", "language": LANGUAGES[i % 2],
                      "url": f"https://{name}.example/{i}" if i % 5 else None, "source": SOURCES[i * i % 7 % 3],
                      "locator": {"file": f"{name}/{i}.txt", "offset": 0}, "meta": json.dumps({"title": f"number {i}"}),
