@@ -16,7 +16,7 @@ from pipeline.report.nodes import take
 from pipeline.service.cube import edge_distances
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Playground
-from pipeline.service.signal_table import SEED
+from pipeline.service.sampling import SEED
 from pipeline.store.records import FileInfo
 
 #: most documents of a draw; if a run has more than COMPARED documents, only its sample is compared with another run

@@ -14,7 +14,7 @@ from pipeline.passes.outcomes import Moved
 from pipeline.report.nodes import take
 from pipeline.report.samples import sample
 from pipeline.service.replayed import OwnThreshold, Replayed
-from pipeline.service.signal_table import PURPOSE, SEED
+from pipeline.service.sampling import PURPOSE, SEED
 from pipeline.store.fs import Store
 
 #: examples of each move; documents among which the examples are chosen

@@ -14,7 +14,8 @@ import numpy as np
 from pipeline.base.prf import prf
 from pipeline.passes.outcomes import REASONS, Moved, Outcome
 from pipeline.service.intervals import count_interval, sum_interval
-from pipeline.service.signal_table import PURPOSE, SEED, DocumentTable
+from pipeline.service.sampling import PURPOSE, SEED
+from pipeline.service.signal_table import DocumentTable
 
 SIDES = ("kept", "dropped", "unknown")
 

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
-from pipeline.base.prf import all_below
 from pipeline.passes.columnwise import Columns
 from pipeline.passes.storable import language_label
+from pipeline.service import sampling
 from pipeline.service.token_counts import TokenCounts
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
@@ -38,9 +38,6 @@ THREADS = 2
 SIGNAL_BYTES = 256 << 20
 #: groups (source, language) that an answer lists; all others are summed up as one group
 MOST_GROUPS = 200
-#: seed by which the sample is chosen. It is a constant, so that every playground shows the same documents
-SEED = 0
-PURPOSE = "playground"
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,14 @@ class DocumentTable:
             "end", "reason", "source", "language", "bytes", "file", "row", *(["tokens"] if tokens else []))}
         self._picked: list[np.ndarray | None] = []
         sampled = []
+
         def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
             """Return the documents of a file that the table has, which of all its documents are in the sample, and the
             tokens of the documents that the table has."""
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
-            of_sample = all_below(SEED, PURPOSE, ids, share)
+            of_sample = sampling.in_sample(ids, share, sampling.SEED)
             if only_sample:
                 table, ids = table.filter(pa.array(of_sample)), list(itertools.compress(ids, of_sample))
             return table.drop_columns("id"), of_sample, None if tokens is None else tokens.of(ids)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.passes.encode import SPLITS, EncodePart
+from pipeline.service.sampling import id_bytes
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
 from pipeline.store.runs import RunTasks
@@ -56,5 +57,5 @@ def token_counts(store: Store, run: str, plan: Mapping[str, Any],
 
 
 def _halves(ids: list[str]) -> np.ndarray:
-    """Return the two halves of each id as uint64, of shape (documents, 2). An id has 32 hex digits."""
-    return np.frombuffer(bytes.fromhex("".join(ids)), ">u8").astype(np.uint64).reshape(-1, 2)
+    """Return the two halves of each id as uint64, of shape (documents, 2)."""
+    return np.frombuffer(id_bytes(ids), ">u8").astype(np.uint64).reshape(-1, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.base.prf import all_below
 from pipeline.service.intervals import count_interval, sum_interval
+from pipeline.service.sampling import in_sample
 
 IDS = [f"{i:032x}" for i in range(2500)]
 SHARE, SEEDS = 0.08, 400
@@ -15,32 +15,7 @@ SHARE, SEEDS = 0.08, 400
 @pytest.fixture(scope="module")
 def samples() -> list[np.ndarray]:
     """Samples as the playground draws them, of many seeds."""
-    return [all_below(seed, "playground", IDS, SHARE) for seed in range(SEEDS)]
-
-
-def test_whether_an_id_is_chosen_depends_on_no_other_id():
-    chosen = all_below(3, "p", IDS[:300], 0.3)
-    assert chosen.tolist() == [all_below(3, "p", [id], 0.3)[0] for id in IDS[:300]]
-    assert all_below(3, "p", IDS[:300][::-1], 0.3).tolist() == chosen.tolist()[::-1]
-    assert all_below(3, "p", IDS[:300], 1.0).all() and not all_below(3, "p", IDS[:300], 0.0).any()
-    assert all_below(3, "p", [], 0.3).tolist() == []
-
-
-def test_a_larger_sample_contains_a_smaller_one():
-    small, large = (all_below(3, "p", IDS, share) for share in (0.1, 0.4))
-    assert not (small & ~large).any() and small.sum() < large.sum()
-
-
-@pytest.mark.parametrize("ids", [IDS, [f"{i << 64:032x}" for i in range(2500)], [id[::-1] for id in IDS],
-                                 [f"{i * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128:032x}" for i in range(2500)]])
-def test_samples_of_ids_in_a_row_are_as_random_as_others(ids):
-    """Numbers of chosen ids and of chosen neighbours lie within five standard deviations of those of coin tosses, and
-    two seeds or purposes choose independently."""
-    share, n = 0.3, len(ids)
-    one, other, third = (all_below(seed, purpose, ids, share) for seed, purpose in ((1, "p"), (2, "p"), (1, "q")))
-    for mask, p in ((one, share), (one[1:] & one[:-1], share ** 2), (one[2:] & one[:-2], share ** 2),
-                    (one & other, share ** 2), (one & third, share ** 2)):
-        assert abs(mask.sum() - n * p) < 5 * (n * p * (1 - p)) ** 0.5
+    return [in_sample(IDS, SHARE, seed) for seed in range(SEEDS)]
 
 
 @pytest.mark.parametrize("share", [0.004, 0.02, 0.1, 0.5, 0.98])
