@@ -300,7 +300,7 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
         result: StreamResult = results[f"shards:{shards}"]
         for stream, assembled in result.assembled.items():
             sets[stream] = publish_shards(store, stream, assembled, result.parts, tokenizer,
-                                          check_lease=log.check_lease)
+                                          check_lease=log.check_lease, source=result.source)
             sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], config.longest,
                                                     result.packed.get(stream, []), check_lease=log.check_lease)
     if sets and recipe.curriculum is not None:

@@ -83,6 +83,8 @@ READERS: dict[str, str] = {
     "sft": "stages.read.records:Sft",
     "preference": "stages.read.records:Preference",
     "datatrove": "stages.adapters.datatrove:DatatroveReader",
+    # token files of other projects, for `shards:`
+    "tokens": "stages.read.tokens:Tokens",
     # records of other readers, in the form `tokenmill plan --sample` stores
     "sample": "stages.read.sample:Sample",
 }

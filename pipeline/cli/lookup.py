@@ -107,7 +107,7 @@ def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text
             return places(shard_set, text) if hits is None else hits
         if column in lookup:
             return by_text(shard_set, lookup, column, text)
-    if shard_set.manifest.imported:
+    if not shard_set.manifest.has_texts:
         raise UserError(f"{shards}: was imported, and the URLs of its documents are not known; look for --id")
     datasets, open_part = _datasets(shards)
     of = domain_of if column == "domain" else (lambda url: url)

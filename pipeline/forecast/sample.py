@@ -37,6 +37,7 @@ from pipeline.forecast.mixture import phases
 from pipeline.plan.file_list import FileList, SourceFile
 from pipeline.plan.planner import Planner
 from pipeline.recipe.model import Recipe, Source
+from pipeline.recipe.token_files import token_sources
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
@@ -118,6 +119,9 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
     SampleError when the sample is too small for the recipe or exceeds `limits`.
     """
+    if imported := next((name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)), None):
+        raise SampleError(f"shards.{imported}: takes token files as they are, and --sample draws texts; run `tokenmill "
+                          f"plan` without --sample, or take these shards and their share of the mixture out")
     limits = limits or Limits()
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
     planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)

@@ -360,13 +360,16 @@ def refuse_imported(store: Store, name: str) -> None:
 
 
 def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
-                   tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
+                   tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None,
+                   source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written to two
     files: first to a file whose name contains its hash and whose content therefore never changes, then to the current
     manifest.
 
     `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
     has taken over the store, because the manifests of that driver must not be replaced.
+
+    `source` says which token files the tokens are from, if they are from no dataset (`Manifest.source`).
 
     Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
     takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` may be None. Publishing the same
@@ -397,7 +400,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     for split in SPLITS:
         members = tuple(sorted(shards[split], key=lambda s: s.index))
         manifest = Manifest.of(name, split, tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"], members,
-                               tuple(p.key for p in parts))
+                               tuple(p.key for p in parts), source)
         folder = f"shards/{name}/split={split}"
         check_lease()
         for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):

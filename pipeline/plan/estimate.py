@@ -229,7 +229,8 @@ class Flow:
     def _cost(self, node: Node, state: NodeState, status: str) -> tuple[float, float, float]:
         """Returns (CPU seconds, bytes written, bytes read) for all tasks of a node, finished or not."""
         if node.kind == "index":
-            bytes_in = state.weight + state.weight_fresh
+            bytes_in, source = state.weight + state.weight_fresh, node.name.removeprefix("index:")
+            self.text[node.name] = {source: float(self.inputs[source]["bytes"])}         # read by shards of tokens
             return bytes_in / INFLATE_SPEED, 0.0, bytes_in
         if node.kind == "pass":
             return self._pass(node, state, status)

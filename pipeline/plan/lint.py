@@ -308,9 +308,11 @@ def _by_language(recipe: Recipe, name: str) -> bool:
 # -- shards and curriculum ---------------------------------------------------------------------------------------------
 def _unused(recipe: Recipe) -> Iterator[Finding]:
     read = {i for d in recipe.datasets.values() for i in d.inputs}
+    imported = {i for s in recipe.shards.values() for i in s.inputs}
     for name in recipe.sources:
-        if name not in read:
-            yield ("sources", name), "no dataset is made from it"
+        if name not in read | imported:
+            yield ("sources", name), ("no shards take it" if reader_class(recipe.sources[name].read).holds_tokens
+                                      else "no dataset is made from it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}
         if recipe.tokenizer is not None and recipe.tokenizer.train is not None:

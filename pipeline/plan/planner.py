@@ -161,6 +161,7 @@ class Planner:
 
     def sources_used(self) -> list[str]:
         used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
+        used.update(name for shards in self.recipe.shards.values() for name in shards.inputs)      # `read: tokens`
         return [name for name in self.recipe.sources if name in used]
 
     def _dataset(self, name: str) -> None:

@@ -32,6 +32,7 @@ from pipeline.base.redact import redact_json
 from pipeline.base.scratch import Scratch
 from pipeline.passes.encode import ENCODE, libraries
 from pipeline.passes.fit_tokenizer import FIT
+from pipeline.passes.import_tokens import IMPORT
 from pipeline.plan.nodes import DOCUMENTS, ChainStep, Node
 from pipeline.plan.planner import Planner
 from pipeline.recipe.code import own_source
@@ -192,7 +193,8 @@ def _tokens(recipe: Recipe, node: Node) -> Ingredients:
             ingredients["tokenizer.eos"] = recipe.tokenizer.eos
         return ingredients
     name = node.name.removeprefix("shards:")
-    ingredients |= _task_versions(ENCODE.partition(":")[0])
+    for task in (ENCODE, *([IMPORT] if "import" in node.steps else [])):
+        ingredients |= _task_versions(task.partition(":")[0])
     spec = plain["shards"][name]                 # `longest` decides which labels of split shards have enough tokens
     return ingredients | {f"shards.{name}.{k}": v for k, v in spec.items() if k != "longest" or "by" in spec}
 

@@ -13,15 +13,19 @@ from typing import Any
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import byte_draft, load_draft, tokenizer_info, tokenizer_waves
+from pipeline.passes.import_tokens import FILES, import_draft
 from pipeline.passes.labels import Label, label_ranges, streams_of
 from pipeline.passes.pack import ShardPlace, pack_drafts
+from pipeline.plan.inputs import InputError
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.splits import label_sources
+from pipeline.recipe.token_files import token_sources
 from pipeline.store.temp import Spilled
 from stages.barrier import PartRef, TaskDraft, TaskResult, Wave
+from tokenizer.load import load_tokenizer
 
 #: name of the tokenizer's node; the colon keeps it apart from a dataset called "tokenizer"
 TOKENIZER = "tokenizer:"
@@ -33,12 +37,14 @@ class StreamResult:
     `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
     tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
     documents that could not be encoded. `packed` are the results of the tasks that packed the documents of training
-    shards into rows, by stream; empty without `packing`."""
+    shards into rows, by stream; empty without `packing`. `source` says for the manifests which token files the tokens
+    are from; empty if they are from datasets."""
 
     assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
     encoded: TaskRecords
     packed: dict[str, list[TaskResult]] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
 
 
 def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
@@ -60,7 +66,10 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
             return _shards(recipe, planner, name, inputs, results)
 
         steps = ("encode", "assemble", *(["pack"] if shards.packing else []))
-        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *shards.inputs), work, steps=steps))
+        imports = token_sources(recipe, shards.inputs)
+        deps = tuple(f"index:{source}" for source in imports) or tuple(shards.inputs)
+        nodes.append(Node(f"shards:{name}", "shards", (TOKENIZER, *deps), work,
+                          steps=("import", *steps[1:]) if imports else steps))
     return nodes
 
 
@@ -100,11 +109,16 @@ def _tokenizer(recipe: Recipe, planner: Planner, results: Mapping[str, Any]) -> 
 
 
 def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], results: Mapping[str, Any]) -> Work:
+    tokenizer, imports = results[TOKENIZER], token_sources(recipe, inputs)
     config = recipe.plain()["shards"][name]
-    tokenizer, parts = results[TOKENIZER], parts_of(results, inputs, config.get("where", {}).get("source"))
-    by = label_sources(recipe, name)
-    drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
-                           planner.quarantined, by)
+    parts = parts_of(results, [] if imports else inputs, config.get("where", {}).get("source"))
+    by: list[dict[str, Any]] = []
+    if imports:
+        drafts = [_import(recipe, planner, source, tokenizer, float(recipe.shards[name].val)) for source in imports]
+    else:
+        by = label_sources(recipe, name)
+        drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
+                               planner.quarantined, by)
     encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
     parts_encoded = [result(r) for r in encoded]
     shards_of: dict[str, list[ShardPlace]] = {}
@@ -127,7 +141,25 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
                          for i, d in enumerate(chain.from_iterable(drafts_of.values())))
         left = iter(records)
         packed = {stream: [result(r) for r in islice(left, len(drafts))] for stream, drafts in drafts_of.items()}
-    return StreamResult(shards, parts, encoded, packed)
+    listed = [r.files[FILES] for r in parts_encoded] if imports else []
+    imported = [{"source": source, "format": recipe.sources[source].config["format"],
+                 "files": json.loads(planner.read_file(file["$ref"], file["sha256"]))}
+                for source, file in zip(imports, listed, strict=True)]
+    return StreamResult(shards, parts, encoded, packed, {"tokens": imported} if imported else {})
+
+
+def _import(recipe: Recipe, planner: Planner, source: str, tokenizer: Mapping[str, Any], share: float) -> TaskDraft:
+    """Return the task that imports a source of token files. Raises InputError if the source names another tokenizer
+    than that of the recipe."""
+    config, spec, files = recipe.sources[source].config, recipe.tokenizer, planner.source_files(source)
+    assert spec is not None
+    if config["tokenizer"]:
+        named = load_tokenizer(config["tokenizer"], spec.eos, spec.pattern)
+        if named.sha256 != tokenizer["sha256"]:
+            raise InputError(f"sources.{source}.tokenizer: {config['tokenizer']} (sha256 {named.sha256[:12]}) is not "
+                             f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
+                             f"`tokenizer:`, or write the texts with `tokenmill shards decode` and encode them anew")
+    return import_draft(source, config["format"], [file.arg() for file in files], files.bytes, tokenizer, share)
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,

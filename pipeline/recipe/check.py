@@ -15,6 +15,7 @@ from pipeline.recipe.hub import is_hub_name
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
 from pipeline.recipe.splits import check_splits
+from pipeline.recipe.token_files import check_token_files, token_sources
 from pipeline.recipe.train import check_train
 from pipeline.recipe.values import Where
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
@@ -54,6 +55,7 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     for name, dataset in recipe.datasets.items():
         _where(recipe, checker, dataset.inputs, dataset.where, ("datasets", name))
     _signals(recipe, checker)
+    check_token_files(recipe, checker)
     _tokens(recipe, checker)
     checker.stop_if_failed()
     check_splits(recipe, checker)
@@ -221,7 +223,8 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
 # -- tokens ---------------------------------------------------------------------------------------------------------
 def _tokens(recipe: Recipe, checker: Checker) -> None:
     readers: list[tuple[KeyPath, list[str], Any]] = []
-    readers += [(("shards", name), shards.inputs, shards.where) for name, shards in recipe.shards.items()]
+    readers += [(("shards", name), shards.inputs, shards.where) for name, shards in recipe.shards.items()
+                if not token_sources(recipe, shards.inputs)]
     tokenizer = recipe.tokenizer
     if tokenizer is not None:
         if [tokenizer.kind, tokenizer.train, tokenizer.load].count(None) != 2:

@@ -12,6 +12,7 @@ from pipeline.base.quantities import parse_share, percent
 from pipeline.recipe.errors import KeyPath, key_path
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
+from pipeline.recipe.token_files import token_sources
 from pipeline.recipe.token_models import Curriculum, LabelRule, Phase, StreamGroup
 
 
@@ -37,16 +38,18 @@ def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
     """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
-    reserves tokens) and the same `val` (share of documents held out for evaluation)."""
+    reserves tokens) and the same `val` (share of documents held out for evaluation). Shards of token files may have
+    another `val`, because no deduplication has compared their documents with those of others."""
     first, shards = next(iter(recipe.shards.items()))
+    texts = [name for name, other in recipe.shards.items() if not token_sources(recipe, other.inputs)]
     for name, other in recipe.shards.items():
         if other.longest != shards.longest:
             checker.fail(("shards", name, "longest"), f"{other.longest:,} differs from {shards.longest:,} of '{first}';"
                          f" all shards of a curriculum have the same `longest`")
-        if other.val != shards.val:
-            checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(shards.val)} of "
-                         f"'{first}': near-duplicates of what one holds out would be trained on in the other; give all "
-                         f"shards of a curriculum the same `val`")
+        if name in texts and other.val != (val := recipe.shards[texts[0]].val):
+            checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(val)} of "
+                         f"'{texts[0]}': near-duplicates of what one holds out would be trained on in the other; give "
+                         f"all shards of a curriculum the same `val`")
 
 
 def _inheritance(curriculum: Curriculum, checker: Checker) -> None:

@@ -39,6 +39,9 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
                 edge["docs"] = _docs_read(node) - removed
                 barrier = next(d for d in drawn if d["name"] == dep)
                 barrier["dropped"] = barrier.get("dropped", 0) + removed
+            elif by_name[dep].kind == "index" and node.kind == "shards":
+                sources = tokens.get(node.name.removeprefix("shards:"), {}).get("sources", {})
+                edge["docs"] = sources.get(dep.removeprefix("index:"), {}).get("docs", 0)
             elif by_name[dep].kind == "index":
                 edge["docs"] = node.counters.get("in", {}).get(dep.removeprefix("index:"), {}).get("docs", 0)
             elif node.kind == "shards":

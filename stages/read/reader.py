@@ -82,6 +82,8 @@ class Reader:
     extractor: ClassVar[str] = ""
     #: the step that turns the reader's markup into plain text, e.g. 'latex'; "" if its text is no such markup
     markup: ClassVar[str] = ""
+    #: True when its files hold tokens instead of documents. Such a source is named in `shards:` and in no dataset
+    holds_tokens: ClassVar[bool] = False
     #: True when a file holds many documents
     collection: ClassVar[bool] = False
     #: True when `tokenmill extract` uses it for members of archives that have its suffixes

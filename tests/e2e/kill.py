@@ -1,8 +1,8 @@
 """Runs `tokenmill` and kills it with SIGKILL at a chosen point: `python -m tests.e2e.kill POINT N ARGS…`
 
-Points: `partition` (N-th document written), `commit` (N-th result is in the store, its record not yet in the log),
-`map` and `reduce` (N-th exchange file is about to be written or read), `publish` (a dataset's folder is half
-built), `copy` (N-th part is about to be copied on S3).
+Points: `partition` (N-th document written), `tokens` (N-th block of tokens is about to be written), `commit` (N-th
+result is in the store, its record not yet in the log), `map` and `reduce` (N-th exchange file is about to be written
+or read), `publish` (a dataset's folder is half built), `copy` (N-th part is about to be copied on S3).
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ def main() -> None:
         from pipeline.store.parts import PartWriter
 
         die_at(PartWriter, "write", nth)
+    elif point == "tokens":
+        from pipeline.passes.part_tokens import TokensWriter
+
+        die_at(TokensWriter, "add", nth)
     elif point == "commit":
         from pipeline.store.log import Log
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,9 @@ class IdHashes:
             np.fromiter(map(hashed, ids), "<u8", len(ids)).tofile(file)
         self.count += len(ids)
 
-    def check(self, tables: Sequence[Path], files: Sequence[str]) -> None:
-        """Raise TokenFileError if two documents have one id. `tables` are the document tables of the shards, and
-        `files` the names of the files that the column `part` numbers. Then remove the file of hashes."""
+    def check(self, documents: Iterable[tuple[str, str]]) -> None:
+        """Raise TokenFileError if two documents have one id. Then remove the file of hashes. `documents` yields the id
+        and the place of each document, for the message; it is read only when two hashes are equal."""
         hashes = np.memmap(self.path, "<u8", "r+", shape=(self.count,))
         hashes.sort()
         doubled: set[int] = set()
@@ -40,10 +40,9 @@ class IdHashes:
         if not doubled:
             return
         seen: dict[str, str] = {}                 # id whose hash is doubled → its first document
-        for id, part, row in rows_of(tables):
+        for id, place in documents:
             if hashed(id) not in doubled:
                 continue
-            place = f"{files[part]}, document {row:,}"
             if id in seen:
                 raise TokenFileError(f"{place}: has the id {id[:80]!r} of {seen[id]}; ids must differ: rename one, or "
                                      f"leave the ids out")
@@ -54,9 +53,11 @@ def hashed(id: str) -> int:
     return xxhash.xxh3_64_intdigest(id.encode())
 
 
-def rows_of(tables: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
-    """Yield (id, part, row) of all documents in document tables."""
+def places_in(tables: Iterable[Path], files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the id and the place of all documents in document tables of shards. `files` are the names of the files that
+    the column `part` numbers."""
     for path in tables:
         with open_parquet(path) as table:
             for batch in table.iter_batches(columns=["id", "part", "row"], use_threads=False):
-                yield from zip(*(batch.column(name).to_pylist() for name in ("id", "part", "row")))
+                for id, part, row in zip(*(batch.column(name).to_pylist() for name in ("id", "part", "row"))):
+                    yield id, f"{files[part]}, document {row:,}"

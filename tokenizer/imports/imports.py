@@ -20,7 +20,7 @@ from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.documents import Documents
 from tokenizer.imports.ds import DsReader
 from tokenizer.imports.format import Format
-from tokenizer.imports.ids import IdHashes
+from tokenizer.imports.ids import IdHashes, places_in
 from tokenizer.imports.litdata import LitDataReader
 from tokenizer.imports.mds import MdsReader
 from tokenizer.imports.megatron import MegatronReader
@@ -84,8 +84,8 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         manifests = {split: Manifest.of(name, split, coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
                                         source={"format": format, "files": list(parts)})
                      for split, assembly in assemblies.items()}
-        hashes.check([folder / f"split={split}" / shard.table for split, manifest in manifests.items()
-                      for shard in manifest.shards], [str(source.folder / file) for file in parts])
+        hashes.check(places_in((folder / f"split={split}" / shard.table for split, manifest in manifests.items()
+                                for shard in manifest.shards), [str(source.folder / file) for file in parts]))
         for split, manifest in manifests.items():
             for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
                 write_synced(folder / f"split={split}" / file, manifest.dumps().encode())

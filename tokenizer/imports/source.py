@@ -17,7 +17,7 @@ from tokenizer.shards.layout import ShardError, token_dtype
 
 #: remedies, for error messages
 AGAIN = "copy the file again, or write it anew"
-OTHER = "give the tokenizer with which the files were written as --tokenizer"
+OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
 #: parts of file names that say that documents are held out from training
 HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 
@@ -25,6 +25,8 @@ HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 class TokenFileError(ShardError):
     """Files of another project that an import cannot read. The message names the file, the place in it and the remedy.
     Nothing was written."""
+
+    permanent = True
 
 
 class Coding(NamedTuple):

@@ -45,11 +45,11 @@ def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, 
     entries that are sorted in memory, and `page` that of a page. Raises ShardError when a part of a dataset is missing
     or has changed."""
     with ExitStack() as stack:
-        columns = {name: EntrySorter(folder, run) for name in (COLUMNS[:1] if shards.manifest.imported else COLUMNS)}
+        columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
             stack.enter_context(sorter)
         has_hex_ids, first = True, 0
-        for ids, urls in documents(shards, None if shards.manifest.imported else paths_of(datasets), open_part):
+        for ids, urls in documents(shards, paths_of(datasets) if shards.manifest.has_texts else None, open_part):
             keys = hex_keys(ids)
             has_hex_ids = has_hex_ids and keys is not None
             numbers = np.arange(first, first + len(ids), dtype=U64)

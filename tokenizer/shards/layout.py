@@ -124,6 +124,11 @@ class Manifest:
         """Whether `tokenmill shards import` has written the set. No run can write such a set again."""
         return "format" in self.source
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether the documents are those of datasets, and not of token files that an import or a run has taken in."""
+        return not self.imported and "tokens" not in self.source
+
     @classmethod
     def of(cls, stream: str, split: str, tokenizer: str, vocab_size: int, eos: int, shards: tuple[Shard, ...],
            parts: tuple[str, ...] = (), source: Mapping[str, Any] | None = None) -> Manifest:

@@ -1,0 +1,38 @@
+"""Checks how a recipe uses sources of token files of other projects (`read: tokens`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.recipe.errors import KeyPath
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.problems import Checker
+from stages.catalog import reader_class
+
+
+def token_sources(recipe: Recipe, names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are sources of token files."""
+    return [name for name in names if name in recipe.sources and reader_class(recipe.sources[name].read).holds_tokens]
+
+
+def check_token_files(recipe: Recipe, checker: Checker) -> None:
+    """Check that sources of token files go into shards and into no dataset, and that such shards need no texts."""
+    for dataset, config in recipe.datasets.items():
+        for source in token_sources(recipe, config.inputs):
+            path: KeyPath = ("datasets", dataset, "from", config.inputs.index(source))
+            checker.fail(path, f"'{source}' holds tokens, and a dataset is made from texts; name it under `shards:`, "
+                               f"or write its texts with `tokenmill shards decode` and read them with `read: jsonl`")
+    for name, shards in recipe.shards.items():
+        if not (tokens := token_sources(recipe, shards.inputs)):
+            continue
+        for i, source in enumerate(shards.inputs):
+            path = ("shards", name, "from", i)
+            if checker.check_name(source, {**recipe.sources, **recipe.datasets}, path, "source or dataset") \
+                    and source not in tokens:
+                checker.fail(path, f"'{source}' holds no tokens, unlike '{tokens[0]}'; make two entries of `shards:`")
+            if source in shards.inputs[:i]:
+                checker.fail(path, f"'{source}' is named twice; remove one")
+        for key in ("where", "by"):
+            if getattr(shards, key):
+                checker.fail(("shards", name, key), f"documents of token files have no columns that `{key}` could look "
+                                                    f"at; remove it, or write the texts with `tokenmill shards decode`")

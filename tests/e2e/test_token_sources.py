@@ -1,0 +1,286 @@
+"""Recipes that mix token files of another project (`read: tokens`) with streams of their own, from the files to a
+training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from pipeline.engine.driver.endings import TaskFailed
+from pipeline.forecast.sample import SampleError, run_sample
+from pipeline.plan.inputs import InputError
+from pipeline.plan.lint import lint
+from pipeline.recipe import RecipeError, load_recipe
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.fs import Store
+from stages.document import document_id
+from stages.read.tokens import Tokens
+from tests import commands
+from tests.corpus import sentences
+from tokenizer.export.export import export
+from tokenizer.imports.imports import FORMATS
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
+from tokenizer.shards.layout import MANIFEST, Manifest
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.verify import verify
+
+OLD = """version: 1
+sources: {texts: {read: text, path: "TEXTS/*.txt"}}
+datasets: {all: {from: texts}}
+tokenizer: {train: {kind: bpe, vocab: 400, from: all, sample: 50KB}}
+shards: {old: {from: all, longest: 64, val: 0%}}
+"""
+RECIPE = """version: 1
+sources:
+  fresh: {read: text, path: "fresh/*.txt"}
+  old: {read: tokens, path: old-FORMAT, format: FORMAT, tokenizer: tokenizer.json}
+datasets: {clean: {from: fresh}}
+tokenizer: {load: tokenizer.json}
+shards:
+  old: {from: old, longest: 64, val: 0%}
+  web: {from: clean, longest: 64, val: 0%}
+curriculum:
+  seed: 1
+  total: 5120
+  phases:
+    - {name: all, until: 100%, sequence: 64, batch: 256, mix: {old: 50, web: 50}, max_epochs: {old: 99, web: 99}}
+train:
+  model: {layers: 1, width: 16, heads: 2, kv_heads: 1, ffn: 24}
+  optimizer: {lr: 0.02}
+  log_every: 1
+  evaluate: {every: 1000}
+  checkpoint: {every: 1000}
+"""
+
+
+def run(path: Path, store: Path, backend: str = "inline", workers: int = 1) -> Store:
+    run_recipe(load_recipe(path), str(store), make_backend=make_backend(backend, workers, None))
+    return Store(str(store))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder with texts, a set of tokens of another run in all formats, and the tokenizer of that run."""
+    folder, rng, prose = tmp_path_factory.mktemp("tokens"), random.Random(3), sentences()
+    for name, count in (("texts", 80), ("fresh", 30)):
+        (folder / name).mkdir()
+        for i in range(count):
+            (folder / name / f"{i:02}.txt").write_text(" ".join(rng.sample(prose, rng.randint(1, 12))))
+    (folder / "old.yaml").write_text(OLD.replace("TEXTS", "texts"))
+    run(folder / "old.yaml", folder / "old-store")
+    [tokenizer] = (folder / "old-store/shards").glob("tokenizer-*.json")
+    shutil.copy(tokenizer, folder / "tokenizer.json")
+    for format in FORMATS:
+        export(ShardSet(folder / "old-store/shards/old/split=train"), format, folder / f"old-{format}", False)
+    return folder
+
+
+def recipe(site: Path, format: str = "megatron", name: str = "recipe", **changes: str) -> Path:
+    """Write the recipe with other words in place of some: `changes` are pairs of texts, `old=new`."""
+    text = RECIPE.replace("FORMAT", format)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (site / f"{name}.yaml").write_text(text)
+    return site / f"{name}.yaml"
+
+
+@pytest.fixture(scope="module")
+def mixed(site) -> Store:
+    return run(recipe(site), site / "store")
+
+
+def documents(store: Path, stream: str, split: str = "train") -> list[tuple[str, list[int]]]:
+    shards = ShardSet(store / "shards" / stream / f"split={split}")
+    assert verify(shards.folder) == []
+    return [(d.id, shards.read(d.start, d.stop).tolist()) for d in shards.documents(0, shards.tokens)]
+
+
+def bytes_of(store: Store) -> dict[str, bytes]:
+    """All files of the shards, and the curriculum."""
+    [path] = [p for p in store.list("runs") if p.endswith("/curriculum.json")]
+    return {p: store.read(p) for p in store.list("shards")} | {"curriculum": store.read(path)}
+
+
+def report_of(store: Store) -> dict:
+    [path] = [p for p in store.list("runs") if p.endswith("/report.json")]
+    return json.loads(store.read(path))
+
+
+def test_formats_are_those_that_can_be_imported():
+    assert set(get_args(Tokens.Config.model_fields["format"].annotation)) == set(FORMATS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_stream_of_token_files_has_their_documents_beside_a_stream_of_texts(site, format, tmp_path):
+    store = run(recipe(site, format, format), tmp_path / "store")
+    old, new = documents(site / "old-store", "old"), documents(store.local, "old")
+    assert [tokens for _, tokens in new] == [tokens for _, tokens in old] and len(new) == 80
+    assert len(documents(store.local, "web")) == 30
+    if format in ("olmo", "parquet", "mds"):                                       # have the ids of documents
+        assert [id for id, _ in new] == [id for id, _ in old]
+    else:
+        [source] = read_manifest(store, "old").source["tokens"]
+        assert source["format"] == format
+        places = [(file, number - first) for (file, first), (_, stop) in
+                  zip(source["files"], [*source["files"][1:], ("", 80)]) for number in range(first, stop)]
+        assert [id for id, _ in new] == [document_id("old", file, "", number) for file, number in places]
+
+
+def read_manifest(store: Store, stream: str, split: str = "train") -> Manifest:
+    path = f"shards/{stream}/split={split}/{MANIFEST}"
+    return Manifest.from_json(json.loads(store.read(path)), path)
+
+
+def test_the_order_reads_windows_of_both_streams(mixed):
+    [path] = (mixed.local / "runs").glob("*/curriculum.json")
+    curriculum = Curriculum.loads(path.read_text(), str(path))
+    places = Order(curriculum).locate(0, curriculum.samples)
+    names = [stream.name for stream in curriculum.streams]
+    assert np.bincount(np.ravel(places.stream), minlength=2).tolist() == [40, 40] and sorted(names) == ["old", "web"]
+
+
+def test_a_training_reads_the_stream(site, mixed, tmp_path):
+    pytest.importorskip("torch")
+    from trainer.__main__ import main
+
+    [name] = (mixed.local / "runs").iterdir()
+    assert not main(["run", str(name), "--out", str(tmp_path / "out"), "--quiet", "--device", "cpu"])
+    events = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    assert len(losses) == 20 and losses[-1] < losses[0]
+
+
+def test_report_and_plan_count_the_documents_and_tokens_of_the_files(site, mixed, tokenmill):
+    old = documents(mixed.local, "old")
+    figures, tokens = report_of(mixed), sum(len(tokens) for _, tokens in old)
+    stream = figures["tokens"]["old"]
+    assert (stream["docs"], stream["tokens"], stream["targets"]) == (80, tokens, tokens)
+    assert stream["sources"] == {"old": {"docs": 80, "tokens": tokens}}
+    [edge] = [e for e in figures["graph"]["edges"] if e["to"] == "shards:old" and e["from"] == "index:old"]
+    assert edge["docs"] == 80
+    planned = tokenmill("plan", str(recipe(site)), "--store", str(site / "new-store"), "--json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    size = sum(path.stat().st_size for path in (site / "old-megatron").iterdir())
+    assert plan["inputs"]["old"]["bytes"] == size
+    [row] = [row for row in plan["nodes"] if row["name"] == "shards:old"]
+    assert row["bytes_in"] == size and row["steps"] == ["import", "assemble"]
+    again = json.loads(tokenmill("plan", str(recipe(site)), "--store", str(mixed.local), "--json").out)
+    assert not again["reruns"] and not again["waits"]
+
+
+def test_held_out_documents_and_packed_rows_are_those_of_other_streams(site, tmp_path):
+    from pipeline.base.prf import below
+
+    path = recipe(site, "parquet", "held", **{"old: {from: old, longest: 64, val: 0%}":
+                                              "old: {from: old, longest: 64, val: 20%, packing: best-fit}"})
+    store = run(path, tmp_path / "store")
+    old = documents(site / "old-store", "old")
+    parts = {split: documents(store.local, "old", split) for split in ("train", "val")}
+    assert parts["val"] == [d for d in old if below(0, "val", d[0], 0.2)] and len(parts["val"]) > 5
+    assert parts["train"] == [d for d in old if not below(0, "val", d[0], 0.2)]
+    assert report_of(store)["tokens"]["old"]["packing"]
+
+
+def test_shards_are_equal_to_the_byte_with_workers_and_after_kills(site, mixed, tmp_path):
+    run(recipe(site), tmp_path / "workers", "process", 2)
+    assert bytes_of(Store(str(tmp_path / "workers"))) == bytes_of(mixed)
+    args = ("run", str(recipe(site)), "--store", str(tmp_path / "killed"), "--backend", "inline", "--quiet")
+    for point, nth in (("tokens", 1), ("tokens", 2), ("commit", 1), ("commit", 2)):
+        died = commands.command("tests.e2e.kill", point, str(nth), *args)
+        assert died.returncode == -signal.SIGKILL, f"was not killed: {died.stdout}{died.stderr}"
+    done = commands.command("pipeline.cli", *args)
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(Store(str(tmp_path / "killed"))) == bytes_of(mixed)
+
+
+def test_a_second_run_replaces_the_shards_when_the_files_have_changed(site, tmp_path):
+    files = tmp_path / "site"
+    shutil.copytree(site, files, ignore=shutil.ignore_patterns("*store"))
+    store = run(recipe(files, "parquet"), tmp_path / "store")
+    first = bytes_of(store)
+    (files / "old-parquet" / "train-00001-of-00001.parquet").write_bytes(
+        (files / "old-parquet" / "train-00000-of-00001.parquet").read_bytes())
+    with pytest.raises(TaskFailed, match="has the id"):                     # the same documents in two files
+        run(recipe(files, "parquet"), tmp_path / "store")
+    assert bytes_of(store) == first
+    path = recipe(files, "olmo", "recipe")
+    run(path, tmp_path / "store")
+    assert read_manifest(store, "old").source["tokens"][0]["format"] == "olmo"
+
+
+def test_commands_read_the_stream(site, mixed, tokenmill):
+    folder = str(mixed.local / "shards/old/split=train")
+    id, _ = documents(mixed.local, "old")[7]
+    assert id in tokenmill("shards", "find", folder, "--id", id).out
+    assert tokenmill("shards", "index", folder).code == 0
+    url = tokenmill("shards", "find", folder, "--url", "https://a.example")
+    assert url.code != 0 and "--id" in url.err and "Traceback" not in url.err
+    assert tokenmill("store", "verify", "--store", str(mixed.local)).code == 0
+    [run] = (mixed.local / "runs").iterdir()
+    explained = tokenmill("shards", "explain", run.name, "--sample", "3", "--store", str(mixed.local))
+    assert explained.code == 0, explained.err
+
+
+@pytest.mark.parametrize(("old", "new", "key"), [
+    ("format: megatron, ", "", "sources.old.format"),
+    ("format: megatron", "format: webdataset", "sources.old.format"),
+    ("tokenizer: tokenizer.json}", "decode: true}", "sources.old.decode"),
+    ("tokenizer: tokenizer.json}", "tokenizer: gone.json}", "sources.old.tokenizer"),
+    ("clean: {from: fresh}", "clean: {from: [fresh, old]}", "datasets.clean.from[1]"),
+    ("old: {from: old,", "old: {from: [old, clean],", "shards.old.from[1]"),
+    ("old: {from: old,", "old: {from: [old, fresh],", "shards.old.from[1]"),
+    ("old: {from: old,", "old: {from: [old, gone],", "shards.old.from[1]"),
+    ("old: {from: old,", "old: {from: [old, old],", "shards.old.from[1]"),
+    ("old: {from: old,", "old: {from: old, where: {source: old},", "shards.old.where"),
+    ("old: {from: old,", "old: {from: old, by: source,", "shards.old.by"),
+    ("{load: tokenizer.json}", "{train: {vocab: 400, from: old}}", "tokenizer.train.from"),
+])
+def test_an_error_names_its_key(site, old, new, key):
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe(site, name="bad", **{old: new}))
+    assert key in str(error.value), error.value
+
+
+def test_another_tokenizer_than_that_of_the_recipe_is_refused(site, tmp_path):
+    document = json.loads((site / "tokenizer.json").read_text())
+    (site / "other.json").write_text(json.dumps(document, indent=2))
+    path = recipe(site, name="other", **{"tokenizer: tokenizer.json}": "tokenizer: other.json}"})
+    with pytest.raises(InputError, match=r"sources\.old\.tokenizer.*other\.json") as error:
+        run(path, tmp_path / "store")
+    assert hashlib.sha256((site / "other.json").read_bytes()).hexdigest()[:12] in str(error.value)
+
+
+def test_damaged_files_end_the_run_with_the_name_of_the_file_and_leave_no_shards(site, tmp_path):
+    files = tmp_path / "site"
+    shutil.copytree(site, files, ignore=shutil.ignore_patterns("*store"))
+    [body] = (files / "old-megatron").glob("*.bin")
+    data = bytearray(body.read_bytes())
+    data[1000:1002] = b"\xff\xff"                                            # outside the vocabulary
+    body.write_bytes(data)
+    done = commands.command("pipeline.cli", "run", str(recipe(files)), "--store", str(tmp_path / "store"),
+                            "--backend", "process", "--workers", "1", "--quiet")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert f"{body}: byte 1,000: token id 65535" in done.stderr
+    assert not (tmp_path / "store/shards").exists()
+
+
+def test_a_sample_of_texts_is_not_drawn_from_token_files(site):
+    with pytest.raises(SampleError, match=r"shards\.old"):
+        run_sample(load_recipe(recipe(site)), 0.5, workers=1)
+
+
+def test_a_source_that_no_shards_take_is_pointed_out(site):
+    found = lint(load_recipe(recipe(site, name="unused", **{"  old: {from: old, longest: 64, val: 0%}\n": "",
+                                                           "{old: 50, web: 50}": "{web: 50}", "{old: 99, ": "{"})))
+    assert any("sources.old" in line and "shards" in line for line in found)
