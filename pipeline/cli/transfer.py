@@ -52,8 +52,9 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
     When the body ends, its files are uploaded to `url`, which `option` has given and which must have no objects.
 
     Object storage has no folder that appears whole. So the object MARK is created first, which only one of two writers
-    can do, and removed last; `local_copy` reads no folder that has it. Objects are created whole, and indices after the files that they name. If an upload fails,
-    the objects are removed. Errors of the body name the URL, not the folder."""
+    can do, and removed last; `local_copy` reads no folder that has it. Objects are created whole, and indices after the
+    files that they name. If an upload fails, the objects are removed. Errors of the body name the URL, not the
+    folder."""
     check_root(url, option)
     store = Store(url)
     if (taken := next(iter(store.list("")), None)) is not None:

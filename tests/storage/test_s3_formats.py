@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,18 @@ def test_samples_of_a_run_in_a_bucket_are_exported(bucket, s3_server, tmp_path, 
     assert {name[:2] for name in read if name.endswith(".tokens")} == {"p1"}, "rows of other phases are not fetched"
 
 
-def test_of_two_exports_to_one_url_one_is_whole_and_the_other_is_refused(bucket, tmp_path):
-    with pytest.raises(BadUsage, match="another command has written"), uploaded(f"{bucket}/out", "--out") as slow:
-        slow.mkdir()
-        (slow / "slow.ds").write_bytes(b"slow")
-        with uploaded(f"{bucket}/out", "--out") as fast:
-            fast.mkdir()
-            (fast / "fast.ds").write_bytes(b"fast")
-    assert objects(f"{bucket}/out") == {"fast.ds": b"fast"}
+def upload(url: str, name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    with uploaded(url, "--out") as folder:
+        folder.mkdir()
+        (folder / name).write_bytes(name.encode())
+        meanwhile()
+
+
+def test_of_two_exports_to_one_url_one_is_whole_and_the_other_is_refused(bucket):
+    url = f"{bucket}/out"
+    with pytest.raises(BadUsage, match="another command has written"):
+        upload(url, "slow.ds", lambda: upload(url, "fast.ds"))
+    assert objects(url) == {"fast.ds": b"fast.ds"}
 
 
 def test_a_folder_whose_upload_was_killed_is_not_imported(bucket, tmp_path, capsys):
