@@ -92,6 +92,8 @@ def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text
     from tokenizer.shards.lookup import Lookup, by_id, by_text, name_of
     from tokenizer.shards.urls import documents, paths_of
 
+    if column != "id" and not shard_set.manifest.has_texts:
+        raise UserError(f"{shards}: was imported, and the URLs of its documents are not known; look for --id")
     path = shard_set.folder / name_of(shard_set.manifest.sha256)
     try:
         file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
@@ -107,8 +109,6 @@ def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text
             return places(shard_set, text) if hits is None else hits
         if column in lookup:
             return by_text(shard_set, lookup, column, text)
-    if not shard_set.manifest.has_texts:
-        raise UserError(f"{shards}: was imported, and the URLs of its documents are not known; look for --id")
     datasets, open_part = _datasets(shards)
     of = domain_of if column == "domain" else (lambda url: url)
     everything = (url for _, urls in documents(shard_set, paths_of(datasets), open_part) for url in urls)

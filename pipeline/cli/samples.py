@@ -55,7 +55,7 @@ def curriculum_of(store: Store, run: str) -> Curriculum:
 def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: int | None) -> dict[str, Any]:
     """Return the rows of a step, or the row of one sample, with their documents. Raises BadUsage unless exactly one of
     `step` and `sample` is given, and when the curriculum does not have it."""
-    from pipeline.store.shard_set import StoredSet, add_dropped, dataset_parts
+    from pipeline.store.shard_set import StoredSet, add_dropped, dataset_parts, manifest_of
     from stages.scrub.rows import MARGIN, mask
     from tokenizer.mixture.steps import rows_of, step_at, step_of
     from tokenizer.shards.find import window_documents
@@ -74,7 +74,8 @@ def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: 
     for row in rows:
         stream = streams[row["stream"]]
         if stream.name not in sets:
-            sets[stream.name] = StoredSet(store, stream.train, stream.sha256)
+            manifest = manifest_of(store, stream.train, stream.sha256)
+            sets[stream.name] = StoredSet(store, stream.train, manifest, stream.packing)
         row["documents"] = window_documents(sets[stream.name], row["window"], row["tokens"])
     documents = [document for row in rows for document in row["documents"]]
     with ThreadPoolExecutor(READERS) as pool:

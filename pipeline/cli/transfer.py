@@ -32,6 +32,9 @@ def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | 
         paths = list(store.list("")) if names is None else names(store)
         if not paths:
             raise BadUsage(f"{option} {url}: there is no folder with files")
+        if MARK in paths:
+            raise BadUsage(f"{option} {url}: has {MARK}: a command still writes there, or was killed; wait for it, or "
+                           f"write the folder again")
         for path in paths:
             if ".." in path.split("/") or path.startswith("/"):
                 raise BadUsage(f"{option} {store.at(path)}: cannot be copied to a folder; rename it")
@@ -49,8 +52,9 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
     When the body ends, its files are uploaded to `url`, which `option` has given and which must have no objects.
 
     Object storage has no folder that appears whole. So the object MARK is created first, which only one of two writers
-    can do, and removed last. Objects are created whole, and indices after the files that they name. If an upload fails,
-    the objects are removed. Errors of the body name the URL, not the folder."""
+    can do, and removed last; `local_copy` reads no folder that has it. Objects are created whole, and indices after the
+    files that they name. If an upload fails, the objects are removed. Errors of the body name the URL, not the
+    folder."""
     check_root(url, option)
     store = Store(url)
     if (taken := next(iter(store.list("")), None)) is not None:
@@ -62,6 +66,9 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
             yield folder
         if not store.put_absent(MARK, SYSTEM.new_id().encode()):
             raise BadUsage(f"{option} {url}: another command writes there; name a new folder")
+        if any(path != MARK for path in store.list("")):          # another command was done while the body ran
+            store.remove(MARK)
+            raise BadUsage(f"{option} {url}: another command has written there; name a new folder")
         paths = sorted((path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
                        key=index_last)
         try:

@@ -4,7 +4,6 @@ reads them, and the documents in them. The routes of `pipeline.service.shards` a
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +23,18 @@ from pipeline.service.query import Queries
 from pipeline.service.stores import inside, read_file
 from pipeline.store.dataset import MANIFEST as DATASET_MANIFEST
 from pipeline.store.fs import Store
+from pipeline.store.shard_set import NoSet, StoredSet
+from pipeline.store.shard_set import manifest_of as stored_manifest
 from stages.scrub.pii import scrub_value
 from stages.scrub.rows import MARGIN, mask
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.steps import readers_of
 from tokenizer.shards.find import places, window_documents
 from tokenizer.shards.index import ShardIndex
-from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+from tokenizer.shards.layout import MANIFEST, Manifest
+from tokenizer.shards.lookup import Lookup, by_id, name_of
 from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
-from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
+from tokenizer.shards.packed import NUMBERS, PackedShard
 
 SPLITS = ("train", "val")
 #: most bytes of a manifest or curriculum that is read
@@ -61,41 +63,36 @@ class SetName(NamedTuple):
         return f"shards/{self.stream}/split={self.split}"
 
 
-class StoredShards(ShardIndex):
-    """A shard set of a store. Its document tables are compared with their hashes in the manifest before they are
-    read."""
+class CheckedSet(StoredSet):
+    """A shard set of a store. Its files are compared with their hashes in the manifests before they are read, and must
+    be in the store."""
 
-    def __init__(self, store: Store, folder: str, manifest: Manifest, scratch: str, stop: Stop) -> None:
-        super().__init__(manifest)
-        self._store, self._folder, self._scratch, self._stop = store, folder, scratch, stop
-
-    def read_by(self, stream: Stream) -> None:
-        """Use the packed rows by which a curriculum reads the set, if it does."""
-        if stream.packing is None:
-            return
-        path = f"{self._folder}/packed-{stream.packing[:16]}.json"
+    def __init__(self, store: Store, folder: str, manifest: Manifest, packing: str | None, scratch: str,
+                 stop: Stop) -> None:
+        self._scratch, self._stop = scratch, stop
         try:
-            packing = Packing.loads(read_file(self._store, path, LARGEST), path)
-        except FileNotFoundError:
-            raise NoShards(f"the packed rows of '{stream.name}' that the curriculum names are not in the store any "
-                           f"more", "run", "choose a later run, or restore them") from None
-        packing.check_set(self.manifest, path)
-        self.packed = PackedRows(packing, self.offsets, self._numbers, self._folder)
+            super().__init__(store, folder, manifest, packing)
+        except NoSet:
+            raise NoShards(f"the packed rows of '{visible(manifest.stream)[:80]}' that the curriculum names are not in "
+                           f"the store any more", "run", "choose a later run, or restore them") from None
 
-    def _numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        self._stop.check()
-        path = f"{self._folder}/{file.file}"
-        inside(self._store, path)
-        return np.memmap(self._store.checked(path, file.sha256, self._scratch), NUMBERS, "r")[first:stop]
+    def read(self, path: str) -> bytes:
+        return read_file(self.store, path, LARGEST)
+
+    def numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
+        return np.memmap(self._checked(file.file, file.sha256), NUMBERS, "r")[first:stop]
 
     @contextlib.contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        self._stop.check()
         info = self.manifest.shards[shard]
-        path = f"{self._folder}/{info.table}"
-        inside(self._store, path)
-        with open_parquet(self._store.checked(path, info.table_sha256, self._scratch)) as table:
+        with open_parquet(self._checked(info.table, info.table_sha256)) as table:
             yield table
+
+    def _checked(self, name: str, sha256: str) -> str:
+        """Return the path, on this machine, of a file of the set."""
+        self._stop.check()
+        inside(self.store, f"{self.folder}/{name}")
+        return self.store.checked(f"{self.folder}/{name}", sha256, self._scratch)
 
 
 # -- what there is ---------------------------------------------------------------------------------------------------
@@ -110,21 +107,14 @@ def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
     last. Raises NoShards when the store does not have it."""
     if not _STREAM.fullmatch(name.stream):
         raise NoShards(f"'{visible(name.stream)[:80]}' is not the name of a stream", "stream", "see the list of shards")
-    pinned = f"{name.folder}/shards-{sha256[:16]}.json"
-    path = pinned if sha256 and store.exists(pinned) else f"{name.folder}/{MANIFEST}"
     try:
-        manifest = Manifest.from_json(json.loads(read_file(store, path, LARGEST)), path)
-    except FileNotFoundError:
+        return stored_manifest(store, name.folder, sha256, lambda store, path: read_file(store, path, LARGEST))
+    except NoSet:
+        if sha256:
+            raise NoShards(f"the shards '{name.stream}' that the curriculum names are not in the store any more", "run",
+                           "choose a later run, or restore the set") from None
         raise NoShards(f"there are no shards '{name.stream}' with the split '{name.split}' here", "stream",
                        "see the list of shards") from None
-    except ShardError:
-        raise
-    except ValueError as e:
-        raise ShardError(f"{path}: cannot be read; run the recipe again") from e
-    if sha256 and manifest.sha256 != sha256:
-        raise NoShards(f"the shards '{name.stream}' that the curriculum names are not in the store any more", "run",
-                       "choose a later run, or restore the set")
-    return manifest
 
 
 def facts(store: Store, name: SetName) -> dict[str, Any]:
@@ -168,11 +158,9 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
             if (stream and name.stream != stream) or (split and name.split != split):
                 continue
             manifest = manifest_of(store, name)
-            shards = StoredShards(store, name.folder, manifest, scratch, stop)
             reader = _reader(planned[1] if planned and name.split == "train" else None, name.stream, manifest.sha256)
-            if reader is not None:
-                shards.read_by(reader)
-            for place in islice((p for p in places(shards, id) if not exact or p["id"] == id),
+            shards = CheckedSet(store, name.folder, manifest, reader.packing if reader else None, scratch, stop)
+            for place in islice((p for p in _places(shards, id) if not exact or p["id"] == id),
                                 MOST_PLACES + 1 - len(spans)):
                 spans.append({"stream": name.stream, "split": name.split, **place,
                               "tokens": place["stop"] - place["start"], "windows": {}})
@@ -183,6 +171,22 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
                 if planned and reader is not None:
                     spans[-1] |= _read_by(planned[1], name.stream, spans[-1])
     return {"run": planned[0] if planned else None, "places": spans[:MOST_PLACES], "more": len(spans) > MOST_PLACES}
+
+
+def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
+    """Find the documents whose id begins with `id`, as `find.places` does. Uses the lookup index of the set if there is
+    one (`tokenmill shards index`), and else reads all document tables."""
+    path = f"{shards.folder}/{name_of(shards.manifest.sha256)}"
+    inside(shards.store, path)
+    try:
+        with shards.store.open(path) as file:
+            found = by_id(shards, Lookup(file, shards.manifest, path), id)
+            if found is not None:
+                yield from found
+                return
+    except FileNotFoundError:
+        pass
+    yield from places(shards, id)
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
@@ -227,14 +231,13 @@ def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: 
     more."""
     folders = {s.name: s for s in curriculum.streams}
     with queries.checked.folder() as scratch:
-        sets: dict[str, StoredShards] = {}
+        sets: dict[str, CheckedSet] = {}
         for row in rows:
             stream = row["stream"]
             if stream not in sets:
                 name = SetName(stream, "train")
-                sets[stream] = StoredShards(store, name.folder, manifest_of(store, name, folders[stream].sha256),
-                                            scratch, stop)
-                sets[stream].read_by(folders[stream])
+                sets[stream] = CheckedSet(store, name.folder, manifest_of(store, name, folders[stream].sha256),
+                                          folders[stream].packing, scratch, stop)
             row |= _documents(sets[stream], row["window"], row["tokens"])
     return add_facts(queries, store, rows, detailed, masked, stop)
 
@@ -248,7 +251,7 @@ def window(queries: Queries, store: Store, name: SetName, number: int, length: i
         raise NoShards(f"there is no window {number:,}; the stream has {windows:,} of {length:,} tokens", "window",
                        "give a smaller number")
     with queries.checked.folder() as scratch:
-        shards = StoredShards(store, name.folder, manifest, scratch, stop)
+        shards = CheckedSet(store, name.folder, manifest, None, scratch, stop)
         row = {"stream": name.stream, "split": name.split, "window": number, "tokens": length,
                **_documents(shards, number, length)}
     absent = add_facts(queries, store, [row], detailed, masked, stop)

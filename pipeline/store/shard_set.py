@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,32 +19,70 @@ from pipeline.store.dataset import manifest as dataset_manifest
 from pipeline.store.fs import Store
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
+from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
 
 #: columns of a dropped document that `add_dropped` adds
 DROPPED = ("url", "locator", "source", "language", "meta", "stage", "reason")
 
 
-class StoredSet(ShardIndex):
-    """A shard set in the folder `folder` of a store. If `sha256` is given, it is the set with that hash, also when
-    another one has been published in the folder since. Raises ShardError when there is no such set."""
+class NoSet(ShardError):
+    """A store does not have a shard set, or not any more."""
 
-    def __init__(self, store: Store, folder: str, sha256: str = "") -> None:
-        pinned = f"{folder}/shards-{sha256[:16]}.json"
-        path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
-        try:
-            manifest = Manifest.from_json(json.loads(store.read(path)), store.at(path))
-        except FileNotFoundError:
-            raise ShardError(f"{store.at(path)}: no shard set there; run the recipe that writes it") from None
-        if sha256 and manifest.sha256 != sha256:
-            raise ShardError(f"{store.at(path)}: holds another shard set than the run has read; restore the shards of "
-                             f"the run, or name a later run")
+
+class StoredSet(ShardIndex):
+    """The shard set with a manifest, in the folder `folder` of a store. If `packing` is given (the sha256 of packed
+    rows of the set), samples are these rows instead of windows. Raises NoSet when the rows are not there.
+
+    All files are opened by `read`, `numbers` and `table`, which a subclass may override."""
+
+    def __init__(self, store: Store, folder: str, manifest: Manifest, packing: str | None = None) -> None:
         super().__init__(manifest)
-        self._store, self._folder = store, folder
+        self.store, self.folder = store, folder
+        if packing is not None:
+            path = f"{folder}/packed-{packing[:16]}.json"
+            try:
+                rows = Packing.loads(self.read(path), store.at(path))
+            except FileNotFoundError:
+                rows = None
+            if rows is None or rows.sha256 != packing:
+                raise NoSet(f"{store.at(path)}: does not hold the packed rows that the run has read; restore the "
+                            f"shards of the run, or name a later run")
+            rows.check_set(manifest, store.at(path))
+            self.packed = PackedRows(rows, self.offsets, self.numbers, folder)
+
+    def read(self, path: str) -> bytes:
+        """Read a small file of the store whole. Raises FileNotFoundError."""
+        return self.store.read(path)
+
+    def numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
+        """Read numbers [first, stop) of a file of packed rows."""
+        path, width = f"{self.folder}/{file.file}", NUMBERS.itemsize
+        return np.frombuffer(self.store.read_range(path, first * width, stop * width), NUMBERS)
 
     @contextlib.contextmanager
     def table(self, shard: int) -> Iterator[pq.ParquetFile]:
-        with self._store.parquet(f"{self._folder}/{self.manifest.shards[shard].table}") as table:
+        with self.store.parquet(f"{self.folder}/{self.manifest.shards[shard].table}") as table:
             yield table
+
+
+def manifest_of(store: Store, folder: str, sha256: str = "",
+                read: Callable[[Store, str], bytes] = Store.read) -> Manifest:
+    """Return the manifest of the shard set in the folder `folder` of a store: of the one with the hash `sha256`, also
+    when another one has been published in the folder since, or, without a hash, of the one that was published last.
+    Raises NoSet when it is not there."""
+    pinned = f"{folder}/shards-{sha256[:16]}.json"
+    path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
+    try:
+        contents = json.loads(read(store, path))
+    except FileNotFoundError:
+        raise NoSet(f"{store.at(path)}: no shard set there; run the recipe that writes it") from None
+    except ValueError as e:
+        raise ShardError(f"{store.at(path)}: not JSON ({e}); run the recipe that writes it again") from e
+    manifest = Manifest.from_json(contents, store.at(path))
+    if sha256 and manifest.sha256 != sha256:
+        raise NoSet(f"{store.at(path)}: holds another shard set than the run has read; restore the shards of the run, "
+                    f"or name a later run")
+    return manifest
 
 
 def dataset_parts(store: Store) -> Iterator[tuple[str, dict[str, str]]]:

@@ -57,6 +57,24 @@ def test_a_step_has_the_documents_of_its_rows(root, curriculum, rows):
             assert {d["id"] for d in row["documents"]} == held
 
 
+def test_the_command_explains_the_rows_as_the_service_does(root, curriculum, capsys):
+    api = client_of({"main": root})
+    for step in list(steps(curriculum))[::9]:
+        assert run_command(["shards", "explain", str(root / "runs/main"), "--step", str(step.number + 1),
+                            "--json"]) == 0
+        ours, theirs = json.loads(capsys.readouterr().out)["rows"], api.get(f"{API}/steps/{step.number + 1}").json()
+        assert [[(d["id"], d["tokens"], d["begins"]) for d in row["documents"]] for row in ours] == \
+            [[(d["id"], d["tokens"], d["begins"]) for d in row["documents"]] for row in theirs["rows"]]
+
+
+def test_the_command_says_when_the_packed_rows_are_gone(root, curriculum, tmp_path, capsys):
+    shutil.copytree(root, tmp_path / "store")
+    [stream] = curriculum.streams
+    (tmp_path / "store" / stream.train / f"packed-{stream.packing[:16]}.json").unlink()
+    assert run_command(["shards", "explain", str(tmp_path / "store/runs/main"), "--step", "1"]) != 0
+    assert f"packed-{stream.packing[:16]}.json" in capsys.readouterr().err
+
+
 def test_a_document_is_read_by_the_steps_that_draw_its_rows(root, curriculum, rows):
     api, shards = client_of({"main": root}), ShardSet(root / "shards/web/split=train")
     drawn = [(step.number + 1, r["window"]) for step in steps(curriculum) for r in rows_of(curriculum, step)]

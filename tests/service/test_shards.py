@@ -129,6 +129,23 @@ def test_a_damaged_document_table_is_told_and_not_read(root, tmp_path):
     assert table.name in problem(client.get(f"{API}/find?id=0", headers={"Accept": "*/*"}), 409)["detail"]
 
 
+def test_find_uses_the_lookup_index_of_a_set(api, root, tmp_path, train, monkeypatch):
+    shutil.copytree(root, tmp_path / "store")
+    indexed = client_of({"main": tmp_path / "store"})
+    for split in ("train", "val"):
+        assert run_command(["shards", "index", str(tmp_path / f"store/shards/web/split={split}"), "-q"]) == 0
+    monkeypatch.setattr("pipeline.service.shard_sets.places", lambda *_: pytest.fail("all documents were read"))
+    ids = [span.id for span in train.documents(0, train.tokens)[:3]]
+    answers = [got(indexed, "/find", id=id) for id in (*ids, ids[0][:1], "x", "0" * 32)]
+    monkeypatch.undo()
+    for id, answer in zip((*ids, ids[0][:1], "x", "0" * 32), answers, strict=True):
+        expected = got(api, "/find", id=id)
+        assert sorted(answer["places"], key=str) == sorted(expected["places"], key=str)
+    [index] = (tmp_path / "store/shards/web/split=train").glob("lookup-*.index")
+    index.write_bytes(index.read_bytes()[:-16])
+    assert index.name in problem(indexed.get(f"{API}/find?id={ids[0]}", headers={"Accept": "*/*"}), 409)["detail"]
+
+
 def test_pages_lead_from_a_document_to_its_windows_and_steps_and_back(api, train):
     [row] = got(api, "/steps/1", limit=1)["rows"]
     start = row["window"] * row["tokens"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.app import run_command
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.transfer import MARK, uploaded
 from pipeline.store.fs import Store
 from tests.tokenizer.exports import corpus, tree
 from tests.tokenizer.test_encode_tasks import Runner
@@ -55,6 +58,30 @@ def test_samples_of_a_run_in_a_bucket_are_exported(bucket, s3_server, tmp_path, 
     assert objects(f"{bucket}/out") == tree(tmp_path / "out")
     read = {r.path.split("?")[0].rpartition("/")[2] for r in s3_server.requests if r.method == "GET"}
     assert {name[:2] for name in read if name.endswith(".tokens")} == {"p1"}, "rows of other phases are not fetched"
+
+
+def upload(url: str, name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    with uploaded(url, "--out") as folder:
+        folder.mkdir()
+        (folder / name).write_bytes(name.encode())
+        meanwhile()
+
+
+def test_of_two_exports_to_one_url_one_is_whole_and_the_other_is_refused(bucket):
+    url = f"{bucket}/out"
+    with pytest.raises(BadUsage, match="another command has written"):
+        upload(url, "slow.ds", lambda: upload(url, "fast.ds"))
+    assert objects(url) == {"fast.ds": b"fast.ds"}
+
+
+def test_a_folder_whose_upload_was_killed_is_not_imported(bucket, tmp_path, capsys):
+    shard_set = corpus(tmp_path / "set", 300)
+    assert run_command(["shards", "export", str(shard_set.folder), "--format", "olmo", "--out", f"{bucket}/half"]) == 0
+    Store(f"{bucket}/half").write(MARK, b"")
+    train_bpe(["a few words"] * 20, 300, tmp_path / "tokenizer.json")
+    assert run_command(["shards", "import", f"{bucket}/half", "--format", "olmo", "--store", str(tmp_path / "store"),
+                        "--tokenizer", str(tmp_path / "tokenizer.json"), "--name", "web"]) == 2
+    assert MARK in capsys.readouterr().err and not (tmp_path / "store/shards/web").exists()
 
 
 def test_a_bucket_with_objects_is_refused_and_kept(bucket, tmp_path, capsys):

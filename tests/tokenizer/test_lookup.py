@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,7 +26,19 @@ from tokenizer.imports.documents import Documents
 from tokenizer.shards.find import places
 from tokenizer.shards.index_writer import EntrySorter, hex_keys, write_index
 from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
-from tokenizer.shards.lookup import HEADER, PAGE, U64, Lookup, by_id, by_text, key_of, key_of_id, name_of
+from tokenizer.shards.lookup import (
+    HEADER,
+    PAGE,
+    U64,
+    Lookup,
+    by_id,
+    by_text,
+    checksum,
+    key_of,
+    key_of_id,
+    name_of,
+    sealed,
+)
 from tokenizer.shards.reader import ShardSet
 
 #: documents: more than a row group of a document table, and more than a page of the index
@@ -184,6 +197,34 @@ def test_damage_anywhere_that_is_read_is_an_error(made, tmp_path):
         copy.write_bytes(data[:size])
         with pytest.raises(ShardError, match="damaged"):
             read_everything(shards, copy)
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    (lambda header: header.update(page=10**15), "damaged"), (lambda header: header.update(page=1), "damaged"),
+    (lambda header: header["columns"]["id"]["levels"][0].__setitem__(1, 10**15), "damaged"),
+    (lambda header: header["columns"]["id"]["levels"][0].__setitem__(0, -16), "damaged"),
+    (lambda header: header.update(columns=[]), "damaged"), (lambda header: header.pop("page"), "damaged"),
+    (lambda header: header["columns"]["id"]["levels"].append(header["columns"]["id"]["levels"][-1]), "damaged")])
+def test_an_index_with_impossible_levels_is_refused_before_it_is_searched(made, tmp_path, change, problem):
+    shards, path, _, _ = made
+    data = path.read_bytes()
+    header = json.loads(data[65:HEADER])
+    change(header)
+    copy = tmp_path / path.name
+    copy.write_bytes(sealed(header) + data[HEADER:])
+    with pytest.raises(ShardError, match=problem):
+        opened(shards, copy).__enter__()
+
+
+def test_an_index_that_names_documents_beyond_the_set_is_refused(tmp_path):
+    shards, datasets = make_set(tmp_path, [f"{i:032x}" for i in range(50)], [None] * 50)
+    path = write_index(shards, shards.folder, datasets, open_part)
+    header = json.loads(path.read_bytes()[65:HEADER])
+    page = np.array([[0, 50]], U64).tobytes()
+    header["columns"]["id"] = {"levels": [[HEADER, 1]], "root": checksum(page)}
+    path.write_bytes(sealed(header) + page)
+    with opened(shards, path) as lookup, pytest.raises(ShardError, match="does not have"):
+        list(by_id(shards, lookup, "0" * 32) or ())
 
 
 def test_an_index_of_another_set_is_refused(made, tmp_path):

@@ -20,6 +20,7 @@ the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a prob
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -84,7 +85,13 @@ class Lookup:
         digest, body = head[:64], head[65:]
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ShardError(f"{where}: its header is damaged: {REMEDY}")
-        header = json.loads(body)
+        try:
+            self._read_header(json.loads(body), manifest)
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ShardError(f"{where}: its header is damaged: {REMEDY}") from e
+
+    def _read_header(self, header: dict[str, Any], manifest: Manifest) -> None:
+        where = self.where
         if (header.get("magic"), header.get("version")) != (MAGIC, VERSION):
             raise ShardError(f"{where}: not a lookup index that this Tokenmill reads: {REMEDY}")
         if (header["set"], header["documents"]) != (manifest.sha256, manifest.documents):
@@ -93,6 +100,9 @@ class Lookup:
         self.has_hex_ids: bool = header["hex_ids"]
         self._entries: int = header["page"]
         self._columns: dict[str, dict[str, Any]] = header["columns"]
+        self._documents, size = manifest.documents, self._file.seek(0, io.SEEK_END)
+        if not all(_fits(tree["levels"], self._entries, size) for tree in self._columns.values()):
+            raise ShardError(f"{where}: truncated, or damaged: {REMEDY}")
 
     def __contains__(self, column: str) -> bool:
         return column in self._columns
@@ -109,7 +119,10 @@ class Lookup:
         first = int(np.searchsorted(entries[:, 0], np.array(low, U64), "left"))
         stop = int(np.searchsorted(entries[:, 0], np.array(high, U64), "right"))
         if not level:
-            yield from entries[first:stop, 1].tolist()
+            numbers = entries[first:stop, 1].tolist()
+            if numbers and max(numbers) >= self._documents:
+                raise ShardError(f"{self.where}: names a document that the shard set does not have: {REMEDY}")
+            yield from numbers
             return
         for child in range(max(first - 1, 0), stop):               # the page before may end with the key `low`
             yield from self._below(levels, level - 1, page * self._entries + child, int(entries[child, 1]), low, high)
@@ -124,6 +137,18 @@ class Lookup:
         if len(data) != size or checksum(data) != sum:
             raise ShardError(f"{self.where}: damaged at byte {start:,}: {REMEDY}")
         return np.frombuffer(data, U64).reshape(-1, 2)
+
+
+def _fits(levels: list[list[int]], page: int, size: int) -> bool:
+    """Return whether a file of `size` bytes can hold the levels of a column. Otherwise a search could ask for absurd
+    amounts of memory, because whoever writes an index can also write its checksums."""
+    wanted = None                                 # entries of a level: one for each page of the level below it
+    for offset, entries in levels:
+        fits = offset >= HEADER and entries > 0 and offset + entries * ENTRY <= size
+        if page < 2 or not fits or wanted not in (None, entries):
+            return False
+        wanted = -(-entries // page)
+    return wanted in (None, 1)
 
 
 def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any]] | None:
