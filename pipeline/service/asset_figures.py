@@ -102,8 +102,9 @@ def documents_of(figures: Figures) -> dict[str, Documents]:
             docs_in = given[0] if given else read.get(node.name)
             kept, lost = _kept(figures, node), dropped.get(node.name)
         elif node.kind == "shards" and (stream := figures.tokens.get(node.name.removeprefix("shards:"))):
-            given = [edge.docs for edge in figures.graph.edges if edge.to == node.name and edge.docs is not None]
-            docs_in = given[0] if given else None
+            counts = [edge.docs for edge in figures.graph.edges if edge.to == node.name and edge.docs is not None]
+            imports = any(dep.startswith("index:") for dep in node.deps)        # each edge has those of a source
+            docs_in = None if not counts else sum(counts) if imports else counts[0]
             kept, lost = stream.docs + stream.val_docs, stream.near_held_out
         out[node.name] = {"in": docs_in, "kept": kept, "dropped": lost}
     return out

@@ -14,12 +14,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from pipeline.base.prf import below
 from pipeline.engine.driver.endings import TaskFailed
 from pipeline.forecast.sample import SampleError, run_sample
 from pipeline.plan.inputs import InputError
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
+from pipeline.service.asset_figures import documents_of, read_figures
 from pipeline.store.fs import Store
 from stages.document import document_id
 from stages.read.tokens import Tokens
@@ -180,8 +182,6 @@ def test_report_and_plan_count_the_documents_and_tokens_of_the_files(site, mixed
 
 
 def test_held_out_documents_and_packed_rows_are_those_of_other_streams(site, tmp_path):
-    from pipeline.base.prf import below
-
     path = recipe(site, "parquet", "held", **{"old: {from: old, longest: 64, val: 0%}":
                                               "old: {from: old, longest: 64, val: 20%, packing: best-fit}"})
     store = run(path, tmp_path / "store")
@@ -190,6 +190,22 @@ def test_held_out_documents_and_packed_rows_are_those_of_other_streams(site, tmp
     assert parts["val"] == [d for d in old if below(0, "val", d[0], 0.2)] and len(parts["val"]) > 5
     assert parts["train"] == [d for d in old if not below(0, "val", d[0], 0.2)]
     assert report_of(store)["tokens"]["old"]["packing"]
+
+
+def test_a_stream_may_have_several_sources(site, tmp_path):
+    path = recipe(site, "ds", "several", **{
+        "datasets:": "  more: {read: tokens, path: old-litdata, format: litdata}\ndatasets:",
+        "old: {from: old,": "old: {from: [more, old],"})
+    store = run(path, tmp_path / "store")
+    old, new = documents(site / "old-store", "old"), documents(store.local, "old")
+    assert [tokens for _, tokens in new] == 2 * [tokens for _, tokens in old]
+    assert len({id for id, _ in new}) == 160
+    assert [source["source"] for source in read_manifest(store, "old").source["tokens"]] == ["more", "old"]
+    tokens = sum(len(tokens) for _, tokens in old)
+    assert report_of(store)["tokens"]["old"]["sources"] == {s: {"docs": 80, "tokens": tokens} for s in ("more", "old")}
+    [name] = (store.local / "runs").iterdir()
+    counts = documents_of(read_figures(store, name.name))["shards:old"]
+    assert counts == {"in": 160, "kept": 160, "dropped": 0}
 
 
 def test_shards_are_equal_to_the_byte_with_workers_and_after_kills(site, mixed, tmp_path):
