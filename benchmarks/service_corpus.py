@@ -88,6 +88,6 @@ def write_dataset(store: Path, name: str, rows: int, parts: int, text_words: int
             size = path.stat().st_size
             total += size
             text_bytes = int(pc.sum(pc.struct_field(table["signals"], "bytes")).as_py() or 0)
-            manifest.add(Part(str(path), path.name, key, "pass:0", len(table), size, text_bytes, file_sha256(path),
+            manifest.add(Part(str(path), key, "pass:0", len(table), size, text_bytes, file_sha256(path),
                               key, ["web"]))
     return total
