@@ -1,4 +1,4 @@
-"""Tokens read ahead: which bytes are requested for a batch. The bucket is a folder here; tests/storage has a real one."""
+"""Tokens read ahead: which bytes are requested for a batch. A folder takes the place of the bucket."""
 
 from __future__ import annotations
 
