@@ -104,6 +104,28 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("masked", [(), ("web",)])
+def test_packed_rows_read_ahead_equal_those_on_a_disk(s3, bucket, s3_server, tmp_path, monkeypatch, masked):
+    monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
+    phases = [{"name": "a", "until": "50%", "sequence": 64, "batch": 320, "mix": {"web": 70, "code": 30}},
+              {"name": "b", "until": "100%", "batch": 192}]
+    run = make_run(tmp_path / "store", phases=phases, total=3840, documents=200, masked=masked, packed=("web",))
+    url = uploaded(tmp_path / "store", bucket)
+    here, there = remote_data(run, url, tmp_path)
+    assert [shards.packed is not None for shards in there.train] == [False, True]
+    assert there.reads_ahead and not list((tmp_path / "copy").rglob("split=train/*.tokens"))
+    for size in (1, 2):
+        for rank in range(size):
+            steps, documents = list(mixture_steps(here.curriculum)), 0
+            for step, batch in Prefetch(there, steps, rank, size):
+                assert batch is not None and equal(batch, here.step(step.first, step.batch, rank, size))
+                documents += int((batch.positions == 0).sum()) - batch.rows
+            assert documents > 0
+            assert not any(shards._coming for shards in there.train), "all that was requested has been read"
+    assert train(url, tmp_path / "a", "--set", "fetch=ahead") == train(str(run), tmp_path / "b") == 0
+    assert losses(tmp_path / "a") == losses(tmp_path / "b") != []
+
+
+@pytest.mark.parametrize("masked", [(), ("web",)])
 def test_every_range_of_tokens_is_requested_once_and_then_forgotten(s3, bucket, s3_server, tmp_path, monkeypatch,
                                                                       masked):
     monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))

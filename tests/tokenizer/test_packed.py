@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from tests.tokenizer.packs import slow_best_fit, slow_rows, slow_sample, write_packing
 from tests.tokenizer.test_shards import EOS, write_set
+from tests.trainer.synthetic import language, write_shards
 from tokenizer.shards import packing as packing_module
 from tokenizer.shards.find import window_documents
 from tokenizer.shards.layout import ENDS, ShardError
@@ -219,3 +221,17 @@ def test_a_set_of_empty_documents_has_no_rows(tmp_path):
     assert (facts["rows"], facts["filled"]) == (0, 0)
     assert len(opened(tmp_path).packed) == 0
     assert ShardSet(tmp_path).eos == EOS
+
+
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:12])])
+def test_rows_in_object_storage_that_are_missing_or_cut_are_named(tmp_path, change):
+    folder = tmp_path / "shards" / "web" / "split=train"
+    write_shards(folder, "web", "train", language(1, 40), 1)
+    packing = write_packing(folder, 64)
+    shards = ShardSet(folder.relative_to(tmp_path), filesystem=SubTreeFileSystem(str(tmp_path), LocalFileSystem()),
+                      packing=packing["sha256"])
+    assert shards.packed.row(packing["rows"] - 1)
+    [file] = folder.glob("*.packed")
+    change(file)
+    with pytest.raises(ShardError, match=file.name):
+        shards.packed.row(packing["rows"] - 1)

@@ -23,9 +23,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
+from pyarrow import fs
 
 from tokenizer.shards.layout import ENDS, REMEDY, Manifest, ShardError
 
@@ -119,6 +121,46 @@ class Packing:
 
 def file_name(index: int, sha256: str) -> str:
     return f"{index:05d}.{sha256[:12]}.packed"
+
+
+@overload
+def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest, sha256: str) -> Packing: ...
+@overload
+def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) -> Packing | None: ...
+
+
+def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
+                 sha256: str | None = None) -> Packing | None:
+    """Read the manifest of the packed rows that have the given sha256, beside the shard set `manifest` in `folder`.
+    Without `sha256`, it is the manifest that was published last, or None if there is none. Raises ShardError if it is
+    missing, damaged, or of another shard set."""
+    path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
+    try:
+        with filesystem.open_input_stream(str(path)) as file:
+            packing = Packing.loads(file.read(), str(path))
+    except OSError as e:
+        if sha256 is None and isinstance(e, FileNotFoundError):
+            return None
+        raise ShardError(f"{path}: cannot be read ({e}): {REMEDY}") from e
+    if sha256 is not None and packing.sha256 != sha256:
+        raise ShardError(f"{path}: holds the packed rows {packing.sha256[:16]}…, pinned are {sha256[:16]}…: damaged: "
+                         f"{REMEDY}")
+    packing.check_set(manifest, str(path))
+    return packing
+
+
+def read_numbers(filesystem: fs.FileSystem, path: Path, first: int, stop: int) -> np.ndarray:
+    """Read numbers [first, stop) of a file of packed rows in object storage. Raises ShardError if it is missing or too
+    short."""
+    size = (stop - first) * NUMBERS.itemsize
+    try:
+        with filesystem.open_input_file(str(path)) as file:
+            data = file.read_at(size, first * NUMBERS.itemsize)
+    except OSError as e:
+        raise ShardError(f"{path}: cannot be read ({e}): {REMEDY}") from e
+    if len(data) != size:
+        raise ShardError(f"{path}: ends before number {stop:,}: damaged: {REMEDY}")
+    return np.frombuffer(data, NUMBERS)
 
 
 #: reads numbers [first, stop) of a shard's file of packed rows

@@ -25,8 +25,7 @@ from pyarrow import ArrowException, fs
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
-from tokenizer.shards.packed import MANIFEST as LATEST_PACKING
-from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
+from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 
 
@@ -229,17 +228,7 @@ class ShardSet(ShardIndex):
     def packed_rows(self, sha256: str) -> PackedRows:
         """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or
         damaged."""
-        path = self.folder / f"packed-{sha256[:16]}.json"
-        try:
-            with self.filesystem.open_input_stream(str(path)) as file:
-                text = file.read()
-        except OSError as e:
-            raise ShardError(f"{path}: cannot be read ({e}): {REMEDY}") from e
-        packing = Packing.loads(text, str(path))
-        if packing.sha256 != sha256:
-            raise ShardError(f"{path}: holds the packed rows {packing.sha256[:16]}…, pinned are {sha256[:16]}…: "
-                             f"damaged: {REMEDY}")
-        packing.check_set(self.manifest, str(path))
+        packing = read_packing(self.filesystem, self.folder, self.manifest, sha256)
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -264,22 +253,13 @@ class ShardSet(ShardIndex):
     def published_packing(self) -> Packing | None:
         """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
         ShardError if they are of another set, or damaged."""
-        path = self.folder / LATEST_PACKING
-        try:
-            with self.filesystem.open_input_stream(str(path)) as file:
-                packing = Packing.loads(file.read(), str(path))
-        except FileNotFoundError:
-            return None
-        packing.check_set(self.manifest, str(path))
-        return packing
+        return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
         """Return numbers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time."""
-        width = NUMBERS.itemsize
+        read for the first time. Raises ShardError if it is missing, or damaged."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
-            with self.filesystem.open_input_file(str(self.folder / file.file)) as remote:
-                return np.frombuffer(remote.read_at((stop - first) * width, first * width), NUMBERS)
+            return read_numbers(self.filesystem, self.folder / file.file, first, stop)
         is_checked = file.file in self._maps
         numbers, memory = self._map(file.file, NUMBERS, file.numbers)
         if not is_checked and hashlib.sha256(memory or b"").hexdigest() != file.sha256:

@@ -182,9 +182,11 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
     for stream, window in places:
         wanted.setdefault(stream, []).append(window)
     read = {stream: iter(sets[stream].samples(numbers, length)) for stream, numbers in wanted.items()}
-    rows: list[Row] = [(*next(read[stream]), stream,
-                        sets[stream].counts(window * length + 1, window * length + length + 1))
-                       for stream, window in places]
+    rows: list[Row] = []
+    for stream, window in places:
+        # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+        counts = sets[stream].counts(window * length, window * length + length + 1)
+        rows.append((*next(read[stream]), stream, None if counts is None else counts[1:]))
     if not are_possible(sets, rows, length):
         for (stream, window), (tokens, bounds, *_) in zip(places, rows):
             refuse_unknown(sets[stream], window * length, tokens)

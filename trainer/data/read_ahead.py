@@ -3,8 +3,8 @@ and the first step need not wait for a copy of it.
 
 Only the tokens and loss masks stay in the bucket. The small files of a shard set (manifest, document ends and
 checksums, about a hundredth of it) are copied to the disk as always (`trainer.data.remote`). The order of samples is
-known in advance, so the loader requests the ranges of bytes for the next steps while the trainer computes. Each range
-is read once and forgotten when its sample has been drawn; memory holds no more than these steps.
+known in advance, so the loader requests the ranges of bytes for the next steps while the trainer computes. A range
+is forgotten when the samples of its step have been read; memory holds no more than these steps.
 
 Bytes are requested in whole blocks of `tokenizer.shards.sums`, and each block is compared with its checksum before a
 token of it is used. A block with a wrong checksum is requested once more, because connections, too, damage bytes.
@@ -52,9 +52,13 @@ class RemoteShardSet(ShardSet):
         self._remote, self._place, self._pool = remote, folder, pool
         self._files: dict[str, Any] = {}
         self._coming: dict[Range, Future[bytes]] = {}
+        #: the ranges that were read since the last call of `prefetch`. Short documents of one batch often lie in the
+        #: same block, which is thus requested once for all of them
+        self._read: dict[Range, bytes] = {}
 
     def prefetch(self, start: int, stop: int) -> None:
         """Request tokens [start, stop) and their loss mask, without waiting for them."""
+        self._read.clear()
         for wanted in self._ranges(start, stop):
             if wanted not in self._coming:
                 self._coming[wanted] = self._pool.submit(self._request, wanted)
@@ -64,6 +68,7 @@ class RemoteShardSet(ShardSet):
         for coming in self._coming.values():
             coming.cancel()
         self._coming.clear()
+        self._read.clear()
 
     def samples(self, windows: Any, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Read many windows of L = `length` targets. Returns for each of them what `window` and `bounds` return."""
@@ -100,6 +105,13 @@ class RemoteShardSet(ShardSet):
     def _bytes(self, shard: int, kind: str, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of a file, after a comparison of their blocks with the checksums."""
         wanted = Range(shard, kind, start // BLOCK, blocks_of(stop))
+        if wanted not in self._read:
+            self._read[wanted] = self._checked(wanted)
+        return self._read[wanted][start - wanted.first * BLOCK:stop - wanted.first * BLOCK]
+
+    def _checked(self, wanted: Range) -> bytes:
+        """Return the bytes of a range, which is requested now if it was not requested before. Raises ShardError if they
+        differ from their checksums twice."""
         coming = self._coming.pop(wanted, None)
         data = coming.result() if coming is not None else self._request(wanted)
         damaged = self._damaged(wanted, data)
@@ -108,7 +120,7 @@ class RemoteShardSet(ShardSet):
             damaged = self._damaged(wanted, data)
         if damaged is not None:
             raise ShardError(f"{self._path(wanted)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
-        return data[start - wanted.first * BLOCK:stop - wanted.first * BLOCK]
+        return data
 
     def _damaged(self, wanted: Range, data: bytes) -> int | None:
         """Return the number of the first block in `data` whose checksum is wrong, or None."""
