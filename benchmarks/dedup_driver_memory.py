@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import CrashCursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.content_keys import content_key
 from pipeline.store.fs import Store
@@ -101,7 +101,7 @@ def letters(rng: np.random.Generator, rows: int, words: int) -> np.ndarray:
 
 
 def attempt(spec: dict[str, Any], root: str) -> dict[str, Any]:
-    return run_attempt(TaskSpec.from_json(spec), Store(root), "a0", Cursor()).to_json()
+    return run_attempt(TaskSpec.from_json(spec), Store(root), "a0", CrashCursor()).to_json()
 
 
 def main() -> int:

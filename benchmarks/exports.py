@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from tokenizer.export.export import FORMATS, export  # noqa: E402
 from tokenizer.imports.assemble import Assembly  # noqa: E402
-from tokenizer.imports.documents import Documents  # noqa: E402
+from tokenizer.imports.documents import ImportedDocuments  # noqa: E402
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest  # noqa: E402
 from tokenizer.shards.reader import ShardSet  # noqa: E402
 
@@ -75,7 +75,7 @@ def shard_set(folder: Path, tokens: int, mean: int) -> tuple[list[np.ndarray], l
     ids = [f"{number:032x}" for number in range(len(lengths))]
     folder.mkdir()
     assembly = Assembly(folder, VOCAB, EOS, SHARD_BYTES)
-    assembly.add(Documents("a", 0, flat, lengths, ids, None), ids, 0, np.ones(len(lengths), bool))
+    assembly.add(ImportedDocuments("a", 0, flat, lengths, ids, None), ids, 0, np.ones(len(lengths), bool))
     manifest = Manifest.of("web", "train", "t" * 64, VOCAB, EOS, assembly.close())
     (folder / MANIFEST).write_text(manifest.dumps())
     return np.split(flat, np.cumsum(lengths)[:-1]), ids

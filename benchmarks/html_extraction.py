@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.mill_gold import FOLDS, WORD, Gold, folds_of, read, word_scores
-from stages.extract.html.mill.engine import SIGNAL, Engine, Model
+from stages.extract.html.mill.engine import SIGNAL, Mill, MillWeights
 
 DRAWS = 10_000
 
@@ -90,8 +90,8 @@ def main() -> None:
     fold = folds_of([g.site for g in pages], FOLDS, "outer")
     pages = pages[::args.every]
     arrays = dict(np.load(args.folds, allow_pickle=False))
-    mills = [Engine(model=Model({key.removeprefix(f"fold{k}_"): value for key, value in arrays.items()
-                                 if key.startswith(f"fold{k}_")})) for k in range(FOLDS)]
+    mills = [Mill(model=MillWeights({key.removeprefix(f"fold{k}_"): value for key, value in arrays.items()
+                                     if key.startswith(f"fold{k}_")})) for k in range(FOLDS)]
     engines = {"mill": lambda page: None, **peers()}
     rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     expected: list[float] = []

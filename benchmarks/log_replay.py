@@ -35,7 +35,7 @@ from pipeline.store import snapshot  # noqa: E402
 from pipeline.store.fs import Store  # noqa: E402
 from pipeline.store.lease import heartbeat_name, identity  # noqa: E402
 from pipeline.store.log import Log  # noqa: E402
-from pipeline.store.remote import Entry, InMemory  # noqa: E402
+from pipeline.store.remote import InMemory, RemoteObject  # noqa: E402
 from pipeline.store.segment import FORMAT, encode_record, encode_segment, segment_name  # noqa: E402
 
 IN_SEGMENT = 1000         # records of a segment, in the log of many records
@@ -139,7 +139,7 @@ class SlowMemory(InMemory):
         time.sleep(self.delay)
         return super()._ask(what, path, call)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:
         for n, entry in enumerate(super().list(prefix, after), 1):
             if n % PAGE == 0:
                 time.sleep(self.delay)

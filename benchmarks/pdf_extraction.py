@@ -40,7 +40,7 @@ import numpy as np
 import pypdfium2
 
 from stages.document import Document
-from stages.extract.pdf.ocr import GLYPHS, Engine
+from stages.extract.pdf.ocr import GLYPHS, OcrEngine
 from stages.extract.pdf.step import Pdf
 
 HERE = Path(__file__).parent
@@ -263,7 +263,7 @@ def scans(files: list[str], count: int, engine: str, work: Path) -> None:
     stage, plain_text = Pdf(ocr=engine), Pdf()
     if engine == "rapidocr":
         script = HERE.parent / "stages" / "extract" / "ocr_rapid.py"
-        stage._engine = Engine((peer_python(work), "-P", str(script)), {}, GLYPHS["rapidocr"])
+        stage._engine = OcrEngine((peer_python(work), "-P", str(script)), {}, GLYPHS["rapidocr"])
     found, gold, sure, before = [], [], [], os.times()
     for file, number in every[::max(1, len(every) // count)][:count]:
         one, picture = page_and_picture(file, number)

@@ -66,7 +66,7 @@ def generate(top: Path, documents: int, parts: int, mode: str) -> None:
 def _part(store: Store, key: str, number: int, rows: int, mode: str) -> dict[str, FileInfo]:
     """kept.parquet and dropped.parquet of a part. Signals are drawn around the thresholds; the verdicts of the stages
     decide, as in a run."""
-    from pipeline.passes.columnwise import Columns, for_all
+    from pipeline.passes.columnwise import DocumentColumns, for_all
 
     rng = np.random.default_rng(number)
     values = {name: np.round(rng.gamma(2, 0.03, rows), 6) for name in SIGNALS}
@@ -78,7 +78,7 @@ def _part(store: Store, key: str, number: int, rows: int, mode: str) -> dict[str
     for name in values:
         if name.startswith("gopher_rep_"):
             values[name] = rng.gamma(1, 0.02, rows)
-    columns = Columns(rows, dict(values))
+    columns = DocumentColumns(rows, dict(values))
     ends, reasons = np.full(rows, len(STAGES)), np.full(rows, "", object)
     for place, stage in enumerate(STAGES):
         verdicts, codes = for_all(stage.verdict, columns, np.arange(rows))

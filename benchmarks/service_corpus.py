@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import parquet_writer
-from pipeline.store.dataset import MANIFEST, ManifestWriter, Part, part_name
+from pipeline.store.dataset import MANIFEST, ManifestWriter, PartToPublish, part_name
 from pipeline.store.parts import document_schema
 
 SOURCES = ("web", "books", "code", "wiki", "forum", "news", "papers", "law")
@@ -88,6 +88,6 @@ def write_dataset(store: Path, name: str, rows: int, parts: int, text_words: int
             size = path.stat().st_size
             total += size
             text_bytes = int(pc.sum(pc.struct_field(table["signals"], "bytes")).as_py() or 0)
-            manifest.add(Part(str(path), key, "pass:0", len(table), size, text_bytes, file_sha256(path),
-                              key, ["web"]))
+            manifest.add(PartToPublish(str(path), key, "pass:0", len(table), size, text_bytes, file_sha256(path),
+                                       key, ["web"]))
     return total

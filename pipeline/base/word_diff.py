@@ -20,7 +20,7 @@ _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 
-class Row(NamedTuple):
+class DiffRow(NamedTuple):
     """Corresponding paragraphs of two texts, `left` and `right`. A side is empty if the paragraph occurs only in the
     other text. `word` is a pattern that matches the units to compare: words, and in Markdown also punctuation marks.
     White space and line breaks are not compared."""
@@ -38,7 +38,7 @@ class Row(NamedTuple):
         return bool(self.left and self.right) and self.word.findall(self.left) == self.word.findall(self.right)
 
 
-def rows(left: str, right: str, marks: bool = False) -> list[Row]:
+def rows(left: str, right: str, marks: bool = False) -> list[DiffRow]:
     """Pair the paragraphs of both texts, from top to bottom. Two paragraphs correspond if they are equal, or if at
     least half of the words of one occur in the other in the same order. A paragraph that is split into pieces in the
     other text is therefore paired with all of them. With `marks`, the texts are Markdown, and punctuation is compared,
@@ -46,12 +46,12 @@ def rows(left: str, right: str, marks: bool = False) -> list[Row]:
     word = _WORD_OR_MARK if marks else _WORD
     sides = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (left, right)]
     keys = [[" ".join(line.split()) for line in side] for side in sides]
-    out: list[Row] = []
+    out: list[DiffRow] = []
     for what, a0, a1, b0, b1 in _matcher(*keys).get_opcodes():
         if what == "equal":
-            out += (Row(a, b, word) for a, b in zip(sides[0][a0:a1], sides[1][b0:b1]))
+            out += (DiffRow(a, b, word) for a, b in zip(sides[0][a0:a1], sides[1][b0:b1]))
         else:
-            out += (Row(a, b, word) for a, b in _related(sides[0][a0:a1], sides[1][b0:b1]))
+            out += (DiffRow(a, b, word) for a, b in _related(sides[0][a0:a1], sides[1][b0:b1]))
     return out
 
 
@@ -93,7 +93,7 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
     return links
 
 
-def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
+def pieces(row: DiffRow) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     """Divide a row (a pair of paragraphs) into runs of words. Returns (operation, (begin, end) on the left, (begin,
     end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace"; positions count
     characters."""
@@ -109,7 +109,7 @@ def pieces(row: Row) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
             for what, a0, a1, b0, b1 in _matcher(*words).get_opcodes()]
 
 
-def only(pairs: list[Row]) -> tuple[int, int]:
+def only(pairs: list[DiffRow]) -> tuple[int, int]:
     """Returns the number of words that only the left text has, and the number that only the right text has."""
     counts = [0, 0]
     for row in pairs:
@@ -124,7 +124,7 @@ def words(text: str) -> int:
     return len(_WORD.findall(text))
 
 
-def shortened(pairs: list[Row]) -> Iterator[Row | int]:
+def shortened(pairs: list[DiffRow]) -> Iterator[DiffRow | int]:
     """Yield the rows (pairs of paragraphs), but not all of a long stretch of equal rows: only AROUND rows next to
     different rows are yielded, and in between the number of rows that were left out."""
     start = 0

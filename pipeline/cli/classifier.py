@@ -81,7 +81,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
       tokenmill classifier train --labelled annotated.parquet --label-column score --out edu.bin
     """
     from stages.models.classifier import GOOD, REST
-    from stages.models.train_quality import Settings
+    from stages.models.train_quality import FastTextSettings
     from stages.models.train_quality import train as run
 
     if bool(positive) != bool(negative) or bool(positive) == bool(labelled):
@@ -92,7 +92,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
     labelled_paths = [(GOOD, path) for path in positive or ()] + [(REST, path) for path in negative or ()]
     pairs = (pair for label, path in [*labelled_paths, *((None, path) for path in labelled or ())]
              for pair in _labelled(path, label, text_column, label_column, data))
-    settings = Settings(dim, epochs, rate, word_ngrams, buckets, min_count)
+    settings = FastTextSettings(dim, epochs, rate, word_ngrams, buckets, min_count)
     with writing(out):
         try:
             card = run(pairs, out, seed=seed, settings=settings, held_out=held_out, most=most, keep=keep, data=data,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline.base.visible import visible
-from pipeline.base.word_diff import Row, only, pieces, rows, shortened, words
+from pipeline.base.word_diff import DiffRow, only, pieces, rows, shortened, words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ def _left_out(n: int) -> str:
     return f"… {n:,} paragraphs the same"
 
 
-def stacked(pairs: list[Row]) -> Iterator[str]:
+def stacked(pairs: list[DiffRow]) -> Iterator[str]:
     """Yield the lines of a comparison of two texts, for a terminal or a file. The first character of a line says which
     text contains the line: `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that differs
     between the texts, with [-words-] of the first and {+words+} of the second."""
@@ -60,7 +60,7 @@ def stacked(pairs: list[Row]) -> Iterator[str]:
         yield from (f"{mark} {line}" for line in text.split("\n"))
 
 
-def _merged(row: Row) -> str:
+def _merged(row: DiffRow) -> str:
     """Return the two versions of a paragraph as one text, in the format of `git diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
@@ -76,7 +76,7 @@ def _merged(row: Row) -> str:
     return "".join(out)
 
 
-def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Console) -> None:
+def side_by_side(place: str, heads: Sequence[str], pairs: list[DiffRow], console: Console) -> None:
     """Print two texts next to each other, paragraph by paragraph. `heads` are the titles of the two columns. Equal text
     is dim, and text that only one of the two has is coloured."""
     from rich.table import Table
@@ -95,7 +95,7 @@ def side_by_side(place: str, heads: Sequence[str], pairs: list[Row], console: Co
     console.print(table)
 
 
-def _marked(row: Row) -> tuple[Text, Text]:
+def _marked(row: DiffRow) -> tuple[Text, Text]:
     from rich.text import Text
 
     sides = Text(row.left), Text(row.right)

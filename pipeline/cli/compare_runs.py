@@ -22,12 +22,13 @@ MARKS = {"added": "+", "removed": "-", "changed": "~"}
 def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool) -> None:
     """Compare two runs, each given by its name or folder. Print the result as text or JSON; with `html`, also write it
     as a page to this file."""
-    from pipeline.report.compare import Run, compare_runs
+    from pipeline.report.compare import FinishedRun, compare_runs
     from pipeline.report.compare_html import render
 
     (first, one), (second, two) = (opt.resolve_run(run, root) for run in (before, after))
-    was = Run.open(first, one)
-    document = compare_runs(was, Run.open(second, two, was.get if first.root == second.root else None), examples)
+    was = FinishedRun.open(first, one)
+    document = compare_runs(was, FinishedRun.open(second, two, was.get if first.root == second.root else None),
+                            examples)
     if html is not None:
         try:
             with replacing(html) as part:

@@ -48,7 +48,7 @@ REMEDIES = {
 }
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """Formats of the output."""
 
     text = "text"
@@ -64,8 +64,8 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
                                                        "compressed or archives. - is stdin.")],
             engine: Annotated[str, typer.Option("--engine", metavar="NAME[,NAME]", help="Extractor of a web page's "
                               "text; with two, their texts are compared.")] = "mill",
-            format: Annotated[Format, typer.Option(help="Plain text, or Markdown of web pages, or JSON lines.")]
-            = Format.text,
+            format: Annotated[OutputFormat, typer.Option(help="Plain text, or Markdown of web pages, or JSON lines.")]
+            = OutputFormat.text,
             file_type: Annotated[str | None, typer.Option(
                 "--as", metavar="TYPE", help="Type of the files (default: detected from content and suffix): a reader "
                                              "(`tokenmill readers` lists them), or book.")] = None,
@@ -92,10 +92,11 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
     """
     from stages.read.streams import is_archive
 
-    extractor = Extractor(engines(engine), "markdown" if format is Format.markdown else "text", settings_of(set or []))
+    extractor = Extractor(engines(engine), "markdown" if format is OutputFormat.markdown else "text",
+                          settings_of(set or []))
     if file_type is not None:
         resolve(file_type)
-    as_json = json_texts or format is Format.json
+    as_json = json_texts or format is OutputFormat.json
     paths = listed(files)
     failed = 0
     for file in paths:

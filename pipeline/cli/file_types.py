@@ -120,11 +120,11 @@ class Extractor:
         if file_type != ARCHIVE:
             yield from self._read(file_type, path, file)
             return
-        from stages.read.streams import Damaged, members
+        from stages.read.streams import DamagedStream, members
 
         try:
             papers = any(member.name.lower().endswith(_LATEX) for member in members(path, file, (), 0))
-        except Damaged:
+        except DamagedStream:
             papers = False                                     # the readers report the damage
         yielded: set[tuple[str, int]] = set()
         left_out: dict[tuple[str, int], list[Extracted]] = {}
@@ -250,15 +250,15 @@ def file_type_of(path: str, file: str) -> str:
     """Return the type of a file. The file's first bytes decide if they are conclusive, otherwise its suffix, otherwise
     what its text looks like."""
     from stages.catalog import reader_class
-    from stages.read.streams import Damaged, Stream, is_archive
+    from stages.read.streams import DamagedStream, DecompressedStream, is_archive
     from stages.text.encoding import decode
 
     if is_archive(file):
         return ARCHIVE
     try:
-        with Stream(path) as stream:
+        with DecompressedStream(path) as stream:
             begin = stream.read(SNIFFED)
-    except Damaged:
+    except DamagedStream:
         begin = b""                                           # the reader reports the damage
     name = Path(file).name.lower()
     text = decode(begin)[0]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PROGRESS_S = 10.0
 
 
-class Format(StrEnum):
+class TokenFormat(StrEnum):
     """Formats of other projects, the keys of `FORMATS` in `tokenizer.export.export` and `tokenizer.imports.imports`."""
 
     ds = "ds"
@@ -42,7 +42,7 @@ class Format(StrEnum):
     litdata = "litdata"
 
 
-FormatOpt = Annotated[Format, typer.Option(
+FormatOpt = Annotated[TokenFormat, typer.Option(
     metavar="FORMAT", help="ds (datatrove, nanotron), megatron (Megatron-LM), olmo (OLMo-core, dolma), nanogpt (llm.c, "
                            "modded-nanogpt), parquet (a row per document), mds (MosaicML streaming), litdata "
                            "(litdata's TokensLoader).")]

@@ -14,7 +14,7 @@ from pipeline.cluster.attempts import asked_to_stop, note_attempt, note_refusal
 from pipeline.cluster.cancellation import interrupted
 from pipeline.cluster.dispatch import begin, confined_to, end
 from pipeline.cluster.driver_log import DriverLog
-from pipeline.cluster.queue import Entry, Queue, Submission
+from pipeline.cluster.queue import Queue, QueueEntry, Submission
 from pipeline.store.lease import LeaseHeld, identity
 from pipeline.store.log import Fenced
 
@@ -66,7 +66,7 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
         return 0
 
 
-def _drive(store: Store, entry: Entry, submission: Submission, backend: opt.BackendName, workers: int | None,
+def _drive(store: Store, entry: QueueEntry, submission: Submission, backend: opt.BackendName, workers: int | None,
            address: str | None, insecure_local: bool, allow_code: bool) -> None:
     from pipeline.run import default_workers, make_backend, run_recipe
 

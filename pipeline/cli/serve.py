@@ -55,20 +55,30 @@ def serve(store: StoresOpt = None,
     """
     try:
         from pipeline.service.serve import run_server
-        from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings, read_token
+        from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, ServiceSettings, read_token
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise UserError(f"the service needs the package '{e.name}', which is not installed; pip install "
                         f"'tokenmill[service]'") from None
     stores = named_stores(store or [os.environ.get("TOKENMILL_STORE", "store")])
-    settings = Settings(stores, host, port,
-                        viewer_token=read_token(VIEWER_TOKEN, viewer_token_file),
-                        operator_token=read_token(OPERATOR_TOKEN, token_file), certificate=certificate, key=key,
-                        behind_proxy=behind_proxy, proxy=proxy, names=tuple(name or ()),
-                        allowed_roots=tuple(allow_root or ()), backend=backend.value, workers=workers, address=address,
-                        insecure_local=insecure_local, allow_code=allow_custom_stages,
-                        trainings=training_folders(trainings or [], stores))
+    settings = ServiceSettings(stores,
+                               host,
+                               port,
+                               viewer_token=read_token(VIEWER_TOKEN, viewer_token_file),
+                               operator_token=read_token(OPERATOR_TOKEN, token_file),
+                               certificate=certificate,
+                               key=key,
+                               behind_proxy=behind_proxy,
+                               proxy=proxy,
+                               names=tuple(name or ()),
+                               allowed_roots=tuple(allow_root or ()),
+                               backend=backend.value,
+                               workers=workers,
+                               address=address,
+                               insecure_local=insecure_local,
+                               allow_code=allow_custom_stages,
+                               trainings=training_folders(trainings or [], stores))
     run_server(settings, lambda url: typer.echo(f"serving {', '.join(settings.stores)} at {url} (Ctrl-C ends it)"))
 
 

@@ -20,7 +20,7 @@ from pipeline.cli.texts import documents, files, texts
 if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
 
-class Kind(StrEnum):
+class TokenizerKind(StrEnum):
     """Kinds of tokenizers, as in a recipe."""
 
     bpe = "bpe"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
     bytes = "bytes"
 
 
-class Model(StrEnum):
+class SentencePieceModel(StrEnum):
     """Models of SentencePiece, as in a recipe."""
 
     unigram = "unigram"
@@ -57,27 +57,37 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tokenizer, name="tokenizer")
 
 
-def train(out: Annotated[Path, typer.Option("--out", metavar="FILE",
-                                            help="tokenizer.json (bpe, bytes), or a .model (sentencepiece).")],
-          paths: Annotated[list[Path] | None, typer.Argument(
-              metavar="FILES...", help="Parquet or text files, or folders of them, say STORE/datasets/NAME; none "
-                                       "with --kind bytes.")] = None,
-          vocab: Annotated[int, typer.Option(min=257, metavar="N", help="Number of tokens, 257 or more.")] = 32000,
-          kind: Annotated[Kind, typer.Option(help="Byte-level BPE, SentencePiece, or the bytes of UTF-8.")] = Kind.bpe,
-          model: Annotated[Model, typer.Option(
-              help="Algorithm of SentencePiece, for --kind sentencepiece.")] = Model.unigram,
-          digits: Annotated[Digits | None, typer.Option(
-              help="How numbers are split: into single digits, or groups of three from the first digit (left3) or the "
-                   "last (right3). Default: left3; SentencePiece has single alone.")] = None,
-          space_runs: Annotated[int, typer.Option(
-              min=0, max=256, metavar="N", help="Give each run of 2 to N spaces a token of its own.")] = 0,
-          fim: Annotated[bool, typer.Option("--fim", help="Add tokens for fill-in-the-middle.")] = False,
-          chat: Annotated[Chat | None, typer.Option(help="Add the tokens of a template for dialogues.")] = None,
-          special: Annotated[list[str] | None, typer.Option(
-              metavar="NAME", help="Add a special token of this name; may be repeated.")] = None,
-          reserved: Annotated[int, typer.Option(
-              min=0, max=65536, metavar="N", help="Add N special tokens without a meaning, for later.")] = 0,
-          json_lines: JsonOpt = False) -> None:
+def train(
+        out: Annotated[
+            Path,
+            typer.Option("--out", metavar="FILE", help="tokenizer.json (bpe, bytes), or a .model (sentencepiece).")],
+        paths: Annotated[list[Path] | None,
+                         typer.Argument(metavar="FILES...",
+                                        help="Parquet or text files, or folders of them, say STORE/datasets/NAME; none "
+                                        "with --kind bytes.")] = None,
+        vocab: Annotated[int, typer.Option(min=257, metavar="N", help="Number of tokens, 257 or more.")] = 32000,
+        kind: Annotated[TokenizerKind,
+                        typer.Option(help="Byte-level BPE, SentencePiece, or the bytes of UTF-8.")] = TokenizerKind.bpe,
+        model: Annotated[
+            SentencePieceModel,
+            typer.Option(help="Algorithm of SentencePiece, for --kind sentencepiece.")] = SentencePieceModel.unigram,
+        digits: Annotated[
+            Digits | None,
+            typer.Option(
+                help="How numbers are split: into single digits, or groups of three from the first digit (left3) or "
+                "the last (right3). Default: left3; SentencePiece has single alone.")] = None,
+        space_runs: Annotated[
+            int,
+            typer.Option(min=0, max=256, metavar="N", help="Give each run of 2 to N spaces a token of its own.")] = 0,
+        fim: Annotated[bool, typer.Option("--fim", help="Add tokens for fill-in-the-middle.")] = False,
+        chat: Annotated[Chat | None, typer.Option(help="Add the tokens of a template for dialogues.")] = None,
+        special: Annotated[
+            list[str] | None,
+            typer.Option(metavar="NAME", help="Add a special token of this name; may be repeated.")] = None,
+        reserved: Annotated[
+            int,
+            typer.Option(min=0, max=65536, metavar="N", help="Add N special tokens without a meaning, for later.")] = 0,
+        json_lines: JsonOpt = False) -> None:
     """Train a tokenizer on texts.
 
     The tokenizer is a byte-level BPE, a SentencePiece model, or that of the bytes of UTF-8. Equal texts give equal
@@ -93,19 +103,19 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE",
     from tokenizer.load import load_tokenizer
     from tokenizer.train import train_tokenizer
 
-    suffix = ".model" if kind is Kind.sentencepiece else ".json"
+    suffix = ".model" if kind is TokenizerKind.sentencepiece else ".json"
     if out.suffix != suffix:
         raise BadUsage(f"--out {out}: a tokenizer of kind {kind.value} is a {suffix} file")
-    if model is Model.bpe and kind is not Kind.sentencepiece:
+    if model is SentencePieceModel.bpe and kind is not TokenizerKind.sentencepiece:
         raise BadUsage("--model is SentencePiece's; leave it out, or add --kind sentencepiece")
-    if bool(paths) is (kind is Kind.bytes):
+    if bool(paths) is (kind is TokenizerKind.bytes):
         raise BadUsage("--kind bytes is not trained; leave FILES out" if paths else
                        "FILES are missing; name texts to train on")
     names = {"fim": fim, "chat": chat and chat.value, "tokens": special or [], "reserved": reserved}
     wanted = {"kind": kind.value, "vocab": vocab, "model": model.value, "digits": digits and digits.value,
               "space_runs": space_runs if space_runs > 1 else 0, "special": names if any(names.values()) else None}
     with writing(out), replacing(out) as part:       # whoever loads it meanwhile gets the old or the new file
-        if kind is Kind.bytes:
+        if kind is TokenizerKind.bytes:
             part.write_text(byte_level_json(), encoding="utf-8")
         else:
             train_tokenizer(texts(paths or []), wanted, part)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.process import import_path
 from pipeline.cluster.attempts import ask_to_stop, asked_to_stop, facts_of, latest_heartbeat, progress_of
-from pipeline.cluster.queue import Entry, Queue, QueueError
+from pipeline.cluster.queue import Queue, QueueEntry, QueueError
 from pipeline.store.fs import Store
 from pipeline.store.lease import PATIENCE_S, Holder, alive, identity
 from pipeline.store.web import DIRECT
@@ -69,7 +69,7 @@ class DriverOptions:
                 *(("--allow-custom-stages",) if self.allow_code else ())]
 
 
-def start_driver(store: Store, options: DriverOptions, entry: Entry) -> subprocess.Popen[bytes]:
+def start_driver(store: Store, options: DriverOptions, entry: QueueEntry) -> subprocess.Popen[bytes]:
     """Start the driver (the process that schedules the run) of an entry of the queue. This process must have claimed
     the entry: the last event of the entry is the claim."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
@@ -86,7 +86,7 @@ class Dispatcher:
     """Starts the runs that wait in the queue of a store. A run whose driver (the process that schedules its tasks) has
     died is started again. A server calls `tick` every few seconds."""
 
-    def __init__(self, queue: Queue, start: Callable[[Entry], Child], clock: Clock = SYSTEM,
+    def __init__(self, queue: Queue, start: Callable[[QueueEntry], Child], clock: Clock = SYSTEM,
                  holder: Holder | None = None, is_alive: Callable[[Mapping[str, object]], bool | None] = alive) -> None:
         self.queue, self.store, self._clock = queue, queue.store, clock
         self._start, self._holder, self._alive = start, holder or identity(""), is_alive
@@ -116,13 +116,13 @@ class Dispatcher:
             # the process that cancelled the entry was killed before it asked the driver to stop
             ask_to_stop(self.store, head.run, head.attempt)
 
-    def _claim(self, entry: Entry) -> None:
+    def _claim(self, entry: QueueEntry) -> None:
         claimed = self.queue.append(entry, "start", holder=self._holder,
                                     tasks=int(progress_of(self.store, entry.run).get("done") or 0))
         if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._holder:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
-    def _is_abandoned(self, entry: Entry) -> bool:
+    def _is_abandoned(self, entry: QueueEntry) -> bool:
         """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
         start its run). This is so when its process is dead, when no driver (the process that schedules the run) has
         begun within START_S seconds after the claim, or when the driver is on another machine and its heartbeat has not
@@ -144,7 +144,7 @@ class Dispatcher:
         _, beat = latest_heartbeat(self.store)
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
-    def _pauses(self, entry: Entry) -> bool:
+    def _pauses(self, entry: QueueEntry) -> bool:
         """Whether a waiting entry must not be started yet, because its driver could not reach the cluster a moment ago.
         Each further failure doubles the pause."""
         failures = entry.unreachable()
@@ -179,7 +179,7 @@ class ClaimLost(QueueError):
     driver (the process that schedules the run) must not run the entry."""
 
 
-def begin(queue: Queue, number: int, event: int, holder: Holder) -> Entry:
+def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
     """Note in the queue, as event `event` of entry `number`, that a driver (a process that schedules a run) has begun
     the entry. Returns the entry. The event before `event` is the claim by which a server started this driver. Raises
     ClaimLost when the entry was cancelled or claimed again since."""

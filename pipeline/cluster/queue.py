@@ -113,7 +113,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueueEntry:
     """An entry of the queue: a submitted recipe, without its text, and all events in the order in which they happened.
     `events[0]` is the submission itself."""
 
@@ -188,13 +188,13 @@ class Queue:
 
     def __init__(self, store: Store, clock: Clock = SYSTEM) -> None:
         self.store, self.clock = store, clock
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, QueueEntry] = {}
         self._next = 0                                        # the first free number; 0 until the store was listed
         self._read_at = 0.0                                    # when all entries were last read
         self._lock = threading.RLock()
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueueEntry]:
         """Return all entries as they are now, in the order of their numbers."""
         with self._lock:
             if self._next == 0:
@@ -213,7 +213,7 @@ class Queue:
             self._read_at = self.clock.now()
             return [self._entries[number] for number in sorted(self._entries)]
 
-    def recent(self, seconds: float = 1.0) -> list[Entry]:
+    def recent(self, seconds: float = 1.0) -> list[QueueEntry]:
         """Return all entries of the queue, as they were at most `seconds` ago. This is for callers that only show the
         queue. Changes made by this process are always included."""
         with self._lock:
@@ -221,7 +221,7 @@ class Queue:
                 return self.entries()
             return [self._entries[number] for number in sorted(self._entries)]
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> QueueEntry:
         """Return entry `number` of the queue as it is now. Raises UnknownEntry when there is none."""
         with self._lock:
             cached = self._entries.get(number)
@@ -241,21 +241,21 @@ class Queue:
         fields = dict(body["submission"])
         return Submission(**{**fields, "overrides": tuple(fields["overrides"]), "inputs": tuple(fields["inputs"])})
 
-    def _load(self, number: int) -> Entry | None:
+    def _load(self, number: int) -> QueueEntry | None:
         body = self._read(event_name(number, 0))
         if body is None:
             return None
         try:
             fields, event = body["submission"], Event(**body["event"])
-            entry = Entry(number, fields["run"], fields["name"], fields["by"], fields["request"], body["digest"],
-                          fields["resumes"], (event,))
+            entry = QueueEntry(number, fields["run"], fields["name"], fields["by"], fields["request"], body["digest"],
+                               fields["resumes"], (event,))
         except (KeyError, TypeError) as e:
             raise _newer(event_name(number, 0)) from e
         if bad_name(entry.run) is not None:                   # the name of the run becomes a path of the store
             raise self._damaged(event_name(number, 0), "names no run")
         return self._follow(entry)
 
-    def _follow(self, entry: Entry) -> Entry:
+    def _follow(self, entry: QueueEntry) -> QueueEntry:
         """Return `entry` with the events that were added to it since it was last read."""
         while not entry.ended:
             name = event_name(entry.number, len(entry.events))
@@ -289,7 +289,7 @@ class Queue:
                             f"away and submit its recipe again")
 
     # -- writing -------------------------------------------------------------------------------------------------
-    def submit(self, submission: Submission) -> Entry:
+    def submit(self, submission: Submission) -> QueueEntry:
         """Put a recipe at the end of the queue and return its entry. If the same request was made before, the entry of
         that request is returned. If the submission resumes a run whose entry has not ended, that entry is returned.
         Raises QueueFull, RequestReused and RunTaken.
@@ -323,7 +323,7 @@ class Queue:
                 event = Event("submitted", utc_now(self.clock), self.clock.new_id(), submission.by)
                 self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
 
-    def append(self, entry: Entry, kind: str, **facts: Any) -> Entry | None:
+    def append(self, entry: QueueEntry, kind: str, **facts: Any) -> QueueEntry | None:
         """Add an event to `entry`, whose events are those that this process last read. Returns the entry with the new
         event. Returns None, and adds nothing, when another process has added an event since."""
         if "error" in facts:
@@ -333,7 +333,7 @@ class Queue:
             return None
         return self.entry(entry.number)
 
-    def cancel(self, number: int, by: str) -> Entry:
+    def cancel(self, number: int, by: str) -> QueueEntry:
         """Cancel entry `number` of the queue. An entry that waits or starts has ended when this returns. The driver of
         a running entry (the process that schedules its tasks) is asked to stop and notices it within seconds. It lets
         running tasks go on for up to a minute, and keeps what was committed."""
@@ -354,7 +354,7 @@ class Queue:
         return self.store.put_absent(name, sealed({"event": asdict(event), **body}, FORMAT))
 
 
-def places(entries: list[Entry]) -> dict[int, int]:
+def places(entries: list[QueueEntry]) -> dict[int, int]:
     """Return {number of an entry: its place in the queue} for all waiting entries. The entry at place 1 starts next."""
     return {entry.number: i for i, entry in enumerate((e for e in entries if e.state == "waiting"), 1)}
 

@@ -56,8 +56,8 @@ class Skip(NamedTuple):
     the task put the row into quarantine instead of processing it.
 
     A row may also kill the process while it is read from an input file. `stage` then encodes the number of this file
-    (`Cursor.reading`). Later attempts stop reading before the row, and continue behind it if the file's format allows
-    it.
+    (`CrashCursor.reading`). Later attempts stop reading before the row, and continue behind it if the file's format
+    allows it.
     """
 
     row: int
@@ -126,7 +126,7 @@ def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
     return ref.get("$volatile", {}).get("hashed") == state(info) or matches(path, hashed[1])
 
 
-class Cursor:
+class CrashCursor:
     """The crash cursor of a task: a record of what its process works on, as three aligned int64 (first row, last row,
     stage).
 
@@ -163,7 +163,7 @@ class Cursor:
         return first, max(first, last), stage
 
 
-class Inputs:
+class TaskInputs:
     """All that a task may read: its arguments and the files that they name."""
 
     def __init__(self, spec: TaskSpec, store: Store, scratch: str, *, skip: Iterable[Skip] = (),
@@ -180,7 +180,7 @@ class Inputs:
         #: most documents to process between two updates of the crash cursor; 1 while a crashed batch is replayed one by
         #: one
         self.batch_rows = batch_rows
-        #: in crash triage, the number of the only input file to read (as `Cursor.reading` counts), else None
+        #: in crash triage, the number of the only input file to read (as `CrashCursor.reading` counts), else None
         self.file = file
         #: confines this process, which then has no rights that a parser must not have. A task calls it with the
         #: programs that its stages start, after it has set up the stages and before it parses input
@@ -256,7 +256,7 @@ class Inputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`Out.segments`). Only this bucket of the file is read."""
+        task (`TaskOutputs.segments`). Only this bucket of the file is read."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         self._by_range[ref["$ref"]] = ref
@@ -266,14 +266,14 @@ class Inputs:
                  numbered: bool = False) -> Iterator[np.ndarray]:
         """Yields the records of one bucket of many exchange files, in blocks. The records are merged by the key that
         the files are sorted by (`exchange.merge_segments`). Exchange files carry records from task to task
-        (`Out.segments`)."""
+        (`TaskOutputs.segments`)."""
         from pipeline.engine.shuffle.exchange import merge_segments
 
         self._by_range |= {ref["$ref"]: ref for ref in refs}
         return merge_segments(self.store, refs, bucket, whole=whole, numbered=numbered, scratch=self.scratch)
 
 
-class Out:
+class TaskOutputs:
     """The outputs of a task: named files. The task writes them to a local scratch folder; when it returns, they are
     moved into the store under unique names."""
 
@@ -328,11 +328,13 @@ class Task(Protocol):
     version: int
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters: ...
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters: ...
 
 
 if TYPE_CHECKING:
-    def as_stages_see_them(inputs: Inputs, cursor: Cursor, out: Out) -> tuple[task.Inputs, task.Cursor, task.Out]:
-        """For the type checker: `Inputs`, `Cursor` and `Out` satisfy the protocols that barrier tasks are written
-        against."""
+
+    def as_stages_see_them(inputs: TaskInputs, cursor: CrashCursor,
+                           out: TaskOutputs) -> tuple[task.Inputs, task.Cursor, task.Out]:
+        """For the type checker: `TaskInputs`, `CrashCursor` and `TaskOutputs` satisfy the protocols that barrier tasks
+        are written against."""
         return inputs, cursor, out

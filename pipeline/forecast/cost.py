@@ -63,7 +63,7 @@ class StreamForecast:
 
 
 @dataclass(frozen=True)
-class Duplicates:
+class ExpectedDuplicates:
     """Says how many documents of one source a deduplication is expected to remove. `documents`: how many documents of
     the source it compares. `in_sample`: the share of documents that it removed in the sample. `removed`: how many
     documents it will remove from the whole input."""
@@ -114,7 +114,7 @@ class CostForecast:
     datasets: list[DatasetForecast]
     streams: list[StreamForecast]
     mixture: list[StreamUse]
-    duplicates: list[Duplicates]
+    duplicates: list[ExpectedDuplicates]
     nodes: list[NodeCost]
     total: TotalCost
     notes: list[str]
@@ -174,7 +174,7 @@ class Extrapolation:
         self.largest = max(self.scale.values(), default=1.0)
         self.nodes = {n["name"]: n for n in run.nodes}
         self.notes = [note for s in run.sources.values() for note in s.notes]
-        self.duplicates: list[Duplicates] = []
+        self.duplicates: list[ExpectedDuplicates] = []
         #: node → source → the share of all documents that deduplication keeps, divided by the share that it keeps in
         #: the sample
         self.through: dict[str, dict[str, Range]] = {}
@@ -277,7 +277,8 @@ class Extrapolation:
             value = math.sqrt(low * max(min(low * rarest, compared), low))
             stays = max(compared - low, 1.0)                           # documents kept, scaled up from the sample
             self.through[name][source] *= Range((compared - value) / stays, (compared - high) / stays, 1.0)
-            self.duplicates.append(Duplicates(name, source, compared, removed / max(n, 1), Range(value, low, high)))
+            self.duplicates.append(
+                ExpectedDuplicates(name, source, compared, removed / max(n, 1), Range(value, low, high)))
         if self.largest > 1:
             self.notes.append(f"{name}: duplicates do not grow evenly with the input. A sample shows few of them, for "
                               f"both copies of a pair must be in it: what it found is the least, pairs divided by the "

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "mixtures"
 
 
 @dataclass(frozen=True)
-class Mixture:
+class PublishedMixture:
     """A mixture from a file NAME.yaml in FOLDER. The file has the keys `about` and `curriculum` of a recipe. Its key
     `tokens` gives the published numbers of tokens of streams; they may be missing for some streams."""
 
@@ -33,7 +33,7 @@ def ready_mixtures() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_mixture(name: str) -> Mixture:
+def load_mixture(name: str) -> PublishedMixture:
     """Load a mixture that comes with Tokenmill. Raises BadTokens if there is none of this name."""
     if name not in ready_mixtures():
         raise BadTokens(f"--mixture {name}: there is no such mixture: {nearest(name, ready_mixtures())}")
@@ -48,4 +48,5 @@ def load_mixture(name: str) -> Mixture:
               "shards": {stream: {"from": "texts", "longest": longest} for stream in streams},
               "curriculum": document["curriculum"]}
     tokens = {stream: parse_count(number) for stream, number in (document.get("tokens") or {}).items()}
-    return Mixture(name, text, tokens, load_text(yaml.safe_dump(recipe), name, name=name, base=".", inputs_from="."))
+    return PublishedMixture(name, text, tokens,
+                            load_text(yaml.safe_dump(recipe), name, name=name, base=".", inputs_from="."))

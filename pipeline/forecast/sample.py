@@ -59,7 +59,7 @@ class SampleError(TokenmillError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SampleLimits:
     """Limits of a sample. For each source: the least number of records drawn (fewer if the source has fewer), the most
     uncompressed bytes drawn, and the most stored bytes read. For this machine: the most seconds, and the most bytes on
     disk."""
@@ -112,7 +112,7 @@ class SampleRun:
 
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
-               limits: Limits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
+               limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
     """Draw about `share` (0 … 1) of every source and run the recipe on this sample, in child processes of this machine
     (or on the workers of `backend`).
 
@@ -122,7 +122,7 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     if imported := next((name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)), None):
         raise SampleError(f"shards.{imported}: takes token files as they are, and --sample draws texts; run `tokenmill "
                           f"plan` without --sample, or take these shards and their share of the mixture out")
-    limits = limits or Limits()
+    limits = limits or SampleLimits()
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
     planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
@@ -165,7 +165,7 @@ class _Guarded:
         return self._backend.wait(timeout)
 
 
-def _guard(make: Callable[[Store], Backend], folder: Path, limits: Limits) -> Callable[[Store], Any]:
+def _guard(make: Callable[[Store], Backend], folder: Path, limits: SampleLimits) -> Callable[[Store], Any]:
     """Wrap `make`, which creates a backend (the object that runs tasks), so that its backends raise SampleError when
     the sample exceeds the limits of time or disk. The time counts from the call of `_guard`."""
     began, free = time.monotonic(), shutil.disk_usage(folder).free
@@ -210,7 +210,7 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
         yield group
 
 
-def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: Limits, store: str,
+def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: SampleLimits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
     """Run the tasks that draw the sample from the chosen files (DrawSample). Returns, for each source, the commit
     records of these tasks in the order of the files."""
@@ -242,7 +242,7 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
 
 
 def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileList, records: list[PartRecord],
-                 share: float, limits: Limits, store: Store) -> SourceSample:
+                 share: float, limits: SampleLimits, store: Store) -> SourceSample:
     """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
 
     `records` are the commit records of the tasks that drew the sample. Each task drew, from the input records that it

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base import confinement
-from pipeline.engine.task import ChangedInput, Cursor
+from pipeline.engine.task import ChangedInput, CrashCursor
 from pipeline.passes.storable import State, check, check_spans, restore, state_of
 from pipeline.passes.tables import to_blame
 from pipeline.store.records import Counters
@@ -84,7 +84,7 @@ class Chain:
     stage, and `counters["dropped_bytes"]` the bytes of dropped documents by source. With `until_drop`, a dropped
     document does not go through the later stages."""
 
-    def __init__(self, cursor: Cursor, counters: Counters, until_drop: bool) -> None:
+    def __init__(self, cursor: CrashCursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:

@@ -41,7 +41,7 @@ class NotColumnwise(BaseException):
 
 
 @dataclass
-class Columns:
+class DocumentColumns:
     """The fields of `rows` documents as columns. `signals` maps the name of a signal (a number stored beside a
     document) to its values (float64). `present` maps the name of a signal to an array that says whether each document
     has the signal (bool); it has no entry for a signal that all documents have. A signal that no document has is in
@@ -63,7 +63,7 @@ class Columns:
                         signals=signals)
 
 
-def for_all(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray,
+def for_all(function: Callable[[Any], Result], columns: DocumentColumns, rows: np.ndarray,
             one_by_one: bool = True) -> tuple[list[Result], np.ndarray]:
     """Returns the distinct results of `function` on the documents `rows`, and for each of these rows the index of its
     result. If the function cannot be evaluated on many documents at once, it is called for each document, or
@@ -83,7 +83,7 @@ def for_all(function: Callable[[Any], Result], columns: Columns, rows: np.ndarra
     return list(numbers), codes
 
 
-def _paths(function: Callable[[Any], Result], columns: Columns, rows: np.ndarray, into: np.ndarray,
+def _paths(function: Callable[[Any], Result], columns: DocumentColumns, rows: np.ndarray, into: np.ndarray,
            numbers: dict[Result, int]) -> None:
     waiting: list[tuple[np.ndarray, list[Any]]] = [(np.arange(len(rows)), [])]
     paths = 0
@@ -133,9 +133,9 @@ class ManyDocuments:
     """Stands for many documents in one call of a function. It has the fields of a document on which a verdict may
     depend: `signals`, `language` and `source`."""
 
-    def __init__(self, path: _Path, columns: Columns) -> None:
+    def __init__(self, path: _Path, columns: DocumentColumns) -> None:
         self._path, self._columns = path, columns
-        self.signals = _Signals(path, columns)
+        self.signals = _StoredSignals(path, columns)
 
     @property
     def language(self) -> str:
@@ -156,8 +156,8 @@ class ManyDocuments:
         raise NotColumnwise
 
 
-class _Signals(Mapping[str, Any]):
-    def __init__(self, path: _Path, columns: Columns) -> None:
+class _StoredSignals(Mapping[str, Any]):
+    def __init__(self, path: _Path, columns: DocumentColumns) -> None:
         self._path, self._columns = path, columns
 
     def __contains__(self, name: object) -> bool:

@@ -35,9 +35,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.chain import Batch, Chain, count, load_chain
-from pipeline.passes.partition import Items, PartitionReader, Quarantined, Removed, Settled
+from pipeline.passes.partition import Items, PartitionReader, QuarantinedRecord, Removed, Settled
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
@@ -74,7 +74,7 @@ class DocumentPass:
     sets_up = True
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         try:
             return _Pass(inputs, cursor, out, replay=True).run()
         except NotReproduced:
@@ -86,7 +86,7 @@ class DocumentPass:
 
 
 class _Pass:
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, *, replay: bool) -> None:
+    def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, *, replay: bool) -> None:
         self.cursor, self.out, self.args = cursor, out, inputs.args
         for place in (self.args, self.args.get("reader", {})):       # code of the user's own stages and readers
             import_planned(inputs.store, place.get("$volatile", {}).get("code", ()))
@@ -122,7 +122,7 @@ class _Pass:
                 self._keep(documents)
                 continue
             for row, item in batch:
-                if isinstance(item, Quarantined):
+                if isinstance(item, QuarantinedRecord):
                     self._quarantine(row, item)
                 elif isinstance(item, Removed):
                     self._remove(item)
@@ -131,7 +131,7 @@ class _Pass:
                 elif row in verdicts:
                     self._drop(row, item, *verdicts[row])
                 elif row in failures:
-                    self._quarantine(row, Quarantined(item.id, item.source, item.locator, *failures[row]))
+                    self._quarantine(row, QuarantinedRecord(item.id, item.source, item.locator, *failures[row]))
                 else:
                     self._keep([(row, item)])
         self.cursor.clear()
@@ -175,7 +175,7 @@ class _Pass:
         self.tally.removed(item.doc, barrier, item.similarity)
         self.dropped.write(item.doc, stage=barrier, reason=item.reason)
 
-    def _quarantine(self, row: int, item: Quarantined) -> None:
+    def _quarantine(self, row: int, item: QuarantinedRecord) -> None:
         self._lose(row)
         count(self.counters["quarantined"], item.reason, 1)
         self.quarantine.write(quarantine_row(item.id, item.source, item.locator, item.stage, item.reason, item.detail,

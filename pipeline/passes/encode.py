@@ -21,8 +21,8 @@ import numpy as np
 from pipeline.base.errors import TokenmillError
 from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
-from pipeline.engine.task import Cursor, Inputs, Out
-from pipeline.passes.labels import Label, Labels
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
+from pipeline.passes.labels import Label, ShardLabels
 from pipeline.passes.part_tokens import GroupedTokensWriter, TokensWriter
 from pipeline.passes.pieces import add_piece, add_ranges
 from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
@@ -57,7 +57,7 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 class EncodePart:
     """Encodes the documents of one part (file of documents) as tokens. args: part ($ref of kept.parquet), tokenizer
     ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, by (as for
-    `Labels`; only if the stream is split), $volatile {quarantined: the commit log's entries under `encode_key`}.
+    `ShardLabels`; only if the stream is split), $volatile {quarantined: the commit log's entries under `encode_key`}.
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
@@ -77,7 +77,7 @@ class EncodePart:
     version = 6
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         return _Encoding(inputs, cursor, out).run()
 
 
@@ -91,13 +91,13 @@ def encode_key(args: Mapping[str, Any]) -> str:
 class _Encoding:
     """One execution of the task EncodePart, which encodes the documents of one part (file of documents) as tokens."""
 
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out) -> None:
+    def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> None:
         self.inputs, self.cursor, self.out, self.args = inputs, cursor, out, inputs.args
         self.tokenizer = _tokenizer(inputs, self.args["tokenizer"], self.args["eos"])
         self.key = encode_key(self.args)
         quarantined = unfold(self.args.get("$volatile", {}).get("quarantined", []), inputs.store.read)
         self.quarantined = {q["id"]: q for q in quarantined}
-        self.labels = Labels(self.args["by"]) if "by" in self.args else None
+        self.labels = ShardLabels(self.args["by"]) if "by" in self.args else None
         self.splits = {name: TokensWriter(out, name) if self.labels is None
                        else GroupedTokensWriter(out, name, out.scratch) for name in SPLITS}
         self.quarantine = RowWriter(out.path(QUARANTINE), QUARANTINE_SCHEMA)
@@ -229,7 +229,7 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
     return any(_held_out(other, val) for other in near)
 
 
-def _tokenizer(inputs: Inputs, ref: FileRef, eos: int) -> Tokenizer:
+def _tokenizer(inputs: TaskInputs, ref: FileRef, eos: int) -> Tokenizer:
     """Returns the tokenizer in a file. A warm child (a worker process that is used for several tasks) keeps the
     tokenizers that it has loaded."""
     key = (ref["content"], eos)
@@ -253,7 +253,7 @@ class AssembleShard:
     version = 3
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         dtype = token_dtype(args["vocab_size"])
         writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), out.path("blocks"),
@@ -292,8 +292,8 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
     """Returns the EncodePart tasks, one for each part (file of documents), in plan order. `tokenizer` is the result of
     `fit_tokenizer.tokenizer_info`. `config` is the recipe's entry under `shards:` (`where`; `val`, the share held out),
     with the `seed`. `quarantined` is a function like `Planner.quarantined`, which returns the commit log's quarantine
-    entries under the given keys. `by` says how the documents are labelled (`Labels`); empty for a stream that is not
-    split."""
+    entries under the given keys. `by` says how the documents are labelled (`ShardLabels`); empty for a stream that is
+    not split."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.base.files import file_sha256
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.encode import libraries
 from pipeline.passes.rows import Selection, rows_of
 from pipeline.passes.sample_text import picked_texts, rank_of, sample_waves
@@ -53,7 +53,7 @@ class FitTokenizer:
     version = 3
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         counters = {"documents": 0, "bytes": 0}
 
@@ -69,7 +69,7 @@ class FitTokenizer:
         return {**counters, **_facts(load_tokenizer(path))}
 
 
-def _picked(inputs: Inputs) -> Iterator[str]:
+def _picked(inputs: TaskInputs) -> Iterator[str]:
     """Yields the texts of the tokenizer's sample from the files in which `sample_text.PickTexts` tasks have written
     them."""
     if not any(ref["rows"] for ref in inputs.args["picked"]):
@@ -77,7 +77,7 @@ def _picked(inputs: Inputs) -> Iterator[str]:
     return (text for ref in inputs.args["picked"] if ref["rows"] for _, text in picked_texts(inputs.fetch(ref)))
 
 
-def _drawn(inputs: Inputs) -> Iterator[str]:
+def _drawn(inputs: TaskInputs) -> Iterator[str]:
     """Draws the tokenizer's sample from all parts (files of documents) of the dataset, and yields the texts."""
     args, where = inputs.args, Selection(inputs.args.get("where"))
     paths = [inputs.fetch(ref) for ref in args["parts"]]
@@ -95,7 +95,7 @@ class ByteTokenizer:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         path = Path(out.path("tokenizer.json"))
         path.write_text(byte_level_json(), encoding="utf-8")
         return _facts(load_tokenizer(path))
@@ -110,7 +110,7 @@ class LoadTokenizer:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         local = inputs.fetch(inputs.args["file"])
         eos, pattern = inputs.args.get("eos"), inputs.args.get("pattern")
         tokenizer = load_tokenizer(local, eos, pattern)

@@ -16,17 +16,17 @@ import numpy as np
 
 from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.records import Counters
 from stages.barrier import TaskDraft
 from stages.document import document_id
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.ids import IdHashes
 from tokenizer.imports.imports import FORMATS, ids_of
-from tokenizer.imports.source import Coding, Source, TokenFileError
+from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
 IMPORT = "pipeline.passes.import_tokens:ImportTokens"
 SPLITS = ("train", "val")
@@ -50,7 +50,7 @@ class ImportTokens:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         folder = Path(inputs.scratch) / "source"
         _link(inputs, folder)
         try:
@@ -59,7 +59,7 @@ class ImportTokens:
             raise TokenFileError(str(e).replace(str(folder), inputs.args["files"][0]["root"])) from None
 
 
-def _link(inputs: Inputs, folder: Path) -> None:
+def _link(inputs: TaskInputs, folder: Path) -> None:
     """Make a folder of links to the files of the source, under the paths that they have below the source's root."""
     for arg in inputs.args["files"]:
         link = folder / arg["$file"]
@@ -70,9 +70,9 @@ def _link(inputs: Inputs, folder: Path) -> None:
 class _Import:
     """One execution of the task ImportTokens. `folder` has the files of the source."""
 
-    def __init__(self, args: Mapping[str, Any], folder: Path, out: Out) -> None:
+    def __init__(self, args: Mapping[str, Any], folder: Path, out: TaskOutputs) -> None:
         self.args, self.out = args, out
-        self.source = Source(folder, Coding(**args["tokenizer"]))
+        self.source = ImportSource(folder, Coding(**args["tokenizer"]))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
         self.hashes = IdHashes(folder.with_name("ids"))
         self.starts: dict[str, int] = {}                  # file → number of its first document in the source
@@ -96,7 +96,7 @@ class _Import:
         return {**self.counts, "skipped": 0, "near_held_out": 0, "sources": {self.args["source"]: total},
                 "quarantined": {}}
 
-    def _add(self, documents: Documents, row: int) -> None:
+    def _add(self, documents: ImportedDocuments, row: int) -> None:
         """Write documents of which the first has the number `row` in the source."""
         name, val, lengths = self.args["source"], self.args["val"], documents.lengths
         if row + len(lengths) > MOST:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.reading import fetch, to_blame_file
 from pipeline.recipe.code import planned_reader
 from pipeline.store.records import Counters
@@ -26,7 +26,7 @@ class Index:
     sets_up = True
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
         inputs.confine(())

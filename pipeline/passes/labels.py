@@ -1,9 +1,9 @@
 """Splits the documents of one entry of `shards:` into several streams (sets of token files) by labels: language,
 source, quality bucket, a value of the metadata, or a signal.
 
-`EncodePart` reads the labels of each document (`Labels`). It writes the documents of a part grouped by their labels, so
-that it needs no writer per label. When all parts are encoded, the number of tokens of each label is known, and
-`streams_of` decides which labels become streams of their own."""
+`EncodePart` reads the labels of each document (`ShardLabels`). It writes the documents of a part grouped by their
+labels, so that it needs no writer per label. When all parts are encoded, the number of tokens of each label is known,
+and `streams_of` decides which labels become streams of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooManyStreams(TokenmillError):
     """An entry of `shards:` would be split into more than MOST_STREAMS streams."""
 
 
-class Labels:
+class ShardLabels:
     """Reads the labels of documents. `by` lists where they come from: {"column": NAME}, {"meta": KEY}, or {"signal":
     NAME}, with `edges` if the signal is to be cut into numbered buckets."""
 

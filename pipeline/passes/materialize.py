@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.window_source import BLOCK_BYTES, memory_mb, source_of
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
@@ -83,7 +83,7 @@ class ScatterWindows:
     version = 2
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         curriculum = Curriculum.from_json(args["curriculum"])
         order, stream, longest = Order(curriculum), args["stream"], curriculum.longest
@@ -151,7 +151,7 @@ class WriteRows:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         rows, length = args["rows"], args["sequence"]
         token = np.dtype(args["dtype"]).newbyteorder("<")

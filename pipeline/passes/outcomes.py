@@ -77,7 +77,7 @@ class Link:
                 and stored_verdicts(Document(""), stage) == (None,))
 
 
-class Moved:
+class ChangedSteps:
     """The steps of a dataset with changed thresholds or left-out steps, for predicting the outcome of documents.
     `changes` maps the place of a step to its new thresholds, or to None to leave the step out. `until_drop` is false if
     the run had `signals: all`, so that steps also computed signals of dropped documents.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.store.dataset import link_committed
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters
@@ -30,7 +30,7 @@ class PackShard:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         facts = pack(out.path("rows"), np.memmap(inputs.fetch(args["ends"]), ENDS, "r"), args["longest"])
         with open(out.path("pack.json"), "w", encoding="utf-8") as f:

@@ -21,7 +21,7 @@ COPY_DOCUMENTS = 256
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
 
-class Files(Protocol):
+class ShardFiles(Protocol):
     """Where a writer puts its files: the outputs of a task (`Out`), or a scratch folder."""
 
     def path(self, name: str) -> str: ...
@@ -33,7 +33,7 @@ class TokensWriter:
     """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
     each document ends) and SPLIT.loss (which tokens count for the loss)."""
 
-    def __init__(self, out: Files, split: str, table_rows: int = TABLE_ROWS) -> None:
+    def __init__(self, out: ShardFiles, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
         self.out, self.split = out, split
         self.tokens = self.documents = 0
@@ -74,7 +74,7 @@ class GroupedTokensWriter:
     documents of a label keep their order. The documents are first written to scratch files in the order of the part,
     and `close` copies them in the order of the labels. So memory does not depend on the number of labels."""
 
-    def __init__(self, out: Files, split: str, scratch: str) -> None:
+    def __init__(self, out: ShardFiles, split: str, scratch: str) -> None:
         self._out, self._split, self._scratch = out, split, _ScratchFiles(scratch)
         self._ungrouped = TokensWriter(self._scratch, split)
         self._labels: list[Label] = []

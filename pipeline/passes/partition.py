@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.base.parquet import read_table
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.chain import LoadedStage, count
 from pipeline.passes.reading import SourceFiles
 from pipeline.passes.rows import Selection
@@ -68,7 +68,7 @@ class Settled:
 
 
 @dataclass
-class Quarantined:
+class QuarantinedRecord:
     """A record that goes into quarantine: it could not be read, it killed or hung a process before, or a stage failed
     on it."""
 
@@ -82,7 +82,7 @@ class Quarantined:
 
 
 #: Items: a Document goes through the chain; the other kinds have a known outcome
-Item = Document | Removed | Settled | Quarantined
+Item = Document | Removed | Settled | QuarantinedRecord
 #: (number in the partition, item), in order; for a document of a part, the number is its row in the part
 Items = list[tuple[int, Item]]
 
@@ -115,7 +115,7 @@ class PartitionReader:
     holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit
     log."""
 
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, steps: Sequence[LoadedStage],
+    def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
         self.inputs, self.cursor, self.out, self.steps, self.counters = inputs, cursor, out, steps, counters
         self.args = inputs.args
@@ -175,8 +175,8 @@ class PartitionReader:
                 count(read["skipped"], record.reason, 1)
             else:
                 count(read["bad"], record.reason, 1)
-                yield row, Quarantined(record.id, self.args.get("source", ""), record.locator, "read", record.reason,
-                                       record.detail, record.bytes or None), 0
+                yield row, QuarantinedRecord(record.id, self.args.get("source", ""), record.locator, "read",
+                                             record.reason, record.detail, record.bytes or None), 0
         read["records"] = records
         if self._reader is not None and self._reader.lost:
             read["lost"] = self._reader.lost
@@ -243,17 +243,17 @@ class PartitionReader:
         into["bytes"] += size
         return size
 
-    def _quarantined_before(self, row: int, doc: Document) -> Quarantined | None:
+    def _quarantined_before(self, row: int, doc: Document) -> QuarantinedRecord | None:
         """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
-        this task (`Inputs.skip`) or according to the commit log. Returns None for other documents."""
+        this task (`TaskInputs.skip`) or according to the commit log. Returns None for other documents."""
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
             self.out.quarantine(row, doc.id, step.name, step.key, fault.reason)
-            return Quarantined(doc.id, doc.source, doc.locator, step.name, fault.reason)
+            return QuarantinedRecord(doc.id, doc.source, doc.locator, step.name, fault.reason)
         if doc.id in self.quarantined:
             entry = self.quarantined[doc.id]
-            return Quarantined(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
+            return QuarantinedRecord(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
         return None
 
 

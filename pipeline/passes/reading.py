@@ -18,7 +18,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out
+from pipeline.engine.task import ChangedInput, CrashCursor, TaskInputs, TaskOutputs
 from pipeline.engine.worker.crash_triage import MAX_STOPS
 from pipeline.passes.storable import checked
 from pipeline.passes.tables import to_blame
@@ -52,7 +52,7 @@ def reason_of(error: Exception) -> str:
     return "wrong_schema" if isinstance(error, SettingsError) else f"error:{type(error).__name__}"
 
 
-def fetch(inputs: Inputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
+def fetch(inputs: TaskInputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
     """Returns the local path of an input file. From a remote file, only the byte ranges that the reader needs are
     downloaded."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
@@ -73,7 +73,7 @@ class SourceFiles:
     is written to the crash cursor, so that the supervising process can identify a record that kills the process.
     `quarantined` are the commit log's entries about files of this reader."""
 
-    def __init__(self, inputs: Inputs, cursor: Cursor, out: Out, counters: Counters,
+    def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:
         self.inputs, self.cursor, self.out, self.counters = inputs, cursor, out, counters
         args = inputs.args
@@ -167,8 +167,8 @@ class SourceFiles:
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
         """Returns the stops of a piece of a file: numbers of records after which its reading stops, because the next
         record killed a process. They come from two places: from the commit log as it was when the task was planned, and
-        from earlier attempts at this task (`Inputs.skip`). Stops from earlier attempts are also noted in the record of
-        this task."""
+        from earlier attempts at this task (`TaskInputs.skip`). Stops from earlier attempts are also noted in the record
+        of this task."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}

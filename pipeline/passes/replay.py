@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.base.parquet import open_parquet, read_table
-from pipeline.engine.task import Inputs
+from pipeline.engine.task import TaskInputs
 from pipeline.passes.chain import Batch, Chain, Failures, LoadedStage, Verdicts
 from pipeline.passes.partition import Items, Removed, Settled
 from pipeline.passes.verdicts import overwritten, stored_verdicts, with_thresholds
@@ -79,7 +79,7 @@ class Replay:
     """
 
     @classmethod
-    def of(cls, inputs: Inputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
+    def of(cls, inputs: TaskInputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
         """Returns the replay (the reuse of an earlier run's results) that the task's arguments ask for. Returns None if
         they ask for none, or if the pass must run from scratch. This is so in three cases:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
 from pipeline.base.prf import prf
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.storable import checked
 from pipeline.recipe.code import planned_reader
 from pipeline.store.records import Counters
@@ -37,7 +37,7 @@ class DrawSample:
     sets_up = True
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         reader = planned_reader(inputs.store, args["reader"])
         inputs.confine(())
@@ -91,7 +91,7 @@ class Draw:
         return [(size, row) for _, _, size, row in sorted(self.heap, key=lambda item: item[1])]
 
 
-def _write(out: Out, drawn: list[tuple[int, dict[str, Any]]]) -> None:
+def _write(out: TaskOutputs, drawn: list[tuple[int, dict[str, Any]]]) -> None:
     with parquet_writer(out.path("drawn.parquet"), SCHEMA) as writer:
         rows, size = [], 0
         for n, row in drawn:

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet, parquet_writer
 from pipeline.base.prf import prf
-from pipeline.engine.task import Cursor, Inputs, Out
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.rows import Selection, rows_of
 from pipeline.passes.strata import Cut, Strata
 from pipeline.store.records import Counters
@@ -63,7 +63,7 @@ class RankTexts:
     version = 4
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         where, seed, ranks, sizes = Selection(args.get("where")), int(args["seed"]), [], []
         strata, keys = Strata(args.get("strata")), []
@@ -98,7 +98,7 @@ class CutSample:
     version = 2
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         files = [json.loads(Path(inputs.fetch(ref)).read_text(encoding="utf-8")) for ref in args["sizes"]]
         cut = Cut(Strata(args.get("strata")).shares(files, int(args["sample"])))
@@ -120,7 +120,7 @@ class PickTexts:
     version = 3
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         args = inputs.args
         where, seed, strata = Selection(args.get("where")), int(args["seed"]), Strata(args.get("strata"))
         cuts = {int(key): rank for key, rank in

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.task import Inputs
+from pipeline.engine.task import TaskInputs
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.layout import ENDS, ShardError
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing
@@ -19,7 +19,7 @@ from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
 BLOCK_BYTES = 1 << 20
 
 
-def source_of(inputs: Inputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum, stream: int) -> _Windows:
+def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum, stream: int) -> _Windows:
     """Returns what reads the samples of stream number `stream` of a curriculum from `shards`, an argument of a map task
     (`materialize.ScatterWindows`)."""
     kind = _Windows if curriculum.streams[stream].packing is None else _Packed
@@ -36,7 +36,7 @@ def memory_mb(curriculum: Curriculum, stream: int) -> int:
 class _Windows:
     """Reads token ranges of a stream from its shards. On object storage, only the bytes of the range are requested."""
 
-    def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum,
+    def __init__(self, inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum,
                  stream: int) -> None:
         self.inputs, self.shards, self.longest = inputs, shards, curriculum.longest
         self.dtype = np.dtype(curriculum.streams[stream].dtype).newbyteorder("<")
@@ -107,7 +107,7 @@ class _Packed(_Windows):
     mapping `packed`: {$ref, facts: the fields of PackedShard, before: number of the stream's rows before the
     shard}."""
 
-    def __init__(self, inputs: Inputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum,
+    def __init__(self, inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum,
                  stream: int) -> None:
         super().__init__(inputs, shards, curriculum, stream)
         self.eos, self._before = curriculum.tokenizer.eos, shards[0]["packed"]["before"]

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import duration
 from pipeline.store.fs import Store
-from pipeline.store.remote import Entry, Remote, connect, version_of
+from pipeline.store.remote import Remote, RemoteObject, connect, version_of
 from pipeline.store.retry import patiently
 from pipeline.store.temp import Spilled
 
@@ -204,7 +204,7 @@ def _in_memory(remote: Remote, pattern: str, relative: str, visible: Callable[[s
 
 
 def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], bool],
-         after: str = "") -> Iterator[Entry]:
+         after: str = "") -> Iterator[RemoteObject]:
     """Yield the objects below the folder `begin` that may match the components `parts` of a pattern, in the order of
     their paths. `begin` is empty or ends in a slash. Objects that come before the path `after` may be left out. Folders
     whose names do not match are not listed."""

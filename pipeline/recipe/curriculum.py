@@ -13,10 +13,10 @@ from pipeline.recipe.errors import KeyPath, key_path
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.problems import Checker
 from pipeline.recipe.token_files import token_sources
-from pipeline.recipe.token_models import Curriculum, LabelRule, Phase, StreamGroup
+from pipeline.recipe.token_models import CurriculumSettings, LabelRule, PhaseSettings, StreamGroup
 
 
-def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
+def check_curriculum(curriculum: CurriculumSettings, recipe: Recipe, checker: Checker) -> None:
     if not recipe.shards:
         checker.fail(("curriculum",), "a curriculum mixes shards; add `shards:`")
         return
@@ -31,7 +31,7 @@ def check_curriculum(curriculum: Curriculum, recipe: Recipe, checker: Checker) -
     _kept(curriculum, recipe, checker)
 
 
-def _phases(curriculum: Curriculum) -> Iterator[tuple[KeyPath, Phase]]:
+def _phases(curriculum: CurriculumSettings) -> Iterator[tuple[KeyPath, PhaseSettings]]:
     for i, phase in enumerate(curriculum.phases):
         yield ("curriculum", "phases", i), phase
 
@@ -52,7 +52,7 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
                          f"all shards of a curriculum the same `val`")
 
 
-def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
+def _inheritance(curriculum: CurriculumSettings, checker: Checker) -> None:
     """Check that the names of phases are unique, and that the first phase has every field that later phases inherit."""
     names: set[str] = set()
     for i, (at, phase) in enumerate(_phases(curriculum)):
@@ -64,7 +64,7 @@ def _inheritance(curriculum: Curriculum, checker: Checker) -> None:
                 checker.fail(at, f"missing key '{key}': the first phase has none to inherit it from")
 
 
-def _ends(curriculum: Curriculum, checker: Checker) -> None:
+def _ends(curriculum: CurriculumSettings, checker: Checker) -> None:
     """Check that the ends of the phases (`until`) rise up to the curriculum's total number of tokens, and that phases
     beyond the total (`extra`) come last."""
     before, beyond, last = Fraction(0), False, len(curriculum.phases) - 1
@@ -93,7 +93,7 @@ def _end(until: str | int, total: int) -> Fraction:
     return Fraction(until.rstrip("% ")) / 100 * total
 
 
-def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -> None:
+def _rates(curriculum: CurriculumSettings, schedule: dict[str, Any], checker: Checker) -> None:
     """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad learning rates, too, but only when
     the training begins, after all its data has been made."""
     fallen = own = False
@@ -111,7 +111,7 @@ def _rates(curriculum: Curriculum, schedule: dict[str, Any], checker: Checker) -
                                       "train.schedule.floor")
 
 
-def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
+def _sizes(phase: PhaseSettings, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
     if phase.sequence is None:
         return
     for name, shards in recipe.shards.items():
@@ -127,7 +127,7 @@ def _sizes(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
         checker.fail((*at, "batch"), f"a batch of {batch:,} tokens holds no sequence of {phase.sequence:,}")
 
 
-def _weights(phase: Phase, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
+def _weights(phase: PhaseSettings, at: KeyPath, recipe: Recipe, checker: Checker) -> None:
     for name in phase.max_epochs or ():
         _stream(name, (*at, "max_epochs", name), recipe, checker)
     if phase.mix is None:
@@ -183,7 +183,7 @@ def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Reci
         rule, path = rule.within, (*path, "within")
 
 
-def _kept(curriculum: Curriculum, recipe: Recipe, checker: Checker) -> None:
+def _kept(curriculum: CurriculumSettings, recipe: Recipe, checker: Checker) -> None:
     """Check that no phase reads a stream before the phase that the stream's `from_phase` names. A phase without a mix
     has that of the phase before it."""
     numbers = {phase.name: i for i, phase in enumerate(curriculum.phases)}

@@ -85,7 +85,7 @@ class Marks:
 def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
     """Return the data in a YAML text, and the places of its keys. Raises RecipeError for bad syntax, a tag, a duplicate
     key, or excessive size."""
-    builder = _Builder(file)
+    builder = _MarkBuilder(file)
     if len(text) > MAX_BYTES:
         raise builder.error(None, (), f"{len(text):,} characters; a recipe has at most {MAX_BYTES:,}")
     loader = None
@@ -107,7 +107,7 @@ def parse_yaml(text: str, file: str) -> tuple[Any, Marks]:
             loader.dispose()
 
 
-class _Builder:
+class _MarkBuilder:
     """Turns the nodes of a parsed YAML text into plain data, and notes the place (line and column) of every key."""
 
     def __init__(self, file: str) -> None:

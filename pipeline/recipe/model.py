@@ -16,8 +16,8 @@ from pipeline.base.files import file_sha256
 from pipeline.base.quantities import parse_count, parse_share, percent
 from pipeline.recipe.errors import KeyPath, Mark
 from pipeline.recipe.marks import Marks, dump_yaml
-from pipeline.recipe.token_models import Curriculum, Shards, Tokenizer
-from pipeline.recipe.values import Bytes, Model, Name, Names, Settings, Share, Where, empty, listed
+from pipeline.recipe.token_models import CurriculumSettings, Shards, TokenizerSettings
+from pipeline.recipe.values import Bytes, Name, Names, RecipeModel, Settings, Share, Where, empty, listed
 
 
 def _step(value: Any) -> Any:
@@ -38,7 +38,7 @@ def _step(value: Any) -> Any:
     raise ValueError(f"a step is a name, or a name with settings such as 'language: {{min: 0.65}}'; got {value!r}")
 
 
-class Source(Model):
+class Source(RecipeModel):
     """A named set of input files, and the reader that turns them into documents. Keys of a source in the recipe that
     are no fields of this class are settings of the reader; they are moved into `config`.
 
@@ -54,7 +54,7 @@ class Source(Model):
     config: Settings = {}
 
 
-class Step(Model):
+class Step(RecipeModel):
     """One entry of `steps:` in a recipe: the name of a stage (the code of the step), and its settings. The stage's own
     class `Config` validates the settings."""
 
@@ -62,7 +62,7 @@ class Step(Model):
     config: Settings = {}
 
 
-class Dataset(Model):
+class Dataset(RecipeModel):
     """A dataset of a recipe: the documents of `inputs` (sources or other datasets; the key is `from:`) after they went
     through `steps`.
 
@@ -81,7 +81,7 @@ def _files(value: Any) -> int | float:
     return parse_share(value) if isinstance(value, str) and value.strip().endswith("%") else parse_count(value, least=0)
 
 
-class Run(Model):
+class RunSettings(RecipeModel):
     """Settings for how a recipe is run. They do not change which documents are kept, nor their texts.
 
     `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals (numbers that steps
@@ -98,7 +98,7 @@ class Run(Model):
                              PlainSerializer(lambda n: n if isinstance(n, int) else percent(n))] = 0.01
 
 
-class About(Model):
+class About(RecipeModel):
     """The description of a ready recipe (one that comes with Tokenmill), by which a corpus made with the recipe can be
     cited: its `name`, its `version`, a one-line `title`, and the papers and code it follows (`after`). The version is
     raised whenever a change to the recipe changes the documents it makes."""
@@ -109,7 +109,7 @@ class About(Model):
     after: Names
 
 
-class Recipe(Model):
+class Recipe(RecipeModel):
     """A whole recipe file. `input` names the source whose path `--input` gives. `code` lists the Python files of the
     user's own stages. `wants` lists values that must be given with `--set`: {key: what the value is and how to get it}.
 
@@ -124,11 +124,11 @@ class Recipe(Model):
     code: Annotated[list[str], BeforeValidator(listed)] = []
     sources: Annotated[dict[Name, Source], Field(min_length=1)]
     datasets: Annotated[dict[Name, Dataset], Field(min_length=1)]
-    tokenizer: Tokenizer | None = None
+    tokenizer: TokenizerSettings | None = None
     shards: Annotated[dict[Name, Shards], BeforeValidator(empty)] = {}
-    curriculum: Curriculum | None = None
+    curriculum: CurriculumSettings | None = None
     train: Settings = {}
-    run: Annotated[Run, BeforeValidator(empty)] = Run()
+    run: Annotated[RunSettings, BeforeValidator(empty)] = RunSettings()
 
     _name: str = PrivateAttr("recipe")
     _base: str = PrivateAttr(".")

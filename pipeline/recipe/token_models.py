@@ -12,12 +12,12 @@ from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, field_vali
 
 from pipeline.base.quantities import parse_bytes, parse_weight
 from pipeline.recipe.phase_values import check_rate, check_rope_scaling, parse_batch, parse_until
-from pipeline.recipe.values import Bytes, Count, Model, Name, Names, Share, Weight, Where, listed
+from pipeline.recipe.values import Bytes, Count, Name, Names, RecipeModel, Share, Weight, Where, listed
 from tokenizer.byte_level import EOS
 from tokenizer.special import special_tokens
 
 
-class TokenizerSample(Model):
+class TokenizerSample(RecipeModel):
     """How much text of which groups a tokenizer is trained on: `bytes` in all. The columns in `by` say which documents
     are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
 
@@ -42,7 +42,7 @@ class TokenizerSample(Model):
         return self
 
 
-class SpecialTokens(Model):
+class SpecialTokens(RecipeModel):
     """Special tokens that a new tokenizer gets beside its end-of-text token. `fim`: four tokens for fill-in-the-middle.
     `chat`: the tokens of a template for dialogues. `tokens`: names of further tokens. `reserved`: how many tokens
     without a meaning are kept for later."""
@@ -63,7 +63,7 @@ def _sample(value: Any) -> Any:
     return TokenizerSample.model_validate(value) if isinstance(value, dict) else parse_bytes(value)
 
 
-class TokenizerTrain(Model):
+class TokenizerTrain(RecipeModel):
     """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
     tokens, on a `sample` of the text of `inputs` (the key is `from:`): at most so many bytes, or a TokenizerSample.
 
@@ -96,7 +96,7 @@ class TokenizerTrain(Model):
         return value
 
 
-class Tokenizer(Model):
+class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
     new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one of these files, a
     .tiktoken file, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits
@@ -129,7 +129,7 @@ def _split_label(value: Any) -> Any:
 SplitLabel = Annotated[str | dict[str, list[float]], BeforeValidator(_split_label)]
 
 
-class Shards(Model):
+class Shards(RecipeModel):
     """The token files (shards) of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`)
     that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
     reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
@@ -165,7 +165,7 @@ def _streams(value: Any) -> Any:
 _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
-class Curve(Model):
+class Curve(RecipeModel):
     """How often quality buckets are read: C·x^`power`·e^(`rate`·x) times, where x rises from 0 (worst) to 1 (best), at
     most `cap` times, and not below the share `drop`. `buckets` is their number."""
 
@@ -176,7 +176,7 @@ class Curve(Model):
     buckets: Annotated[int, Field(ge=2, le=1000)] = 20
 
 
-class LabelRule(Model):
+class LabelRule(RecipeModel):
     """How the streams of split shards divide their share (`tokenizer.mixture.split`): between the values of the label
     `by`, with at most one rule. `within` divides what each value gets."""
 
@@ -232,7 +232,7 @@ def _mixed(value: Any) -> Any:
     return StreamGroup.model_validate(value) if isinstance(value, dict) else parse_weight(value)
 
 
-class Phase(Model):
+class PhaseSettings(RecipeModel):
     """A phase of the curriculum (the plan of a training), as written in the recipe. A field that is None is inherited
     from the phase before, except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
@@ -270,10 +270,10 @@ class Phase(Model):
         return mixed
 
 
-class Curriculum(Model):
+class CurriculumSettings(RecipeModel):
     """The phases of a training, and the `total` number of its tokens. All token counts count the tokens to predict, so
     n windows of length L count as n × L tokens. `tokenizer.mixture` computes curriculum.json from the curriculum."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     total: Count
-    phases: Annotated[list[Phase], Field(min_length=1)]
+    phases: Annotated[list[PhaseSettings], Field(min_length=1)]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pipeline.base.quantities import parse_bytes, parse_count, parse_share, parse_weight, percent
 
 
-class Model(BaseModel):
+class RecipeModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.report import sampled
 from pipeline.report.marks import verdict
-from pipeline.report.nodes import Node, batches
+from pipeline.report.nodes import NodeFigures, batches
 from pipeline.report.sampled import Stratum
 from pipeline.report.samples import Place, rows_at, sample
 from pipeline.store.fs import Store
@@ -40,7 +40,7 @@ LONG, LETTERS = 15, 5
 COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
 
 
-def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
+def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about one deduplication: {barrier, step, read, groups, sizes, largest, pairs, unknown}.
 
     `sizes` counts groups (a kept document with its removed duplicates) by log2 of their number of documents.
@@ -82,7 +82,7 @@ def cluster_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str,
         "unknown": rows_read - sum(pairs.values())}
 
 
-def _removed(appliers: list[Node], step: str) -> list[FileInfo]:
+def _removed(appliers: list[NodeFigures], step: str) -> list[FileInfo]:
     """Return the files with the documents that the deduplication `step` removed. Only files of the tasks that the
     report samples are returned."""
     files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(sampled.PARTS)
@@ -108,7 +108,7 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
                 break
 
 
-def _texts(node: Node, nodes: list[Node]) -> list[tuple[str, FileInfo]]:
+def _texts(node: NodeFigures, nodes: list[NodeFigures]) -> list[tuple[str, FileInfo]]:
     """Return (key of the task, file) for files with the texts of the documents that a pass (a group of steps that run
     together) kept. Files of at most PARTS tasks are returned, the tasks with the smallest keys. If the pass wrote no
     texts, but only lists of the rows that are gone (row sets), the files of the passes before it are returned."""

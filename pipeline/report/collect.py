@@ -25,7 +25,7 @@ from pipeline.report.documents import dataset_section, duplicate_section, funnel
 from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
 from pipeline.report.made import made_section
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.order import order_quality
 from pipeline.report.samples import kept_samples
 from pipeline.report.signals import signal_section
@@ -135,13 +135,14 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
     return document
 
 
-def nodes_of(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[Node]]:
+def nodes_of(store: Store, run: str, get: Get,
+             sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[NodeFigures]]:
     """Return the content of a run's plan.json, and the nodes of the plan (passes, deduplications …) with the summed
     counters of their tasks."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
-    return plan, [Node(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
-                       partial(_smallest, tasks, n["name"], get)) for n in plan["nodes"]]
+    return plan, [NodeFigures(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),
+                              partial(_smallest, tasks, n["name"], get)) for n in plan["nodes"]]
 
 
 def _smallest(tasks: RunTasks, node: str, get: Get, n: int) -> list[PartRecord]:
@@ -156,7 +157,7 @@ def _committed(tasks: RunTasks, node: str, get: Get) -> Iterator[PartRecord]:
     return (record for key in tasks.keys(node) if (record := get(key)) is not None)
 
 
-def names(plan: dict[str, Any], passes: list[Node], tokens: dict[str, Any]) -> dict[str, list[str]]:
+def names(plan: dict[str, Any], passes: list[NodeFigures], tokens: dict[str, Any]) -> dict[str, list[str]]:
     """Return the names of sources, datasets and token streams as lists in plan order, because the keys of a JSON object
     have no order. `final` lists the datasets from which no other dataset is made."""
     datasets = [n.dataset for n in passes if n.publishes]

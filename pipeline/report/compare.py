@@ -28,8 +28,8 @@ from pipeline.plan.changes import run_recipe_of
 from pipeline.report.collect import VERSION as REPORT_VERSION
 from pipeline.report.collect import collect
 from pipeline.report.made import masked_root
-from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, Moved, Side, compare_documents
-from pipeline.report.nodes import Node, take
+from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, MovedDocuments, Side, compare_documents
+from pipeline.report.nodes import NodeFigures, take
 from pipeline.report.recipe_diff import compare_recipes
 from pipeline.report.samples import excerpt, masked_address, parting, sample
 from pipeline.report.side_by_side import compare_figures
@@ -54,7 +54,7 @@ class NotFinished(TokenmillError):
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run: its store, its plan and recipe, its report, and the records of its tasks."""
 
     store: Store
@@ -65,7 +65,7 @@ class Run:
     get: Callable[[str], PartRecord | None]
 
     @classmethod
-    def open(cls, store: Store, name: str, get: Callable[[str], PartRecord | None] | None = None) -> Run:
+    def open(cls, store: Store, name: str, get: Callable[[str], PartRecord | None] | None = None) -> FinishedRun:
         """Read a finished run. `get` returns the commit record of the task with a given key; by default the log is
         read. The run's report.json is used if it has the current format version and names the recipe of the run's plan.
         Otherwise the report is collected again, but not written. Raises NotFinished for a run without a plan or without
@@ -85,7 +85,7 @@ class Run:
         """Return one dataset of the run as a `Side`, by which it is compared with the dataset of another run."""
         nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
         tasks = RunTasks(self.store, self.name)
-        passes = [Node(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
+        passes = [NodeFigures(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
         steps = (self.recipe.get("datasets", {}).get(dataset) or {}).get("steps") or []
         return Side(self.store, passes, steps, sum(n["tasks"] for n in nodes))
 
@@ -104,7 +104,7 @@ def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], 
     return document
 
 
-def compare_runs(before: Run, after: Run, limit: int = EXAMPLES) -> dict[str, Any]:
+def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES) -> dict[str, Any]:
     """Compare two runs, and return the differences as a JSON document. It has at most `limit` example documents for
     each kind of change in a dataset."""
     recipe = compare_recipes(before.recipe, after.recipe)
@@ -126,12 +126,12 @@ def compare_runs(before: Run, after: Run, limit: int = EXAMPLES) -> dict[str, An
     return document
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _about(run: FinishedRun) -> dict[str, Any]:
     return {"run": run.name, "store": masked_root(run.store), "recipe": run.plan["recipe"], "about": run.plan["about"],
             "order": run.report["order"], "missing_records": run.report["missing_records"]}
 
 
-def _notes(before: Run, after: Run, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
+def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
     """Return sentences about the limits of the comparison: recipes and parts (files of documents) that cannot be read,
     and datasets that only one run has."""
     notes = []
@@ -166,7 +166,7 @@ def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
             "missing_parts": {key: side.missing for key, side in sides.items()}}
 
 
-def _groups(moved: Moved) -> list[dict[str, Any]]:
+def _groups(moved: MovedDocuments) -> list[dict[str, Any]]:
     """Return the numbers of changed documents, grouped by kind of change and by the reasons before and after. Within a
     kind of change, the largest group comes first. Each group is also counted by source."""
     sources: dict[tuple[str, Any, Any], dict[str, int]] = {}

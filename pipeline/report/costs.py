@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 
 
-def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
+def pass_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Return one row for every pass (steps that run together): its tasks, the documents and bytes that they read, CPU
     seconds, wall seconds added up over the tasks (each of which has one core), documents per second and core, and the
     largest memory of a task in MB."""
@@ -27,13 +27,13 @@ def pass_costs(passes: list[Node]) -> list[dict[str, Any]]:
     return rows
 
 
-def _before(node: Node) -> float:
+def _before(node: NodeFigures) -> float:
     """Return the CPU seconds of earlier tasks whose results were reused. After a change of thresholds, the tasks of
     `node` (a pass of the plan) replay, that is, they derive their results from these stored results."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
-def stage_costs(passes: list[Node]) -> list[dict[str, Any]]:
+def stage_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Return one row for every stage (step) of every pass (group of steps that run together): documents in and dropped,
     CPU seconds, documents per CPU second, and the stage's share of the CPU time of all rows. The removals of a barrier
     (such as deduplication) are carried out by the pass after the barrier, and are the first row of this pass. In each
@@ -66,7 +66,7 @@ def _dropped(stats: dict[str, Any]) -> int:
     return sum(n for by_source in stats["dropped"].values() for n in by_source.values())
 
 
-def task_costs(nodes: list[Node]) -> list[dict[str, Any]]:
+def task_costs(nodes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Return one row for every node of the plan (pass, deduplication …): its tasks, their CPU and wall seconds, and the
     largest memory of a task in MB."""
     return [{"node": n.name, "kind": n.kind, "tasks": n.tasks, "cpu_s": n.cpu_s, "wall_s": n.wall_s,

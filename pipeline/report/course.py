@@ -57,7 +57,7 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
     path = f"runs/{run}/train/metrics.jsonl"
     if not store.exists(path):
         return None
-    collected = Losses()
+    collected = LossCollector()
     with store.open(path) as file:
         for text in file:
             collected.add(text)
@@ -65,7 +65,7 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
     return points if points["steps"] or points["evals"] else None
 
 
-class Losses:
+class LossCollector:
     """Collects the losses of a training from the lines of its metrics.jsonl. Lines that a later start, resume or rewind
     made void are left out. At most 2 · POINTS steps and evaluations are kept, evenly spread."""
 

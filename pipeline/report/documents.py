@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.samples import drop_samples, masked_address, pair_samples, quarantine_samples
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
@@ -19,13 +19,13 @@ BAD_FILES = 100
 PAGES = ("text_layer", "ocr", "empty", "no_text", "unreadable", "cipher")
 
 
-def readers(name: str, passes: list[Node]) -> list[Node]:
+def readers(name: str, passes: list[NodeFigures]) -> list[NodeFigures]:
     """Return the passes (groups of steps that run together) that read the files of the source `name`. There are several
     if several datasets use the source; they all read the same records."""
     return [p for p in passes if f"index:{name}" in p.deps and name in p.counters.get("read", {})]
 
 
-def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> dict[str, Any]:
+def source_section(name: str, info: Mapping[str, Any], passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about a source. It has the files, bytes and records of the source. `skipped` and `bad`
     count skipped and unreadable records by reason. `lost` counts, by column and reason, values that documents could not
     keep. `bad_files` are the files that are quarantined as a whole or in part, with their unread bytes by reason; at
@@ -40,7 +40,7 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[Node]) -> di
             "bad_files": {"files": len(files), "bytes": sum(sum(r.values()) for r in files.values()), "listed": listed}}
 
 
-def funnel(sources: Mapping[str, Any], passes: list[Node],
+def funnel(sources: Mapping[str, Any], passes: list[NodeFigures],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return, for each source, rows that show how much of the source is left: the documents and bytes that were read,
     then those that each dataset kept, then the documents and tokens of each token stream (training and held-out data
@@ -63,7 +63,7 @@ def funnel(sources: Mapping[str, Any], passes: list[Node],
     return out
 
 
-def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
+def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. It has
     the numbers of kept, dropped and quarantined documents, and the reasons for dropping, with samples. It has the
     languages, lengths and personal data of kept documents, and the languages and lengths of dropped documents. The
@@ -97,7 +97,7 @@ def dataset_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     }
 
 
-def merged(passes: Iterable[Node], name: str) -> Counters:
+def merged(passes: Iterable[NodeFigures], name: str) -> Counters:
     """Return the counters with the name `name`, added up over the passes (groups of steps that run together)."""
     out: Counters = {}
     for node in passes:
@@ -105,7 +105,7 @@ def merged(passes: Iterable[Node], name: str) -> Counters:
     return out
 
 
-def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
+def pdf_pages(passes: list[NodeFigures]) -> dict[str, Any] | None:
     """Return counts of the PDFs that these passes read, kept or dropped; None when no PDF was read. `pages` counts
     pages by the way in which they were read (PAGES). `confidence` counts pages with text by confidence in tenths.
     `unread` counts documents with pages that are not blank but could not be read."""
@@ -116,7 +116,7 @@ def pdf_pages(passes: list[Node]) -> dict[str, Any] | None:
             "pages": {name: tally["pages"].get(name, 0) for name in PAGES}}
 
 
-def duplicate_section(store: Store, barrier: Node, nodes: list[Node]) -> dict[str, Any]:
+def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about a deduplication: documents compared, removals by reason and source, similarity of
     the removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM of their
     documents.

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from pipeline.base.domain import domain_of
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.sampled import extent, strata
 from pipeline.report.samples import masked_address
 from pipeline.store.fs import Store
@@ -16,7 +16,7 @@ from pipeline.store.fs import Store
 TOP = 30
 
 
-def domain_section(store: Store, passes: list[Node]) -> dict[str, Any]:
+def domain_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about the domains (hosts of URLs) of a dataset: {read, domains, without, top}. `read`
     says how many documents were read, `domains` is the number of different domains among them, and `without` the number
     of documents without a domain. `top` lists the domains with the most documents: {domain, kept, dropped}."""

@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from tokenizer.mixture.curriculum import Curriculum
 
 #: nodes of a kind with the same successors are drawn as one node if there are more of them than this
 ALIKE = 5
 
 
-def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
+def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
     documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
     documents that `to` gets from `from`. An edge from a token stream to the curriculum has `tokens` instead, the number
@@ -66,15 +66,15 @@ def graph(nodes: list[Node], tokens: Mapping[str, Any], curriculum: Curriculum |
     return {"nodes": drawn, "edges": edges}
 
 
-def _docs_read(node: Node) -> int:
+def _docs_read(node: NodeFigures) -> int:
     return sum(s["docs"] for s in node.counters.get("in", {}).values())
 
 
-def _docs_kept(node: Node) -> int:
+def _docs_kept(node: NodeFigures) -> int:
     return sum(s["docs"] for s in node.counters.get("kept", {}).values())
 
 
-def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | None:
+def _docs_from(node: NodeFigures, parent: NodeFigures, by_name: Mapping[str, NodeFigures]) -> int | None:
     """Return the number of documents that `node` reads from `parent`, both of them passes (groups of steps that run
     together). Returns None if this is unknown, because `node` has several parents and reads fewer documents than the
     parents kept."""
@@ -87,7 +87,7 @@ def _docs_from(node: Node, parent: Node, by_name: Mapping[str, Node]) -> int | N
     return _docs_kept(parent) if _docs_read(node) - direct == kept else None
 
 
-def _dropped(node: Node, prefix: str, *, with_prefix: bool) -> int:
+def _dropped(node: NodeFigures, prefix: str, *, with_prefix: bool) -> int:
     """Count the documents that stages of a pass (steps that run together) dropped. With `with_prefix`, only stages
     whose labels begin with `prefix` count; without it, only the other stages count."""
     return sum(n for label, stats in node.counters.get("stages", {}).items() if label.startswith(prefix) == with_prefix

@@ -45,7 +45,7 @@ KeyPath = tuple[str, ...]
 Key = tuple[str, str, str]                   # stage, reason, language
 
 
-class Rule(NamedTuple):
+class ThresholdRule(NamedTuple):
     """A threshold of a stage, and the signal (a number stored beside a document) that is compared with it. `key` is the
     path of the threshold in the stage's config. If `below` is true, documents with a value below the threshold are
     dropped, otherwise those with a value above it."""
@@ -72,7 +72,7 @@ class Margins:
             for name, config in step.items() if isinstance(step, dict) else ():
                 if ":" not in name:                      # the recipe's own code, which is not run
                     self._stages.setdefault(name, []).extend(_loaded(name, config))
-        self._rules: dict[Key, list[Rule]] = {}
+        self._rules: dict[Key, list[ThresholdRule]] = {}
         self._tried: dict[Key, int] = {}
 
     def distances(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -99,7 +99,7 @@ class Margins:
         threshold, value = self._similarity(key[0], row["meta"])
         if threshold is not None and value is not None:
             return {"key": f"{key[0]}.{SIMILAR}", "threshold": threshold, "signal": SIMILARITY, "value": value,
-                    "distance": float(Rule((), threshold, "", False).distances(np.array([value]))[0])}
+                    "distance": float(ThresholdRule((), threshold, "", False).distances(np.array([value]))[0])}
         signals = row["signals"] or {}
         measured = [(float(rule.distances(np.array([signals[rule.signal]], float))[0]), rule)
                     for rule in self._rules.get(key, []) if signals.get(rule.signal) is not None]
@@ -155,7 +155,7 @@ class Margins:
                 out = np.fmax(out, rule.distances(values.to_numpy(zero_copy_only=False).astype(float)))
         return out
 
-    def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[Rule]:
+    def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[ThresholdRule]:
         """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop a document
         for its recorded reason. The rules are found by trial."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
@@ -167,11 +167,11 @@ class Margins:
             for path, threshold in _thresholds(stage.config):
                 for name in names:
                     for below in (True, False):
-                        rule = Rule(path, float(threshold), name, below)
+                        rule = ThresholdRule(path, float(threshold), name, below)
                         if self._decides(stage, rule, document, key):
                             yield rule
 
-    def _decides(self, stage: Stage, rule: Rule, document: Document, key: Key) -> bool:
+    def _decides(self, stage: Stage, rule: ThresholdRule, document: Document, key: Key) -> bool:
         """Return whether `rule` (a threshold and a signal) is why the document was dropped for its reason, `key[1]`.
         This is so if the stage judges three changed inputs as follows. With the threshold just before the value of the
         signal, it drops the document for this reason. With the threshold just beyond the value, it keeps the document.
@@ -234,7 +234,7 @@ def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | Non
     return None if verdicts is None else verdicts[0]
 
 
-def _beside(value: float, rule: Rule) -> tuple[float, float]:
+def _beside(value: float, rule: ThresholdRule) -> tuple[float, float]:
     """Return the two floating-point numbers next to `value`: first the one towards the rule's threshold, then the one
     away from it. They are fractions even if the signal is a count. Whole numbers would include a threshold of 0, which
     for some stages switches a rule off."""

@@ -25,7 +25,7 @@ import xxhash
 from pipeline.base.humanize import plural
 from pipeline.base.scratch import Scratch
 from pipeline.report.margins import COLUMNS, Margins
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
@@ -39,7 +39,7 @@ FILES = {KEPT: ("kept.parquet", ("id", "source", "text")), DROPPED: ("dropped.pa
 #: what became of a document between the runs, in the order of reports
 CHANGES = ("newly_dropped", "newly_kept", "changed_text", "other_reason", "only_before", "only_after", "unknown")
 #: a document of one run: id and hash of the text as two numbers each, distance to the threshold, place (file and row),
-#: numbers of its source and of its fate (`Names`)
+#: numbers of its source and of its fate (`NameNumbers`)
 FACT = np.dtype([("high", "<u8"), ("low", "<u8"), ("text_high", "<u8"), ("text_low", "<u8"), ("distance", "<f8"),
                  ("file", "<u4"), ("row", "<u4"), ("source", "<u4"), ("fate", "<u4")])
 #: records (`FACT`) kept in memory before they are written to disk (56 bytes each), and most rows of a row group decoded
@@ -56,7 +56,7 @@ class Side:
     recipe."""
 
     store: Store
-    passes: list[Node]
+    passes: list[NodeFigures]
     steps: list[Any]
     tasks: int                                           # number of tasks in the plan, over all passes
 
@@ -86,7 +86,7 @@ class Side:
             self.missing.append(what)
 
 
-class Names:
+class NameNumbers:
     """Numbers the names that many documents share, so that the record of a document holds a number instead of a name.
     The names are those of sources, or tuples (fate, stage, reason)."""
 
@@ -102,7 +102,7 @@ class Names:
 
 
 @dataclass
-class Moved:
+class MovedDocuments:
     """The result of comparing one dataset in two runs. `same` counts documents with the same fate and text. `groups`
     counts the other documents by (change, fate before, fate after, source). A fate is (kept | dropped | quarantined,
     stage, reason), or None if a run does not have the document. `nearest` lists, for each change, the documents nearest
@@ -113,10 +113,10 @@ class Moved:
     nearest: dict[str, list[tuple[np.void | None, np.void | None]]] = field(default_factory=dict)
 
 
-def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) -> Moved:
+def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) -> MovedDocuments:
     """Compare the documents of a dataset in two runs. For each kind of change, at most `limit` documents are kept as
     examples. At most `most` records of documents are in memory at a time."""
-    moved, sides, fates, sources = Moved(), (before, after), Names(), Names()
+    moved, sides, fates, sources = MovedDocuments(), (before, after), NameNumbers(), NameNumbers()
     equal = _equal_parts(before, after)
     for side in sides:
         if unrecorded := side.tasks - side.records:
@@ -176,7 +176,7 @@ class _Spill:
                 f.write(part.tobytes())
 
 
-def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Names, spill: _Spill) -> None:
+def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources: NameNumbers, spill: _Spill) -> None:
     """Add the records of the documents in one file. A file that is missing or damaged is noted as missing. If the
     damage shows only after some rows were added, DamagedFile is raised."""
     number, first = len(side.files), 0
@@ -196,8 +196,8 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: Names, sources: Name
         side.add_missing(f"{e.path} {e.why}")
 
 
-def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: Names,
-           sources: Names) -> np.ndarray:
+def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: NameNumbers,
+           sources: NameNumbers) -> np.ndarray:
     """Return a record (`FACT`) for each document of a batch, without its file and row. A quarantined record without an
     id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
@@ -254,8 +254,8 @@ def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
     return out
 
 
-def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: Moved, fates: list[Any], sources: list[str],
-          best: dict[str, np.ndarray], limit: int) -> None:
+def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: MovedDocuments, fates: list[Any],
+          sources: list[str], best: dict[str, np.ndarray], limit: int) -> None:
     """Count the changes of the documents in one pair of files, and keep for each change the `limit` documents nearest
     to the threshold that decided."""
     rows = _pairs(pair)

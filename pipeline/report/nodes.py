@@ -20,7 +20,7 @@ from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo, PartRecord
 
 
-class Node:
+class NodeFigures:
     """A node of the plan (a pass, a deduplication …) with the records of its tasks and the sums of their counters. The
     counters of a pass (a group of steps that run together) are added up over all tasks. The counters of other nodes are
     added up by wave (a group of tasks of one kind), because the tasks of different waves count different things."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.report.nodes import Node, batches
+from pipeline.report.nodes import NodeFigures, batches
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 
@@ -58,7 +58,7 @@ class Stratum:
                     break
 
 
-def strata(passes: list[Node]) -> list[Stratum]:
+def strata(passes: list[NodeFigures]) -> list[Stratum]:
     """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass (group of
     steps that run together) kept, and those that each of its passes dropped."""
     out = []

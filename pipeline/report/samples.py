@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline.report.marks import match, verdict
-from pipeline.report.nodes import Node, batches, take
+from pipeline.report.nodes import NodeFigures, batches, take
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
@@ -54,7 +54,7 @@ def masked_address(address: str | None) -> str:
     return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
 
 
-def _searched(node: Node, name: str) -> list[FileInfo]:
+def _searched(node: NodeFigures, name: str) -> list[FileInfo]:
     """Return the first SAMPLE_PARTS files with this name that the node's tasks wrote. Samples are chosen only from
     them."""
     return list(islice(node.files(name), SAMPLE_PARTS))
@@ -90,7 +90,7 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             for row, values in take(store, files[number], rows, columns).items()}
 
 
-def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def drop_samples(store: Store, passes: list[NodeFigures]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Choose a few samples of the documents that these passes dropped, by (stage, reason)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
@@ -105,7 +105,7 @@ def drop_samples(store: Store, passes: list[Node]) -> dict[tuple[str, str], list
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 
 
-def kept_samples(store: Store, last: Node) -> list[dict[str, Any]]:
+def kept_samples(store: Store, last: NodeFigures) -> list[dict[str, Any]]:
     """Choose a few documents that the last pass of a dataset kept, from each of the sources with the most kept
     documents."""
     files = _searched(last, "kept.parquet")
@@ -129,7 +129,7 @@ def sample(row: dict[str, Any], stage: str = "") -> dict[str, Any]:
             **({"kept": removal["kept"], "similarity": removal["similarity"]} if removal else {})}
 
 
-def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]:
+def quarantine_samples(store: Store, passes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Choose a few quarantined records for each (stage, reason), with their file, record number and error message."""
     columns = ["id", "source", "file", "record", "stage", "reason", "detail"]
     by_reason: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -144,7 +144,8 @@ def quarantine_samples(store: Store, passes: list[Node]) -> list[dict[str, Any]]
             for _, rows in sorted(by_reason.items()) for row in sorted(rows, key=lambda r: r["id"])[:SAMPLES]]
 
 
-def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[Node]) -> list[dict[str, Any]]:
+def pair_samples(store: Store, barrier: str, appliers: list[NodeFigures],
+                 nodes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Choose a few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier`
     is the name of the deduplication's step, and `appliers` are the passes (groups of steps) that left the removed
     documents out. Pairs are ordered by id, but those with a similarity of 1 come last. The excerpts begin a few words
@@ -172,7 +173,7 @@ def pair_samples(store: Store, barrier: str, appliers: list[Node], nodes: list[N
     return out[:PAIRS]
 
 
-def _texts(node: Node, nodes: list[Node]) -> Iterator[FileInfo]:
+def _texts(node: NodeFigures, nodes: list[NodeFigures]) -> Iterator[FileInfo]:
     """Yield the files with the texts of the documents that a pass (a group of steps that run together) kept. If the
     pass wrote no texts, but only lists of the rows that are gone (row sets), the files of the passes before it are
     yielded."""

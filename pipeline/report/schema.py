@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pipeline.report.schema_base import Counts, Nested, Part, Sample, fact, maybe
-from pipeline.report.schema_figures import Clusters, Course, Domains, Graph, Losses, OrderQuality, Signals
+from pipeline.report.schema_base import Counts, Excerpt, Nested, ReportPart, fact, maybe
+from pipeline.report.schema_figures import ClusterFigures, Course, Domains, Graph, LossFigures, OrderQuality, Signals
 
 
-class About(Part):
+class ReadyRecipe(ReportPart):
     """The ready recipe that the run follows (docs/recipes.md)."""
 
     name: str = fact("name of the ready recipe")
@@ -25,7 +25,7 @@ class About(Part):
                                      "name and version to compare with")
 
 
-class Made(Part):
+class Made(ReportPart):
     """How the run was made. Date, host and author are those of the run's latest attempt. Secrets and personal data
     are masked."""
 
@@ -40,7 +40,7 @@ class Made(Part):
     recipe: str | None = fact("the recipe as it ran, with defaults filled in", "YAML")
 
 
-class Names(Part):
+class PlanOrder(ReportPart):
     """The names of sources, datasets and token streams in the order of the plan, because the keys of a JSON object have
     no order."""
 
@@ -50,14 +50,14 @@ class Names(Part):
     streams: list[str] = fact("streams of tokens")
 
 
-class BadFile(Part):
+class BadFile(ReportPart):
     """An input file that could not be read, whole or in part."""
 
     file: str = fact("its path, masked")
     reasons: Counts = fact("reason → unread bytes", "bytes")
 
 
-class BadFiles(Part):
+class UnreadFiles(ReportPart):
     """The quarantined input files of a source."""
 
     files: int = fact("quarantined files, whole or in part", "files")
@@ -65,7 +65,7 @@ class BadFiles(Part):
     listed: list[BadFile] = fact("the first 100 of them")
 
 
-class Source(Part):
+class SourceFigures(ReportPart):
     """A source of documents: its files, and the records that were read from them."""
 
     files: int = fact("input files", "files")
@@ -75,10 +75,10 @@ class Source(Part):
     bad: Counts = fact("reason → records that could not be read", "records")
     lost: Nested | None = maybe("column → reason → values that got into no document; left out for readers without "
                                 "columns", "values")
-    bad_files: BadFiles = fact("quarantined input files")
+    bad_files: UnreadFiles = fact("quarantined input files")
 
 
-class Step(Part):
+class FunnelRow(ReportPart):
     """A row of a funnel: how many documents of a source are left after a step. Rows of token streams have `tokens`,
     all other rows have `bytes`."""
 
@@ -89,13 +89,13 @@ class Step(Part):
     tokens: int | None = maybe("training and held-out tokens; left out for documents", "tokens")
 
 
-class TotalStep(Step):
+class TotalStep(FunnelRow):
     """A row of the funnel over all sources: how many documents are left after a step."""
 
     sources: int = fact("sources whose documents reach this step", "sources")
 
 
-class SourceTotals(Part):
+class SourceTotals(ReportPart):
     """The sums for one source of documents, from its files to its tokens."""
 
     files: int = fact("input files", "files")
@@ -120,7 +120,7 @@ class Totals(SourceTotals):
     by_source: dict[str, SourceTotals] = fact("source → its part of the sums")
 
 
-class QuarantineSample(Part):
+class QuarantineSample(ReportPart):
     """A quarantined record: it could not be read, or a step failed on it. Personal data is masked."""
 
     id: str = fact("id of the document, may be empty")
@@ -132,24 +132,24 @@ class QuarantineSample(Part):
     detail: str = fact("the error message")
 
 
-class Reason(Part):
+class Reason(ReportPart):
     """Documents that a stage dropped for one reason."""
 
     stage: str = fact("the stage")
     reason: str = fact("the reason")
     docs: int = fact("documents dropped", "documents")
     sources: Counts = fact("source → documents dropped", "documents")
-    samples: list[Sample] = fact("at most 3 of them, those with the smallest ids")
+    samples: list[Excerpt] = fact("at most 3 of them, those with the smallest ids")
 
 
-class Size(Part):
+class Size(ReportPart):
     """A number of documents, and the size of their text."""
 
     docs: int = fact("documents", "documents")
     bytes: int = fact("their text", "bytes of UTF-8")
 
 
-class PdfPages(Part):
+class PdfPages(ReportPart):
     """Counts of the pages of PDFs, by how they were read."""
 
     docs: int = fact("PDFs read", "documents")
@@ -158,7 +158,7 @@ class PdfPages(Part):
     pages: Counts = fact("route (`text_layer`, `ocr`, `empty` …) → pages", "pages")
 
 
-class Dataset(Part):
+class DatasetFigures(ReportPart):
     """A dataset: the documents that it kept, and the reasons for which others were dropped or quarantined."""
 
     docs: int = fact("documents kept", "documents")
@@ -178,15 +178,15 @@ class Dataset(Part):
     pdf: PdfPages | None = fact("pages of the PDFs read; null where there was none")
 
 
-class Pair(Part):
+class Pair(ReportPart):
     """A document that a deduplication removed, and the kept document that it resembles."""
 
     similarity: float | None = fact("0 to 1; null if not verified")
-    removed: Sample = fact("the removed document, from where the two differ")
-    kept: Sample = fact("the kept document, from where the two differ")
+    removed: Excerpt = fact("the removed document, from where the two differ")
+    kept: Excerpt = fact("the kept document, from where the two differ")
 
 
-class Alarm(Part):
+class Alarm(ReportPart):
     """A source that lost more than half of its documents to a deduplication."""
 
     source: str = fact("the source")
@@ -194,7 +194,7 @@ class Alarm(Part):
     of: int = fact("documents compared", "documents")
 
 
-class Duplicates(Part):
+class DuplicateFigures(ReportPart):
     """The documents that one deduplication compared, and those that it removed."""
 
     barrier: str = fact("name of its node in the plan")
@@ -212,14 +212,14 @@ class Duplicates(Part):
     alarms: list[Alarm] = fact("sources that lost more than half of their documents")
 
 
-class SourceTokens(Part):
+class SourceTokens(ReportPart):
     """The documents and tokens of one source in a token stream."""
 
     docs: int = fact("documents, training and held out", "documents")
     tokens: int = fact("tokens, training and held out", "tokens")
 
 
-class Packing(Part):
+class PackingFigures(ReportPart):
     """The rows (training samples of one length) that the training documents of a stream are packed into."""
 
     rows: int = fact("rows", "rows")
@@ -230,7 +230,7 @@ class Packing(Part):
     padding: int = fact("places of the rows without a token", "tokens")
 
 
-class Stream(Part):
+class StreamFigures(ReportPart):
     """A stream of tokens for training."""
 
     docs: int = fact("training documents", "documents")
@@ -241,12 +241,12 @@ class Stream(Part):
     val_targets: int = fact("held-out tokens that count for the loss", "tokens")
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
     sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
-    packing: Packing | None = maybe("its packed rows; left out if it is not packed")
+    packing: PackingFigures | None = maybe("its packed rows; left out if it is not packed")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
     quarantine_samples: list[QuarantineSample] = fact("at most 3 for each stage and reason")
 
 
-class MixtureRow(Part):
+class MixtureRow(ReportPart):
     """The share of one token stream in a phase of the curriculum."""
 
     phase: str = fact("the phase")
@@ -259,7 +259,7 @@ class MixtureRow(Part):
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 
 
-class Training(Part):
+class TrainingFigures(ReportPart):
     """The training of a model on the tokens of the run, from the trainer's summary. Fields that the summary lacks are
     null."""
 
@@ -281,7 +281,7 @@ class Training(Part):
     curve: str | None = fact("loss and learning rate over tokens", "SVG")
 
 
-class PassCost(Part):
+class PassCost(ReportPart):
     """The cost of a pass (steps that run together, document by document)."""
 
     pass_: str = fact("name of the pass", alias="pass")
@@ -294,7 +294,7 @@ class PassCost(Part):
     max_rss_mb: float = fact("largest memory of a task", "MB")
 
 
-class StageCost(Part):
+class StageCost(ReportPart):
     """The cost of a stage (one step) in a pass (steps that run together, document by document)."""
 
     pass_: str = fact("name of the pass", alias="pass")
@@ -306,7 +306,7 @@ class StageCost(Part):
     docs_per_cpu_s: float | None = fact("speed", "documents per CPU second")
 
 
-class TaskCost(Part):
+class TaskCost(ReportPart):
     """The cost of a node of the plan (a pass, a deduplication, the shards of a stream …)."""
 
     node: str = fact("name of the node")
@@ -317,7 +317,7 @@ class TaskCost(Part):
     max_rss_mb: float = fact("largest memory of a task", "MB")
 
 
-class Lineage(Part):
+class Lineage(ReportPart):
     """A node of the plan (a pass, a deduplication …), and what its output was made from."""
 
     name: str = fact("name of the node")
@@ -331,38 +331,39 @@ class Lineage(Part):
                         "that wrote them", "hex")
 
 
-class Report(Part):
+class Report(ReportPart):
     """The whole report.json."""
 
     version: Literal[3] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
-    about: About | None = fact("the ready recipe it follows; null if the recipe has no `about:`")
+    about: ReadyRecipe | None = fact("the ready recipe it follows; null if the recipe has no `about:`")
     made: Made = fact("when, where, by whom and with what it was made")
     missing_records: int = fact("tasks without a record in the log; above 0 the figures are incomplete", "tasks")
-    names: Names = fact("names in plan order")
-    sources: dict[str, Source] = fact("source → files and records that its reader read")
+    names: PlanOrder = fact("names in plan order")
+    sources: dict[str, SourceFigures] = fact("source → files and records that its reader read")
     totals: Totals = fact("sums over the sources")
-    funnel: dict[str, list[Step]] = fact("source → how many of its documents are left after each step, from reading to "
+    funnel: dict[str,
+                 list[FunnelRow]] = fact("source → how many of its documents are left after each step, from reading to "
                                          "tokens")
-    datasets: dict[str, Dataset] = fact("dataset → what it kept and dropped")
-    samples: dict[str, list[Sample]] = fact("dataset → kept documents: of each of the 12 largest sources the 2 with "
-                                            "the smallest ids")
+    datasets: dict[str, DatasetFigures] = fact("dataset → what it kept and dropped")
+    samples: dict[str, list[Excerpt]] = fact("dataset → kept documents: of each of the 12 largest sources the 2 with "
+                                             "the smallest ids")
     licences: dict[str, Nested] = fact("dataset → source → licence (identifier of the Hugging Face hub, or `other`) → "
                                        "kept documents that state it; documents that state none are not counted",
                                        "documents")
     signals: dict[str, Signals] = fact("dataset → histograms of its signals, with thresholds")
     domains: dict[str, Domains] = fact("dataset → its largest domains")
     graph: Graph = fact("the plan as a graph")
-    duplicates: list[Duplicates] = fact("deduplications in plan order")
-    clusters: list[Clusters] = fact("groups of duplicates, in plan order")
-    tokens: dict[str, Stream] = fact("stream → its tokens")
+    duplicates: list[DuplicateFigures] = fact("deduplications in plan order")
+    clusters: list[ClusterFigures] = fact("groups of duplicates, in plan order")
+    tokens: dict[str, StreamFigures] = fact("stream → its tokens")
     mixture: list[MixtureRow] = fact("planned and realised mixture, by phase and stream")
     order: str | None = fact("hash of the order of all samples; null without a curriculum", "hex")
     course: Course | None = fact("planned and realised mixture over tokens; null without a curriculum")
     order_quality: OrderQuality | None = fact("how well the order mixes; null without a curriculum")
-    losses: Losses | None = fact("losses over tokens; null if there was no training")
-    training: Training | None = fact("a training on this run; null if there was none")
+    losses: LossFigures | None = fact("losses over tokens; null if there was no training")
+    training: TrainingFigures | None = fact("a training on this run; null if there was none")
     passes: list[PassCost] = fact("cost of every pass; measured")
     stages: list[StageCost] = fact("cost of every stage; measured")
     tasks: list[TaskCost] = fact("cost of every node; measured")

@@ -17,7 +17,7 @@ def maybe(meaning: str, unit: str = "") -> Any:
     return fact(meaning, unit, default=None)
 
 
-class Part(BaseModel):
+class ReportPart(BaseModel):
     """Base class of all parts of the report. Types are checked without conversion, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -28,7 +28,7 @@ Counts = dict[str, int]
 Nested = dict[str, Counts]
 
 
-class Sample(Part):
+class Excerpt(ReportPart):
     """A document, shown by an excerpt of its text. Personal data is masked."""
 
     id: str = fact("id of the document")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.report.schema_base import Counts, Part, Sample, fact, maybe
+from pipeline.report.schema_base import Counts, Excerpt, ReportPart, fact, maybe
 
 
-class Extent(Part):
+class ReadExtent(ReportPart):
     """How many documents were read to compute a figure."""
 
     docs: int = fact("documents read", "documents")
@@ -19,7 +19,7 @@ class Extent(Part):
                                   "documents")
 
 
-class Try(Part):
+class Try(ReportPart):
     """A threshold that is tried on a signal, and how many documents it would let pass if nothing else changed."""
 
     value: float = fact("the threshold")
@@ -27,7 +27,7 @@ class Try(Part):
     kept: int = fact("documents that it lets pass, of those that the dataset keeps", "documents")
 
 
-class Bound(Part):
+class StepThreshold(ReportPart):
     """A threshold of a step for a signal (a number per document)."""
 
     key: str = fact("setting of the step")
@@ -36,7 +36,7 @@ class Bound(Part):
     at: list[Try] = fact("this threshold and others around it, in ascending order")
 
 
-class Bins(Part):
+class Bins(ReportPart):
     """A histogram of a signal, for kept and for dropped documents. Its bins are numbered like those of a dataset's
     `scores`."""
 
@@ -44,7 +44,7 @@ class Bins(Part):
     dropped: Counts = fact("bin → documents dropped by any step", "documents")
 
 
-class Signal(Part):
+class Signal(ReportPart):
     """The distribution of a signal (a number that a step computed for each document) over the documents that reached
     its step."""
 
@@ -53,18 +53,18 @@ class Signal(Part):
     docs: int = fact("documents with a value", "documents")
     kept: int = fact("those of them that the dataset keeps", "documents")
     bins: Bins = fact("the histogram")
-    bounds: list[Bound] = fact("its thresholds")
+    bounds: list[StepThreshold] = fact("its thresholds")
 
 
-class Signals(Part):
+class Signals(ReportPart):
     """The distributions of the signals of a dataset (numbers that its steps computed for each document)."""
 
-    read: Extent = fact("how many documents were read for this")
+    read: ReadExtent = fact("how many documents were read for this")
     signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
     left_out: int = fact("number of signals that are not listed", "signals")
 
 
-class GraphNode(Part):
+class GraphNode(ReportPart):
     """A node of the plan's graph, such as a source, a pass, a deduplication or a token stream."""
 
     name: str = fact("its name")
@@ -74,7 +74,7 @@ class GraphNode(Part):
     dropped: int | None = maybe("documents dropped there; left out if none", "documents")
 
 
-class Edge(Part):
+class Edge(ReportPart):
     """The documents or tokens that one node of the plan passes on to another."""
 
     from_: str = fact("name of the first node", alias="from")
@@ -83,30 +83,31 @@ class Edge(Part):
     tokens: int | None = maybe("tokens of a stream that a curriculum may read; left out for documents", "tokens")
 
 
-class Graph(Part):
+class Graph(ReportPart):
     """The plan as a graph, from sources to tokens."""
 
     nodes: list[GraphNode] = fact("nodes in plan order")
     edges: list[Edge] = fact("edges between them")
 
 
-class Removed(Sample):
+class RemovedDocument(Excerpt):
     """A document of a group of duplicates that was removed."""
 
     diff: list[list[str]] | None = fact("its words beside those of the kept text: pairs of `both`, `kept`, `removed` "
                                         "or `cut`, and words; null if the kept text was not found")
 
 
-class Group(Part):
+class DuplicateGroup(ReportPart):
     """A group of duplicates: a kept document, and the documents that were removed because of it."""
 
     kept_id: str = fact("id of the kept document")
     size: int = fact("documents, the kept one included", "documents")
-    kept: Sample | None = fact("the kept document; null if it is in none of the parts read, or a later step dropped it")
-    removed: list[Removed] = fact("at most 2 removed documents")
+    kept: Excerpt | None = fact(
+        "the kept document; null if it is in none of the parts read, or a later step dropped it")
+    removed: list[RemovedDocument] = fact("at most 2 removed documents")
 
 
-class SourcePair(Part):
+class SourcePair(ReportPart):
     """The number of documents of one source that were removed because of kept documents of another (or the same)
     source."""
 
@@ -115,23 +116,23 @@ class SourcePair(Part):
     docs: int = fact("documents removed", "documents")
 
 
-class Clusters(Part):
+class ClusterFigures(ReportPart):
     """The groups of duplicates that a deduplication found."""
 
     barrier: str = fact("name of its node in the plan")
     step: str = fact("name of its step")
-    read: Extent = fact("how many removed documents were read for this")
+    read: ReadExtent = fact("how many removed documents were read for this")
     groups: int = fact("groups among them", "groups")
     sizes: Counts = fact("n → groups of 2ⁿ to 2ⁿ⁺¹ − 1 documents", "groups")
     components: Counts | None = maybe("n → connected components of the candidates, of 2ⁿ to 2ⁿ⁺¹ − 1 documents; left "
                                       "out for exact deduplication", "clusters")
-    largest: list[Group] = fact("at most 4 groups, the largest first")
+    largest: list[DuplicateGroup] = fact("at most 4 groups, the largest first")
     pairs: list[SourcePair] = fact("at most 40 pairs of sources, the most documents first")
     unknown: int = fact("removed documents whose kept one is in none of the parts read, or a later step dropped it",
                         "documents")
 
 
-class CoursePhase(Part):
+class CoursePhase(ReportPart):
     """A phase of the curriculum, with the tokens at which it begins and ends."""
 
     name: str = fact("the phase")
@@ -139,14 +140,14 @@ class CoursePhase(Part):
     to: int = fact("where it ends", "tokens")
 
 
-class CourseStream(Part):
+class CourseStream(ReportPart):
     """The tokens of one token stream in each stretch of the order of training."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
 
 
-class Course(Part):
+class Course(ReportPart):
     """The mixture of token streams over the course of the training. The curriculum is divided into stretches, each of
     which lies in one phase."""
 
@@ -155,7 +156,7 @@ class Course(Part):
     streams: dict[str, CourseStream] = fact("stream → its tokens")
 
 
-class LossPoint(Part):
+class LossPoint(ReportPart):
     """The losses of a training at one step or one evaluation."""
 
     tokens: float = fact("tokens trained on so far", "tokens")
@@ -164,14 +165,14 @@ class LossPoint(Part):
     lr: float | None = maybe("learning rate; left out for evaluations")
 
 
-class Losses(Part):
+class LossFigures(ReportPart):
     """The losses of a training. If it has many steps or evaluations, only every n-th of them is in the report."""
 
     steps: list[LossPoint] = fact("losses of steps, on training data")
     evals: list[LossPoint] = fact("losses of evaluations, on held-out data")
 
 
-class Domain(Part):
+class Domain(ReportPart):
     """A domain (host of URLs), and how many of its documents a dataset keeps."""
 
     domain: str = fact("host of the documents' URLs, without `www.`, masked")
@@ -179,16 +180,16 @@ class Domain(Part):
     dropped: int = fact("documents dropped", "documents")
 
 
-class Domains(Part):
+class Domains(ReportPart):
     """The domains from which the documents of a dataset come."""
 
-    read: Extent = fact("how many documents were read for this")
+    read: ReadExtent = fact("how many documents were read for this")
     domains: int = fact("different domains among them", "domains")
     without: int = fact("documents without a domain", "documents")
     top: list[Domain] = fact("at most 30 domains, those with the most documents first")
 
 
-class StreamOrder(Part):
+class StreamOrder(ReportPart):
     """How well the windows (training samples) of one stream are spread over the order of training. The figures are
     about the samples that were examined."""
 
@@ -199,7 +200,7 @@ class StreamOrder(Part):
                          "distance to expect; 1 in a random order")
 
 
-class Lag(Part):
+class Lag(ReportPart):
     """Pairs of windows (training samples) of one step that are a given number of samples apart. In a perfect shuffle,
     shares are what is expected on the average."""
 
@@ -212,7 +213,7 @@ class Lag(Part):
     document_expected: float | None = fact("this share in a perfect shuffle, 0 to 1")
 
 
-class LongestRun(Part):
+class LongestRun(ReportPart):
     """The longest run of windows (training samples) of one stream within a step."""
 
     windows: int = fact("its length", "windows")
@@ -220,14 +221,14 @@ class LongestRun(Part):
     expected: float = fact("about the length in a perfect shuffle", "windows")
 
 
-class Repeats(Part):
+class Repeats(ReportPart):
     """Pairs of windows (training samples) of one step that have a document in common."""
 
     pairs: int = fact("such pairs", "pairs")
     expected: float = fact("such pairs in a perfect shuffle of each stream", "pairs")
 
 
-class OrderQuality(Part):
+class OrderQuality(ReportPart):
     """Whether batches have the planned mixture, and how the order of training compares with a perfect shuffle. In a
     perfect shuffle, the windows (training samples) of a step are in random order, and are drawn at random from all
     windows of their streams."""

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.passes.tally import BINS, HIGHEST, LOWEST
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.sampled import extent, strata
 from pipeline.store.fs import Store
 from stages.stage import Bound
@@ -77,7 +77,7 @@ class _Signal:
                            for b in self.bounds]}
 
 
-def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
+def signal_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about the signals of a dataset (numbers computed for each document): {read, signals,
     left_out}. `read` says how many documents were read. Each signal has its step, its documents, its histogram bins,
     and its bounds. For each bound, thresholds are tried: `docs` is the number of documents with a value that pass, and
@@ -97,7 +97,7 @@ def signal_section(store: Store, passes: list[Node]) -> dict[str, Any]:
     return {"read": extent(parts), "signals": rows[:MOST], "left_out": max(0, len(rows) - MOST)}
 
 
-def _declared(passes: list[Node]) -> dict[str, _Signal]:
+def _declared(passes: list[NodeFigures]) -> dict[str, _Signal]:
     """Return the signals (numbers per document) that the steps of a dataset compute or judge, in the order of the
     recipe. If several steps compute a signal, the last of them counts as its step, because only the values of the last
     step are stored."""

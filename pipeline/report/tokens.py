@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.samples import quarantine_samples
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
@@ -13,7 +13,7 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.realised import plan, realised
 
 
-def token_counts(store: Store, nodes: list[Node]) -> dict[str, Any]:
+def token_counts(store: Store, nodes: list[NodeFigures]) -> dict[str, Any]:
     """Return counts for every token stream. They cover the documents, tokens and targets of training data and, with the
     prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are the
     documents and tokens by source, for training and held-out data together, the documents that could not be encoded, by

@@ -27,10 +27,10 @@ from pipeline.base.auth import loopback
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
 from pipeline.service.audit import note_write, request_entry
-from pipeline.service.limits import Buckets
-from pipeline.service.problems import LOGIN, SIGN_IN, Problem, problem_of, respond
+from pipeline.service.limits import RateBuckets
+from pipeline.service.problems import LOGIN, SIGN_IN, HttpProblem, problem_of, respond
 from pipeline.service.session import Role, Sessions
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from pipeline.service.stores import available
 
 access_log = logging.getLogger("tokenmill.access")
@@ -71,10 +71,10 @@ class Guard:
     forms.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, sessions: Sessions, clock: Clock = SYSTEM) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, sessions: Sessions, clock: Clock = SYSTEM) -> None:
         self._app, self._settings, self._sessions, self._clock = app, settings, sessions, clock
-        self._requests = Buckets(settings.rate, settings.burst, clock)
-        self._guesses = Buckets(settings.wrong_tokens / 60.0, settings.wrong_tokens, clock)
+        self._requests = RateBuckets(settings.rate, settings.burst, clock)
+        self._guesses = RateBuckets(settings.wrong_tokens / 60.0, settings.wrong_tokens, clock)
         self._origins = frozenset(name.lower() for name in settings.names)
         self._names = frozenset(_host_name(name) for name in (settings.host, *self._origins))
 
@@ -129,11 +129,11 @@ class Guard:
         """Raise Problem unless the request may reach its route."""
         address = self._client(request)
         if not self._requests.take(address):
-            raise Problem(429, "Too many requests", f"more than {self._settings.rate:.0f} requests per second",
-                          remedy="wait a second, and poll less often or follow the stream of events",
-                          headers={"Retry-After": "1"})
+            raise HttpProblem(429, "Too many requests", f"more than {self._settings.rate:.0f} requests per second",
+                              remedy="wait a second, and poll less often or follow the stream of events",
+                              headers={"Retry-After": "1"})
         if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > self._settings.max_url_bytes:
-            raise Problem(414, "URL too long", f"the limit is {self._settings.max_url_bytes:,} bytes")
+            raise HttpProblem(414, "URL too long", f"the limit is {self._settings.max_url_bytes:,} bytes")
         self._check_host(request)
         self._check_origin(request)
         self._check_guesses(request, address)
@@ -147,9 +147,9 @@ class Guard:
         if (path := request.url.path) in OPEN or path.startswith(STATIC):
             return
         if role is None:
-            raise Problem(401, "Sign in first", "this server wants a token", "Authorization",
-                          "send `Authorization: Bearer TOKEN`, or open /login in a browser",
-                          {"WWW-Authenticate": 'Bearer realm="tokenmill"'})
+            raise HttpProblem(401, "Sign in first", "this server wants a token", "Authorization",
+                              "send `Authorization: Bearer TOKEN`, or open /login in a browser",
+                              {"WWW-Authenticate": 'Bearer realm="tokenmill"'})
         if request.method not in READS:
             require_operator(request)
 
@@ -158,8 +158,8 @@ class Guard:
         a session's cookie are not affected."""
         guess = "authorization" in request.headers or request.url.path == SIGN_IN
         if guess and self._guesses.empty(address):
-            raise Problem(429, "Too many wrong tokens", f"{self._settings.wrong_tokens} in a minute", "Authorization",
-                          "wait a minute", {"Retry-After": "60"})
+            raise HttpProblem(429, "Too many wrong tokens", f"{self._settings.wrong_tokens} in a minute",
+                              "Authorization", "wait a minute", {"Retry-After": "60"})
 
     def _check_host(self, request: Request) -> None:
         """Refuse a request whose Host header does not name this server. In a DNS rebinding attack, the name of another
@@ -167,8 +167,9 @@ class Guard:
         hosts = request.headers.getlist("host")
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not (name in self._names or (loopback(name) and self._settings.local)):
-            raise Problem(403, "Not the name of this server", f"the request is for the host {','.join(hosts)[:200]!r}",
-                          "Host", "open the server under its own address; tokenmill serve --name NAME adds a name")
+            raise HttpProblem(403, "Not the name of this server",
+                              f"the request is for the host {','.join(hosts)[:200]!r}", "Host",
+                              "open the server under its own address; tokenmill serve --name NAME adds a name")
 
     def _check_origin(self, request: Request) -> None:
         """Refuse a request that a page of another site has caused, except a navigation to a page of this server."""
@@ -180,13 +181,16 @@ class Guard:
             good = site in ("none", "same-origin") or (request.method in READS and
                                                        request.headers.get("sec-fetch-mode") == "navigate")
         if not good:
-            raise Problem(403, "From another site", "a page of another site made this request", "Origin",
-                          "open the page of this server and do it there")
+            raise HttpProblem(403, "From another site", "a page of another site made this request", "Origin",
+                              "open the page of this server and do it there")
 
     # -- around the route ----------------------------------------------------------------------------------------
-    def _too_slow(self) -> Problem:
-        return Problem(503, "Took too long", f"no answer within {self._settings.request_s:.0f} s",
-                       remedy="ask for less, or try again when the store is less busy", headers={"Retry-After": "10"})
+    def _too_slow(self) -> HttpProblem:
+        return HttpProblem(503,
+                           "Took too long",
+                           f"no answer within {self._settings.request_s:.0f} s",
+                           remedy="ask for less, or try again when the store is less busy",
+                           headers={"Retry-After": "10"})
 
     def _counted(self, receive: Receive) -> Receive:
         """Wraps `receive` so that it raises HTTPException (413) once a request's body is larger than allowed. This
@@ -204,9 +208,9 @@ class Guard:
 
         return limited
 
-    def _too_large(self) -> Problem:
-        return Problem(413, "Body too large", f"the limit is {self._settings.max_body_bytes:,} bytes",
-                       "Content-Length", headers={"Connection": "close"})
+    def _too_large(self) -> HttpProblem:
+        return HttpProblem(413, "Body too large", f"the limit is {self._settings.max_body_bytes:,} bytes",
+                           "Content-Length", headers={"Connection": "close"})
 
     @staticmethod
     def _set_headers(headers: MutableHeaders, request: Request) -> None:
@@ -235,15 +239,16 @@ def _host_name(host: str) -> str | None:
 # -- what a route asks for -------------------------------------------------------------------------------------------
 def require_operator(request: Request) -> None:
     if request.state.role is not Role.operator:
-        raise Problem(403, "Operators only", "a viewer's token may only read", "Authorization",
-                      "ask for an operator's token")
+        raise HttpProblem(403, "Operators only", "a viewer's token may only read", "Authorization",
+                          "ask for an operator's token")
 
 
 async def viewer(request: Request) -> Role:
     """A dependency that demands at least a viewer, and returns the sender's role."""
     role: Role | None = request.state.role
     if role is None:
-        raise Problem(401, "Sign in first", "this server wants a token", "Authorization", "open /login in a browser")
+        raise HttpProblem(401, "Sign in first", "this server wants a token", "Authorization",
+                          "open /login in a browser")
     return role
 
 
@@ -268,9 +273,9 @@ async def known_parameters(request: Request) -> None:
     if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
         known = _parameters(route.dependant)
         if unknown := sorted(request.query_params.keys() - known):
-            raise Problem(422, "Not valid", f"there is no parameter {visible(unknown[0])[:100]!r} here",
-                          visible(unknown[0])[:100], f"there are: {', '.join(sorted(known))}" if known else
-                          "this route takes no parameters")
+            raise HttpProblem(422, "Not valid", f"there is no parameter {visible(unknown[0])[:100]!r} here",
+                              visible(unknown[0])[:100], f"there are: {', '.join(sorted(known))}" if known else
+                              "this route takes no parameters")
 
 
 def _parameters(dependant: Dependant) -> set[str]:
@@ -287,8 +292,8 @@ async def check_intended(request: Request) -> None:
         return
     sent = (await form_of(request)).get(FIELD, "")
     if not secrets.compare_digest(sent.encode("utf-8", "surrogatepass"), request.state.csrf.encode()):
-        raise Problem(403, "Not from a page of this server", "the form is old, or another site sent it", FIELD,
-                      "load the page again; a program sends the header `X-Tokenmill: 1`")
+        raise HttpProblem(403, "Not from a page of this server", "the form is old, or another site sent it", FIELD,
+                          "load the page again; a program sends the header `X-Tokenmill: 1`")
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -301,7 +306,7 @@ async def form_of(request: Request) -> dict[str, str]:
         body = (await request.body()).decode("utf-8")
         return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=1000, errors="strict"))
     except ValueError:
-        raise Problem(400, "Not a form", "the body is not an urlencoded form of at most 1,000 fields") from None
+        raise HttpProblem(400, "Not a form", "the body is not an urlencoded form of at most 1,000 fields") from None
 
 
 Viewer = Annotated[Role, Depends(viewer)]

@@ -36,13 +36,13 @@ from pipeline.service.plans import Plans
 from pipeline.service.problems import SafeJSON
 from pipeline.service.query import Queries
 from pipeline.service.session import Sessions
-from pipeline.service.settings import Settings
-from pipeline.service.training_files import Metrics
-from pipeline.service.watch import Watch
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.training_files import MetricsFiles
+from pipeline.service.watch import RunWatch
 from pipeline.store.fs import Store
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the web application that serves the stores of `settings`. `app.state` has `settings`, `stores` (name →
     Store), `queues` (name → Queue), `sessions`, `checks`, `plans`, `watch`, `streams` (number of open event streams),
     `queries`, `playgrounds`, `labels`, `metrics` (of trainings) and `children` (trainings that this server started).
@@ -58,9 +58,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queues = {name: Queue(store) for name, store in app.state.stores.items()}
     app.state.checks = CheckRoom(settings)
     app.state.plans = Plans()
-    app.state.watch, app.state.streams = Watch(settings.look_s), 0
+    app.state.watch, app.state.streams = RunWatch(settings.look_s), 0
     app.state.queries, app.state.playgrounds = Queries(), tune.Playgrounds()
-    app.state.labels, app.state.metrics = label_routes.Books(), Metrics()
+    app.state.labels, app.state.metrics = label_routes.Books(), MetricsFiles()
     app.state.children = []
     problems.install(app)
     for module in (sign_in, runs, assets, label_routes, datasets, sources, shards, training_control, trainings,

@@ -15,7 +15,7 @@ from pipeline.engine.driver.sums import content_hash
 from pipeline.service.asset_figures import Figures, dataset_of, entered, removed_by
 from pipeline.service.duck import Stop
 from pipeline.service.parts import DATASET, FOLDERS
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import inside
 from pipeline.store.dataset import MANIFEST, MANIFEST_SCHEMA
 from pipeline.store.errors import EnvironmentFailure, StoreError
@@ -108,7 +108,7 @@ def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table] | None, str
             continue
         except EnvironmentFailure:                                # nothing is wrong with the dataset
             raise
-        except (Problem, StoreError, KeyError, pa.ArrowException) as e:
+        except (HttpProblem, StoreError, KeyError, pa.ArrowException) as e:
             return tables, f"{path} cannot be read ({redact(str(e))})"
     return tables, ""
 

@@ -8,9 +8,18 @@ import re
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from pipeline.base.visible import visible
-from pipeline.report.schema import Dataset, Duplicates, Lineage, Names, PassCost, Source, Step, Stream
+from pipeline.report.schema import (
+    DatasetFigures,
+    DuplicateFigures,
+    FunnelRow,
+    Lineage,
+    PassCost,
+    PlanOrder,
+    SourceFigures,
+    StreamFigures,
+)
 from pipeline.report.schema_figures import Graph
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.runs import REPORT, run_file
 from pipeline.store.fs import Store
 
@@ -25,13 +34,13 @@ class Figures(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     missing_records: int
-    names: Names
-    sources: dict[str, Source]
-    funnel: dict[str, list[Step]]
-    datasets: dict[str, Dataset]
+    names: PlanOrder
+    sources: dict[str, SourceFigures]
+    funnel: dict[str, list[FunnelRow]]
+    datasets: dict[str, DatasetFigures]
     graph: Graph
-    duplicates: list[Duplicates]
-    tokens: dict[str, Stream]
+    duplicates: list[DuplicateFigures]
+    tokens: dict[str, StreamFigures]
     passes: list[PassCost]
     lineage: list[Lineage]
     warnings: list[str]
@@ -56,8 +65,8 @@ def read_figures(at: Store, run: str) -> Figures:
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        raise Problem(409, "Damaged report", f"runs/{run}/report.json: {place}: {first['msg']}", "run",
-                      "tokenmill report writes it again") from None
+        raise HttpProblem(409, "Damaged report", f"runs/{run}/report.json: {place}: {first['msg']}", "run",
+                          "tokenmill report writes it again") from None
 
 
 def dataset_of(node: Lineage) -> str | None:
@@ -122,6 +131,6 @@ def _kept(figures: Figures, node: Lineage) -> int | None:
 
 
 
-def removed_by(section: Duplicates) -> int:
+def removed_by(section: DuplicateFigures) -> int:
     """Return the number of documents that a deduplication removed."""
     return sum(n for by_source in section.removed.values() for n in by_source.values())

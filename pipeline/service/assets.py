@@ -23,7 +23,7 @@ from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
 from pipeline.service.pages import or_problem
 from pipeline.service.plans import Plans, plan_key
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
 from pipeline.service.submit import check_submission, kept_submission, queue_of, refuse_errors
@@ -76,8 +76,9 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
     when the sender is no operator, when the recipe cannot be planned, or when planning takes more than half of the time
     limit of a request."""
     if role is not Role.operator:
-        raise Problem(403, "Operators only", "to find out what is fresh, the recipe is planned, which reads its inputs",
-                      "Authorization", "ask for an operator's token to see the states and what a run would cost now")
+        raise HttpProblem(403, "Operators only",
+                          "to find out what is fresh, the recipe is planned, which reads its inputs", "Authorization",
+                          "ask for an operator's token to see the states and what a run would cost now")
     entries = await run_in_threadpool(queue_of(request, store).entries)
     submission = await run_in_threadpool(kept_submission, request, at, run, str(role), entries)
     plans: Plans = request.app.state.plans
@@ -88,8 +89,8 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
     try:
         result = await asyncio.wait_for(check_submission(request, submission, at, CAUSES), most)
     except TimeoutError:
-        raise Problem(503, "Takes too long", f"the recipe could not be planned within {most:.0f} s", "recipe",
-                      "try again when the server is less busy, or use tokenmill plan on its machine") from None
+        raise HttpProblem(503, "Takes too long", f"the recipe could not be planned within {most:.0f} s", "recipe",
+                          "try again when the server is less busy, or use tokenmill plan on its machine") from None
     refuse_errors(result)
     plans.put(key, result)
     return result

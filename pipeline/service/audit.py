@@ -18,7 +18,7 @@ from fastapi import Request
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact_json
 from pipeline.base.visible import visible
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import read_file
 from pipeline.store.fs import Store
 
@@ -53,7 +53,7 @@ def entries(store: Store, after: str, limit: int) -> list[dict[str, Any]]:
         name = path.removeprefix(f"{FOLDER}/")
         try:
             entry = json.loads(read_file(store, path, LARGEST))
-        except (FileNotFoundError, ValueError, RecursionError, Problem):
+        except (FileNotFoundError, ValueError, RecursionError, HttpProblem):
             entry = None
         result.append({"id": name, **(entry if isinstance(entry, dict) else {"damaged": True})})
     return result

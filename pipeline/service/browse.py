@@ -21,7 +21,7 @@ CHOSEN = "chosen"
 
 
 @dataclass(frozen=True)
-class View:
+class BrowseView:
     """The state of a page that lists documents. `values` are the (column, value) pairs of its filter, in the order in
     which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
     which the page begins."""
@@ -34,7 +34,7 @@ class View:
     after: str = ""
 
     @classmethod
-    def read(cls, query: QueryParams) -> View:
+    def read(cls, query: QueryParams) -> BrowseView:
         """Return the view that the query of a URL describes. The query may come from a link or from the page's form.
         Empty fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
@@ -49,7 +49,7 @@ class View:
             view = view._with("signal", ":".join(typed.get(n, "").strip() for n in ("signal_name", "least", "most")))
         return view
 
-    def _with(self, name: str, value: str) -> View:
+    def _with(self, name: str, value: str) -> BrowseView:
         if name in MANY:
             return self if (name, value) in self.values else replace(self, values=(*self.values, (name, value)))
         if name in ONE:
@@ -104,7 +104,7 @@ def _in_words(range: str) -> str:
     return f"{least} ≤ " * bool(least) + name + f" ≤ {most}" * bool(most)
 
 
-def filter_parameters(view: View) -> Mapping[str, Any]:
+def filter_parameters(view: BrowseView) -> Mapping[str, Any]:
     """Return the filter of a view (the state of a page that lists documents) as parameters of the API."""
     return {**{name: view.of(name) for name in MANY}, **{name: view.one(name) for name in ONE},
             "signal": list(view.signals)}

@@ -28,8 +28,8 @@ from pipeline.recipe.errors import Problem as RecipeProblem
 from pipeline.recipe.errors import RecipeError, key_path
 from pipeline.service.dispatching import driver_options
 from pipeline.service.one_request import answer_request
-from pipeline.service.problems import Problem
-from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
+from pipeline.service.problems import HttpProblem
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, ServiceSettings
 from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
@@ -51,7 +51,7 @@ _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTA
 class CheckRoom:
     """Checks and plans recipes, each in a separate process and only a few at a time."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self._room, self._folder = asyncio.Semaphore(AT_ONCE), driver_options(settings).folder
         self._plan_room = asyncio.Semaphore(AT_ONCE - 1)          # plans are slow: one place stays free for checks
         self._inside = {False: 0, True: 0}
@@ -68,8 +68,8 @@ class CheckRoom:
 
         plans = request["store"] is not None
         if self._inside[plans] >= WAITING + AT_ONCE - plans:
-            raise Problem(503, "Busy", "too many recipes wait to be checked", remedy="try again in a few seconds",
-                          headers={"Retry-After": "5"})
+            raise HttpProblem(503, "Busy", "too many recipes wait to be checked", remedy="try again in a few seconds",
+                              headers={"Retry-After": "5"})
         self._inside[plans] += 1
         work, left = asyncio.ensure_future(self._wait_and_check(plans, request)), asyncio.ensure_future(gone())
         try:
@@ -92,19 +92,19 @@ class CheckRoom:
             try:
                 data, _ = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), CHECK_S)
             except TimeoutError:
-                raise Problem(422, "Takes too long", f"the recipe could not be checked within {CHECK_S:.0f} s",
-                              "recipe", f"name fewer files, {ELSEWHERE}") from None
+                raise HttpProblem(422, "Takes too long", f"the recipe could not be checked within {CHECK_S:.0f} s",
+                                  "recipe", f"name fewer files, {ELSEWHERE}") from None
             finally:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
         if process.returncode != 0 or not data.strip():
-            raise Problem(422, "Cannot be checked", "the process that checks the recipe died, probably for want of "
-                          "memory", "recipe", f"name smaller models or fewer files, {ELSEWHERE}")
+            raise HttpProblem(422, "Cannot be checked", "the process that checks the recipe died, probably for want of "
+                              "memory", "recipe", f"name smaller models or fewer files, {ELSEWHERE}")
         result: dict[str, Any] = json.loads(data.splitlines()[-1])
         if "failed" in result:
             message, _, remedy = result["failed"].partition("; ")
-            raise Problem(400, "Cannot be planned", message, "recipe", remedy)
+            raise HttpProblem(400, "Cannot be planned", message, "recipe", remedy)
         return result
 
 

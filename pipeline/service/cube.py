@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.passes.columnwise import NotColumnwise
-from pipeline.passes.outcomes import Moved
+from pipeline.passes.outcomes import ChangedSteps
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
@@ -112,7 +112,7 @@ def _by_columns(key: str) -> Iterator[None]:
                               key) from None
 
 
-def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_Builder, float | None]:
+def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:
     """Return the builder of a threshold's cube, and the present value of the threshold."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
@@ -125,11 +125,11 @@ def _builder(playground: Playground, changes: Changes, step: int, key: str) -> t
     value = getattr(stage.config, key)
     if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
         raise PlaygroundError("this is no single number, so it has no cube; ask for each value", key)
-    return _Builder(playground, moved, place, key), value
+    return _CubeBuilder(playground, moved, place, key), value
 
 
-class _Builder:
-    def __init__(self, playground: Playground, moved: Moved, place: int, key: str) -> None:
+class _CubeBuilder:
+    def __init__(self, playground: Playground, moved: ChangedSteps, place: int, key: str) -> None:
         self.playground, self.moved, self.place, self.key = playground, moved, place, key
         self.table = playground.table
 

@@ -16,10 +16,10 @@ from pipeline.service import audit
 from pipeline.service.access import require_operator, viewer
 from pipeline.service.documents import document, shown
 from pipeline.service.duck import Cancelled, QueryError, Stop
-from pipeline.service.filters import STORED, Filter, Order, Range, place_value
+from pipeline.service.filters import STORED, Filter, SignalRange, SortOrder, place_value
 from pipeline.service.parts import FOLDERS, NoDataset, published
-from pipeline.service.problems import Problem
-from pipeline.service.query import Documents, Queries
+from pipeline.service.problems import HttpProblem
+from pipeline.service.query import DocumentKind, Queries
 from pipeline.service.session import Role
 from pipeline.service.shard_sets import dataset_names
 from pipeline.service.stores import StoreOf
@@ -50,16 +50,16 @@ def filter_of(source: Values = [], reason: Values = [], stage: Values = [], lang
                   tuple(_range(value) for value in signal), text, id)
 
 
-def _range(value: str) -> Range:
+def _range(value: str) -> SignalRange:
     name, *bounds = value.rsplit(":", 2)
     try:
         least, most = (float(b) if b.strip() else None for b in bounds)
         if any(b is not None and not math.isfinite(b) for b in (least, most)):
             raise ValueError
     except ValueError:
-        raise Problem(422, "Not valid", "a range of a signal is NAME:LEAST:MOST with finite numbers", "signal",
-                      "leave a bound out where there is none: quality:0.5:") from None
-    return Range(name, least, most)
+        raise HttpProblem(422, "Not valid", "a range of a signal is NAME:LEAST:MOST with finite numbers", "signal",
+                          "leave a bound out where there is none: quality:0.5:") from None
+    return SignalRange(name, least, most)
 
 
 FilterOf = Annotated[Filter, Depends(filter_of)]
@@ -89,10 +89,10 @@ async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
             stop.cancel()
         return await asyncio.shield(work)
     except Cancelled as e:
-        raise Problem(e.status, e.title, e.detail, remedy=e.remedy) from None
+        raise HttpProblem(e.status, e.title, e.detail, remedy=e.remedy) from None
     except QueryError as e:
-        raise Problem(e.status, e.title, e.detail, e.key, e.remedy,
-                      {"Retry-After": "5"} if e.status == 503 else None) from e
+        raise HttpProblem(e.status, e.title, e.detail, e.key, e.remedy,
+                          {"Retry-After": "5"} if e.status == 503 else None) from e
     finally:
         stop.cancel()
         left.cancel()
@@ -111,8 +111,8 @@ def may_search(request: Request, filter: Filter) -> None:
     """Raise Problem when a viewer searches in texts. From the number of documents found, or from whether there is a
     next page, a viewer could find out masked personal data letter by letter."""
     if filter.text and request.state.role is not Role.operator:
-        raise Problem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
-                      "leave the filter out, or ask for an operator's token")
+        raise HttpProblem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
+                          "leave the filter out, or ask for an operator's token")
 
 
 # -- datasets --------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ async def show_dataset(request: Request, at: StoreOf, dataset: str, queries: Que
         columns = {}
         for kind in FOLDERS:
             try:
-                columns[kind] = queries.columns(Documents(at, kind, dataset), stop)
+                columns[kind] = queries.columns(DocumentKind(at, kind, dataset), stop)
             except NoDataset:
                 columns[kind] = []
         return {**_sizes(at, dataset), "columns": columns}
@@ -174,11 +174,12 @@ async def list_documents(
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
-        page = queries.page(Documents(at, kind, dataset), filter, Order(sort, descending), limit, stop, after, columns,
-                            chars + MARGIN)
+        page = queries.page(DocumentKind(at, kind, dataset), filter, SortOrder(sort, descending), limit, stop, after,
+                            columns, chars + MARGIN)
         if sort in ("language", "date") and page.next and not unmasked and _personal(place_value(page.next)):
-            raise Problem(403, "Operators only", "the page ends at a value that holds personal data, and the next one "
-                          "would begin there", "sort", "sort by another column")
+            raise HttpProblem(
+                403, "Operators only", "the page ends at a value that holds personal data, and the next one "
+                "would begin there", "sort", "sort by another column")
         rows = [shown(row, not unmasked, chars, filter.text) for row in page.rows]
         return {"documents": [row for row in rows if row is not None], "next": page.next, "parts": page.parts,
                 "of": page.documents}
@@ -201,7 +202,7 @@ async def count_documents(
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
-        counts = queries.counts(Documents(at, kind, dataset), filter, by, stop)
+        counts = queries.counts(DocumentKind(at, kind, dataset), filter, by, stop)
         groups = [{**group, **{name: scrub_value(group[name]) for name in by}} for group in counts["groups"]]
         return {**counts, "groups": groups}
 
@@ -219,7 +220,7 @@ async def histogram(
     may_search(request, filter)
     stop = queries.stop()
     return await answer(request, stop, functools.partial(
-        queries.histogram, Documents(at, kind, dataset), filter, of, bins, stop, least, most))
+        queries.histogram, DocumentKind(at, kind, dataset), filter, of, bins, stop, least, most))
 
 
 @router.get("/{dataset}/documents/{id}", summary="Show a document")

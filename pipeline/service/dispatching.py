@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
 from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
-from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, Settings
+from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN, ServiceSettings
 
 #: seconds between two looks at a queue
 TICK_S = 2.0
 logger = logging.getLogger("tokenmill.service")
 
 
-def driver_options(settings: Settings) -> DriverOptions:
+def driver_options(settings: ServiceSettings) -> DriverOptions:
     """Return the options with which the drivers (processes that lead a run) of submitted recipes are started. Drivers
     do not get the service's tokens. With a cluster, allowed roots that are web addresses are dropped: the cluster's
     nodes fetch web addresses themselves and would follow a redirect out of a root."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from pipeline.base.word_diff import only, pieces, rows, shortened
 from pipeline.service.duck import QueryError, Stop
-from pipeline.service.filters import Filter, Order
+from pipeline.service.filters import Filter, SortOrder
 from pipeline.service.parts import NoDataset
-from pipeline.service.query import FIELD, Documents, Queries
+from pipeline.service.query import FIELD, DocumentKind, Queries
 from pipeline.service.shard_sets import find, set_names
 from pipeline.store.dataset import stream_quarantine
 from pipeline.store.fs import Store
@@ -119,7 +119,7 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
     known = False
     for kind in ("kept", "dropped", "quarantined"):
         try:
-            page = queries.page(Documents(store, kind, dataset), Filter(id=id), Order(), 2, stop,
+            page = queries.page(DocumentKind(store, kind, dataset), Filter(id=id), SortOrder(), 2, stop,
                                 show=DOCUMENT if kind != "quarantined" else ENTRY, chars=chars + MARGIN)
         except NoDataset:
             if kind == "kept":
@@ -182,7 +182,12 @@ def difference(removed: str, kept: str) -> dict[str, Any]:
 def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool, stop: Stop) -> list[dict[str, Any]]:
     """Return the entries of a document in the quarantine of a dataset."""
     try:
-        page = queries.page(Documents(store, "quarantined", dataset), Filter(id=id), Order(), 20, stop, show=ENTRY)
+        page = queries.page(DocumentKind(store, "quarantined", dataset),
+                            Filter(id=id),
+                            SortOrder(),
+                            20,
+                            stop,
+                            show=ENTRY)
     except NoDataset:
         return []
     return [{"dataset": dataset, **entry} for row in page.rows if row["id"] == id

@@ -54,7 +54,7 @@ class Cancelled(QueryError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueryLimits:
     """Limits for queries. `memory_mb` is DuckDB's memory for one query. At most `at_once` queries run at a time, and
     another one waits up to `wait_s` seconds. A query on object storage may read at most `fetched_bytes`."""
 
@@ -119,7 +119,7 @@ class Database:
     """A context manager: an in-memory DuckDB database that can read only `files` (paths on this machine). Its queries
     raise TooDear when they need more memory than the limit."""
 
-    def __init__(self, files: Sequence[str], limits: Limits, stop: Stop) -> None:
+    def __init__(self, files: Sequence[str], limits: QueryLimits, stop: Stop) -> None:
         import duckdb
 
         self._duckdb, self._stop, self._limits = duckdb, stop, limits

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from pipeline.base.clock import SYSTEM
 from pipeline.base.visible import json_text
 from pipeline.service.log import LogPlace, read_log
-from pipeline.service.problems import Problem, problem_of
+from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.watch import Look
 from pipeline.store.fs import Store
 
@@ -43,8 +43,8 @@ class Events(StreamingResponse):
 def room_for_stream(app: FastAPI) -> None:
     """Raise Problem when as many streams are open as the settings allow."""
     if app.state.streams >= app.state.settings.streams:
-        raise Problem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
-                      headers={"Retry-After": "10"})
+        raise HttpProblem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
+                          headers={"Retry-After": "10"})
 
 
 def event(kind: str, data: bytes, id: str = "") -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.base.prf import prf
 from pipeline.passes.columnwise import NotColumnwise
-from pipeline.passes.outcomes import Moved
+from pipeline.passes.outcomes import ChangedSteps
 from pipeline.report.nodes import take
 from pipeline.report.samples import sample
 from pipeline.service.replayed import OwnThreshold, Replayed
@@ -23,10 +23,10 @@ EXAMPLES, CONSIDERED = 5, 2000
 STEPS = 64
 
 #: the type of `Playground.outcomes`
-Judge = Callable[[Moved, np.ndarray | None, OwnThreshold | None], Replayed]
+Judge = Callable[[ChangedSteps, np.ndarray | None, OwnThreshold | None], Replayed]
 
 
-def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
+def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
     """Return a few documents for each pair of sides (kept, dropped, unknown) before and after the change, with masked
     excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new threshold (0) and
     the old one (1) the document changes sides; it is None unless exactly one number was changed."""
@@ -52,7 +52,7 @@ def examples(store: Store, moved: Moved, replayed: Replayed, judge: Judge) -> li
              "edge": None if edge is None else float(edge[i])} for i, document in zip(picked, documents)]
 
 
-def _edges(judge: Judge, moved: Moved, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
+def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
     """Return, for each document, where between the new threshold (0) and the old one (1) it is on its old side again.
     Returns None unless exactly one number was changed, or if the step cannot judge documents by columns."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None

@@ -25,7 +25,7 @@ SORTED_BY = ("id", "source", "language", "date", "reason", "stage")
 
 
 @dataclass(frozen=True)
-class Range:
+class SignalRange:
     """A filter for documents whose value of a signal (a number computed for each document) lies between `least` and
     `most`, inclusive. None means no bound."""
 
@@ -45,13 +45,13 @@ class Filter:
     stage: tuple[str, ...] = ()
     language: tuple[str, ...] = ()
     domain: str = ""
-    signals: tuple[Range, ...] = ()
+    signals: tuple[SignalRange, ...] = ()
     text: str = ""
     id: str = ""
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """The order of a query's documents. `by` is 'stored' (the order in the files), a column of SORTED_BY, or
     'signals.NAME'. Documents without a value come last, and documents with equal values are sorted by id."""
 
@@ -139,7 +139,7 @@ def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any
 def fingerprint(*of: Any) -> str:
     """Return a hash of a query. It is part of a cursor (a position in the results), so that a cursor from another query
     is recognised and refused."""
-    doc = json.dumps([asdict(o) if isinstance(o, (Filter, Order)) else o for o in of], sort_keys=True)
+    doc = json.dumps([asdict(o) if isinstance(o, (Filter, SortOrder)) else o for o in of], sort_keys=True)
     return hashlib.blake2b(doc.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -178,7 +178,7 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
     return place
 
 
-def keyset(order: Order, value: Any, id: str) -> tuple[str, list[Any]]:
+def keyset(order: SortOrder, value: Any, id: str) -> tuple[str, list[Any]]:
     """Return the SQL condition for documents that come after the document with this value and id, and the values to
     bind in it. In the SQL, `v` is the column by which the query sorts."""
     if order.by == "id":

@@ -20,7 +20,7 @@ from pipeline.service.label_routes import LabelsOf
 from pipeline.service.labels import NAMES, latest
 from pipeline.service.latest import runs_with
 from pipeline.service.pages import linkable
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.session import Role
 from pipeline.service.stores import StoreOf
 
@@ -42,7 +42,7 @@ def labels_page(request: Request, store: str, dataset: str, at: StoreOf, labels:
         steps = tune.game_of(request, at, runs[0], dataset).steps() if runs else []
         thresholds = [(f"{step['step']}.{key['key']}", f"{step['step']} {step['name']}: {key['key']}")
                       for step in steps if not step["barrier"] for key in step["keys"] if key["number"]]
-    except Problem as e:                                          # a damaged run: documents are labelled without it
+    except HttpProblem as e:                                          # a damaged run: documents are labelled without it
         problem = e.document()
     return page(request, "labels.html.j2", store=store, dataset=dataset, shown=label_routes.show_labels(labels),
                 runs=runs, thresholds=thresholds, operator=role is Role.operator, by=by, linkable=linkable,
@@ -83,11 +83,11 @@ async def put_label(request: Request, store: str, dataset: str, labels: LabelsOf
     """Label a document, and go on to the next one."""
     form = await form_of(request)
     try:
-        given = label_routes.Given.model_validate({
+        given = label_routes.LabelRequest.model_validate({
             name: form.get(name, "") for name in ("document", "label", "by", "text", "run")})
     except ValidationError as e:
-        raise Problem(422, "Not valid", e.errors()[0]["msg"], ".".join(map(str, e.errors()[0]["loc"])),
-                      "load the page again") from None
+        raise HttpProblem(422, "Not valid", e.errors()[0]["msg"], ".".join(map(str, e.errors()[0]["loc"])),
+                          "load the page again") from None
     await label_routes.put_label(labels, role, given)
     asked = {name: form[name] for name in DRAWN_BY if form.get(name)}
     if asked.get("draw") not in get_args(Draw):

@@ -29,8 +29,8 @@ from pipeline.service.duck import QueryError, Stop
 from pipeline.service.labels import Label, Labels, Name, decided, latest, summary
 from pipeline.service.latest import latest_with
 from pipeline.service.parts import NoDataset, published
-from pipeline.service.problems import Problem
-from pipeline.service.query import Documents, Queries
+from pipeline.service.problems import HttpProblem
+from pipeline.service.query import DocumentKind, Queries
 from pipeline.service.stores import StoreOf, check_run
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text
@@ -49,7 +49,7 @@ EXPORT = pa.schema([(name, pa.string()) for name in ("id", "text", "label", "sou
 By = Annotated[str, Query(min_length=1, max_length=40, description="who labels: any name, the same every time")]
 
 
-class Given(BaseModel):
+class LabelRequest(BaseModel):
     """A label that a person gives to a document. `text` is the `text_hash` that the server sent with the document; it
     identifies the text that the person read."""
 
@@ -75,7 +75,7 @@ class Books:
         try:
             published(store, "kept", dataset)
         except NoDataset as e:
-            raise Problem(e.status, e.title, e.detail, e.key, e.remedy) from None
+            raise HttpProblem(e.status, e.title, e.detail, e.key, e.remedy) from None
         with self._lock:
             return self._books.setdefault((store.root, dataset), Labels(store, dataset))
 
@@ -143,12 +143,12 @@ def text_hash(text: str) -> str:
 
 
 @router.post("", summary="Label a document", status_code=201)
-async def put_label(labels: LabelsOf, role: Operator, given: Given) -> dict[str, Any]:
+async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> dict[str, Any]:
     """Store the label good, bad or unsure for a document. It replaces the label that this person gave to the document
     before."""
     by = " ".join(given.by.split())
     if not by.isprintable() or not by:
-        raise Problem(422, "Not valid", "a name is printable characters on one line", "by", "choose another")
+        raise HttpProblem(422, "Not valid", "a name is printable characters on one line", "by", "choose another")
     label = await run_in_threadpool(labels.put, Label(given.document, given.label, by, given.text, given.run))
     return {"document": label.document, "label": label.label, "by": label.by, "at": label.at}
 
@@ -222,7 +222,7 @@ def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str],
     `chars` characters of the text."""
     for kind in ("kept", "dropped"):
         try:
-            rows = queries.by_ids(Documents(store, kind, dataset), ids, stop,
+            rows = queries.by_ids(DocumentKind(store, kind, dataset), ids, stop,
                                   ("url", "source", "language", "reason", "stage", "signals", "text"), chars)
         except NoDataset:
             if kind == "kept":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name, facts_of, run_names
 from pipeline.plan.changes import latest_run, run_recipe_of
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.store.fs import Store
 
 #: how many of the newest runs are searched for one that made a dataset
@@ -46,5 +46,5 @@ def latest_with(at: Store, dataset: str) -> str:
     finished runs made it."""
     for name in runs_with(at, dataset):
         return name
-    raise Problem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}", "dataset",
-                  "run a recipe that makes it, or open the page of its run")
+    raise HttpProblem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}",
+                      "dataset", "run a recipe that makes it, or open the page of its run")

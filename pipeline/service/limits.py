@@ -10,7 +10,7 @@ from pipeline.base.clock import SYSTEM, Clock
 ADDRESSES = 10_000       # most buckets in memory; the one that was used least recently is forgotten first
 
 
-class Buckets:
+class RateBuckets:
     """A token bucket for each network address: it allows `burst` requests at once, and `rate` per second on average."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = SYSTEM) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import LogReader, piece_name, standing
 from pipeline.service.outward import cluster_addresses, outward_text
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import inside
 from pipeline.store.fs import Store
 
@@ -34,7 +34,8 @@ class LogPlace:
             return None
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
         if match is None or match[2].strip("0") == "":
-            raise Problem(400, "Not a place in a log", visible(text), key, "give an id that this server gave, or none")
+            raise HttpProblem(400, "Not a place in a log", visible(text), key,
+                              "give an id that this server gave, or none")
         return cls(*map(int, match.groups()))
 
 
@@ -55,8 +56,8 @@ def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":
-        raise Problem(404, "No log", f"the run {run!r} was started in a terminal, and its output went there", "run",
-                      "follow the run itself")
+        raise HttpProblem(404, "No log", f"the run {run!r} was started in a terminal, and its output went there", "run",
+                          "follow the run itself")
     reader = LogReader(store, run, place.attempt, check=lambda piece: inside(store, piece))
     reader.piece, reader.offset = place.piece, place.offset
     text = next(reader.more(), "")

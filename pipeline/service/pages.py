@@ -14,12 +14,12 @@ from starlette.responses import HTMLResponse, Response
 from pipeline.base.errors import TokenmillError
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
-from pipeline.service.browse import CHOSEN, MANY, View, filter_parameters
+from pipeline.service.browse import CHOSEN, MANY, BrowseView, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
 from pipeline.service.html import STATIC, own_path, page, static_file
 from pipeline.service.latest import made_datasets, runs_with
-from pipeline.service.problems import Problem, problem_of
+from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
 from pipeline.store.fs import Store
@@ -55,7 +55,7 @@ def login(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") 
 def static(name: str) -> Response:
     """Return a file that pages load, such as a stylesheet."""
     if name not in STATIC:
-        raise Problem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
+        raise HttpProblem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
     return Response(static_file(name), media_type=STATIC[name], headers=KEEP)
 
 
@@ -78,7 +78,7 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
     """Return what the pages show of a store. In place of a part that cannot be read, they show the problem."""
     try:
         check_there(at)
-    except Problem as e:
+    except HttpProblem as e:
         return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
     problems: list[dict[str, Any]] = []
     listed = await or_problem(runs.list_runs(request, name, at, after, most), problems)
@@ -90,7 +90,7 @@ async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, A
     """Wait for `work` and return its result. If it fails, add the problem to `problems` and return None."""
     try:
         return await work
-    except (Problem, TokenmillError, OSError) as e:
+    except (HttpProblem, TokenmillError, OSError) as e:
         problems.append(problem_of(e).document())
         return None
 
@@ -113,7 +113,7 @@ def _if_there(read: Callable[[], str]) -> str | None:
     """Return what `read` returns, or None when it raises Problem. For example, a run has no recipe before it begins."""
     try:
         return read()
-    except Problem:
+    except HttpProblem:
         return None
 
 
@@ -130,7 +130,7 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
     """Show a page of kept, dropped or quarantined documents, with the filter in use and counts."""
-    view = View.read(request.query_params)
+    view = BrowseView.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
     shown = await datasets.show_dataset(request, at, dataset, queries)
@@ -157,13 +157,13 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
         tunable=await run_in_threadpool(lambda: any(runs_with(at, dataset))))
 
 
-def _kind_of(view: View) -> Kind:
+def _kind_of(view: BrowseView) -> Kind:
     """Return the kind of documents that a view names. Raises Problem when there is no kind of that name."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
         if kind == view.kind:
             return kind
-    raise Problem(422, "Not valid", "documents are kept, dropped or quarantined", "kind", "choose one of them")
+    raise HttpProblem(422, "Not valid", "documents are kept, dropped or quarantined", "kind", "choose one of them")
 
 
 def linkable(id: Any) -> bool:

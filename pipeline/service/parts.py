@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 from pipeline.base.parquet import open_parquet
 from pipeline.base.scratch import Scratch
 from pipeline.base.visible import visible
-from pipeline.service.duck import Busy, Limits, QueryError, Stop, TooDear
+from pipeline.service.duck import Busy, QueryError, QueryLimits, Stop, TooDear
 from pipeline.store.dataset import manifest
 from pipeline.store.errors import GONE, OTHER_BYTES, DamagedFile
 from pipeline.store.fs import Store, StoreError
@@ -41,7 +41,7 @@ REMEMBERED, PIECE = 1 << 20, 1 << 22
 Identity: TypeAlias = tuple[str, int, int, int, int, int]
 
 
-class Part(NamedTuple):
+class PublishedPart(NamedTuple):
     """A part (data file) of a dataset, as a row of the dataset's manifest describes it."""
 
     path: str                     # below the store
@@ -62,7 +62,7 @@ class Changed(StoreError):
     """Parts were replaced while a query read them. The query is then repeated on the new parts."""
 
 
-def published(store: Store, kind: str, dataset: str) -> list[Part]:
+def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
     """Return the parts (data files) of a dataset that are published now, in the order of the manifest. `kind` is a key
     of FOLDERS. Raises NoDataset when the store has no such dataset."""
     if kind not in FOLDERS:
@@ -84,7 +84,7 @@ def published(store: Store, kind: str, dataset: str) -> list[Part]:
         raise NoDataset(f"there is no dataset '{dataset}' here", "dataset", remedy) from None
     if odd := [name for name in columns[0] if not _PART.fullmatch(name or "")]:
         raise DamagedFile(f"{folder}/.manifest", f"names a part '{visible(str(odd[0]))[:80]}'")
-    return [Part(f"{folder}/{name}", *rest) for name, *rest in zip(*columns)]
+    return [PublishedPart(f"{folder}/{name}", *rest) for name, *rest in zip(*columns)]
 
 
 class NoDataset(QueryError):
@@ -98,7 +98,7 @@ class Checked:
     """Provides the files of parts (data files of datasets) on this machine, after comparing their bytes with the hashes
     in the manifest."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueryLimits) -> None:
         self._limits = limits
         self._hashes: dict[Identity, str] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
@@ -116,7 +116,7 @@ class Checked:
             yield folder
 
     @contextlib.contextmanager
-    def files(self, store: Store, parts: Sequence[Part], stop: Stop) -> Iterator[list[str]]:
+    def files(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> Iterator[list[str]]:
         """A context manager that yields the path of a verified file for each part, in the order of the parts. Raises
         DamagedFile when the bytes of a file do not match its hash. When the context ends, it raises Changed if a part
         was replaced in between.
@@ -139,7 +139,7 @@ class Checked:
                 if _identity(part, source)[:-1] != identity[:-1]:     # a new hard link changes the ctime, too
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
-    def _compared(self, parts: Sequence[Part], paths: Sequence[str], stop: Stop) -> list[Identity]:
+    def _compared(self, parts: Sequence[PublishedPart], paths: Sequence[str], stop: Stop) -> list[Identity]:
         """Compare files on a local disk with the hashes of their parts, in several threads. Returns the identity (path,
         inode, size and times) of each file. Raises StillChecking when the time limit is exceeded."""
         try:
@@ -150,7 +150,7 @@ class Checked:
             raise StillChecking(f"{done:,} of {len(parts):,} parts were compared with their hashes so far", "dataset",
                                 "ask again: what was compared is remembered; stored order reads fewer parts") from None
 
-    def _check(self, part: Part, path: str, stop: Stop) -> Identity:
+    def _check(self, part: PublishedPart, path: str, stop: Stop) -> Identity:
         """Compare a file on a local disk with the hash of its part. Returns the file's identity (path, inode, size and
         times). Raises DamagedFile when its bytes differ."""
         stop.check()
@@ -174,7 +174,7 @@ class Checked:
             raise DamagedFile(part.path, OTHER_BYTES)
         return identity
 
-    def _fetched(self, store: Store, parts: Sequence[Part], folder: str, stop: Stop) -> list[str]:
+    def _fetched(self, store: Store, parts: Sequence[PublishedPart], folder: str, stop: Stop) -> list[str]:
         """Fetch parts from object storage through this machine's cache, and return their paths. Raises TooDear when
         they are larger than a query may fetch."""
         size = sum(part.bytes for part in parts)
@@ -188,7 +188,7 @@ class Checked:
             paths.append(store.checked(part.path, part.sha256, folder, size=part.bytes))
         return paths
 
-    def columns(self, store: Store, parts: Sequence[Part], stop: Stop) -> list[tuple[str, ...]]:
+    def columns(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> list[tuple[str, ...]]:
         """Return the names of the columns of each part. A signal (a number computed for each document) is named
         'signals.NAME'. Only one part of each plan node is opened, because the tasks of a node run the same steps and
         write the same columns."""
@@ -211,7 +211,7 @@ class Checked:
         return [of_node[part.node] for part in parts]
 
 
-def inside(store: Store, parts: Sequence[Part]) -> None:
+def inside(store: Store, parts: Sequence[PublishedPart]) -> None:
     """Raise DamagedFile when the folder of `parts` is a link to a place outside the store. Otherwise whoever may write
     to the store could make this server read other files."""
     top = os.path.realpath(store.at(""))
@@ -220,7 +220,7 @@ def inside(store: Store, parts: Sequence[Part]) -> None:
             raise DamagedFile(folder, "is a link to elsewhere")
 
 
-def _identity(part: Part, path: str) -> Identity:
+def _identity(part: PublishedPart, path: str) -> Identity:
     try:
         info = os.lstat(path)
     except FileNotFoundError as e:

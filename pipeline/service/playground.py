@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline.passes.columnwise import for_all
-from pipeline.passes.outcomes import Moved, Outcome
+from pipeline.passes.outcomes import ChangedSteps, Outcome
 from pipeline.service.examples import examples
 from pipeline.service.finished import PlaygroundError, check_thresholds, files_of, links_of, run_documents
 from pipeline.service.replayed import OwnThreshold, Replayed, UnderChanges, summary
@@ -118,7 +118,7 @@ class Playground:
                           "off": not (link.is_barrier or link.opaque)})
         return steps
 
-    def moved(self, changes: Changes) -> Moved:
+    def moved(self, changes: Changes) -> ChangedSteps:
         """Return the steps before and after these changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
@@ -129,7 +129,7 @@ class Playground:
             self._check(place, number in changes.off, changes.thresholds.get(number, {}))
             wanted[place] = None if number in changes.off else changes.thresholds[number]
         try:
-            moved = Moved(self.links, wanted, self.until_drop)
+            moved = ChangedSteps(self.links, wanted, self.until_drop)
         except ValidationError as e:
             problem = e.errors()[0]
             raise PlaygroundError(str(problem["msg"]), ".".join(map(str, problem["loc"])) or "thresholds") from None
@@ -156,7 +156,7 @@ class Playground:
                 raise PlaygroundError(f"'{link.name}' has no threshold '{name}'; it has {', '.join(keys) or 'none'}",
                                       name)
 
-    def _check_reads(self, moved: Moved) -> None:
+    def _check_reads(self, moved: ChangedSteps) -> None:
         """Raise PlaygroundError when a step is left out although a later step needs its signals. A recipe without that
         step would be refused, too."""
         gone = [place for place, stage in moved.now.items() if stage is None]
@@ -167,7 +167,10 @@ class Playground:
                     raise PlaygroundError(f"'{self.links[later].name}' needs the signal '{sorted(used)[0]}' of "
                                           f"'{self.links[place].name}'; leave out both", "off")
 
-    def outcomes(self, moved: Moved, rows: np.ndarray | None = None, own: OwnThreshold | None = None) -> Replayed:
+    def outcomes(self,
+                 moved: ChangedSteps,
+                 rows: np.ndarray | None = None,
+                 own: OwnThreshold | None = None) -> Replayed:
         """Judge all documents of the table, or those in `rows` in this order, under changed steps. With `own`, each
         document is judged under a separate threshold; then NotColumnwise is raised if the step cannot judge documents
         by columns."""

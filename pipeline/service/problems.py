@@ -28,7 +28,7 @@ LONGEST = 2000           # characters of a detail: an error may quote a document
 LOGIN, SIGN_IN = "/login", "/api/v1/session"
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """An error answer, with an HTTP status of 4xx or 5xx. `title` says in a few words what is wrong, and `detail` in
     one line. `key` names the parameter, header or field, and `remedy` says what to do."""
 
@@ -79,18 +79,19 @@ def finite(value: Any) -> Any:
     return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> HttpProblem:
     """Turn an exception into the problem that the client gets. An unexpected exception is logged, and the client does
     not see its message."""
-    if isinstance(error, Problem):
+    if isinstance(error, HttpProblem):
         return error
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
-        return Problem(422, "Not valid", first["msg"], visible(key), "see /api/v1/openapi.json for what is accepted")
+        return HttpProblem(422, "Not valid", first["msg"], visible(key),
+                           "see /api/v1/openapi.json for what is accepted")
     if isinstance(error, HTTPException):
         remedy = "see /api/v1/openapi.json for what there is" if error.status_code in (404, 405) else ""
-        return Problem(error.status_code, detail=str(error.detail), remedy=remedy, headers=error.headers)
+        return HttpProblem(error.status_code, detail=str(error.detail), remedy=remedy, headers=error.headers)
     if isinstance(error, EnvironmentFailure):
         return _two_parts(503, "The store does not answer", error, headers={"Retry-After": "10"})
     if isinstance(error, StoreError):
@@ -99,17 +100,20 @@ def problem_of(error: Exception) -> Problem:
         return _two_parts(400 if error.exit_code == 2 else 409, "", error)
     if isinstance(error, OSError):
         logger.warning("%s", _line(error))
-        return Problem(503, "A file cannot be read", f"the server cannot read a file of the store ({error.strerror})",
-                       remedy="see the server's log", headers={"Retry-After": "10"})
+        return HttpProblem(503,
+                           "A file cannot be read",
+                           f"the server cannot read a file of the store ({error.strerror})",
+                           remedy="see the server's log",
+                           headers={"Retry-After": "10"})
     logger.error("%s", _line(error), exc_info=error)
-    return Problem(500, "Unexpected", "the server met an error that it did not expect",
-                   remedy="see the server's log, and report it")
+    return HttpProblem(500, "Unexpected", "the server met an error that it did not expect",
+                       remedy="see the server's log, and report it")
 
 
-def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> Problem:
+def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> HttpProblem:
     """Return the problem for an error of Tokenmill, whose message has the form `what is wrong; what to do`."""
     detail, _, remedy = visible(redact(str(error))).partition("; ")
-    return Problem(status, title, detail, remedy=remedy, headers=headers)
+    return HttpProblem(status, title, detail, remedy=remedy, headers=headers)
 
 
 def _line(error: Exception) -> str:
@@ -136,5 +140,5 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return respond(request, error)
 
-    for kind in (Problem, TokenmillError, OSError, RequestValidationError, HTTPException):
+    for kind in (HttpProblem, TokenmillError, OSError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)

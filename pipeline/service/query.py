@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
-from pipeline.service.duck import Busy, Limits, QueryError, Stop
+from pipeline.service.duck import Busy, QueryError, QueryLimits, Stop
 from pipeline.service.filters import (
     HOST,
     SORTED_BY,
     STORED,
     Filter,
-    Order,
+    SortOrder,
     check_columns,
     column,
     cursor,
@@ -37,7 +37,7 @@ from pipeline.service.filters import (
     where,
 )
 from pipeline.service.parts import Changed, Checked, published
-from pipeline.service.reader import Reader
+from pipeline.service.reader import PartReader
 from pipeline.service.turns import Turns
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
@@ -57,7 +57,7 @@ FIELD, META = 2000, 20_000
 AROUND = 600
 #: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
 AT_A_TIME = 64
-#: WAITING × `Limits.at_once` queries may run or wait in all; a waiting query holds a thread of the server
+#: WAITING × `QueryLimits.at_once` queries may run or wait in all; a waiting query holds a thread of the server
 WAITING = 4
 #: how often a query is tried when parts are replaced while it runs
 TRIES = 3
@@ -76,7 +76,7 @@ class Replaced(Busy):
     title = "The dataset is being published"
 
 
-class Documents(NamedTuple):
+class DocumentKind(NamedTuple):
     """Identifies the documents of one kind (kept, dropped or quarantined) of a dataset."""
 
     store: Store
@@ -84,7 +84,7 @@ class Documents(NamedTuple):
     dataset: str
 
 
-class Hit(NamedTuple):
+class QueryHit(NamedTuple):
     """A document that a query matched: its part and row, and the position (the values in a cursor) from which the page
     after it continues."""
 
@@ -94,7 +94,7 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Page:
+class ResultPage:
     """A page of documents, in order. Each row is a dict of the requested columns. `next` is the cursor of the following
     page, None on the last page. `parts` and `documents` are the numbers of parts and documents in the whole dataset."""
 
@@ -108,8 +108,8 @@ class Queries:
     """Runs queries on datasets, within limits of time, memory and concurrency. One object serves all requests of a
     server. Its member `checked` provides the paths of data files whose hashes were verified."""
 
-    def __init__(self, limits: Limits | None = None, clock: Clock = SYSTEM) -> None:
-        self.limits, self._clock = limits or Limits(), clock
+    def __init__(self, limits: QueryLimits | None = None, clock: Clock = SYSTEM) -> None:
+        self.limits, self._clock = limits or QueryLimits(), clock
         self.checked = Checked(self.limits)
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
@@ -123,8 +123,8 @@ class Queries:
         return self._turns.turn(min(self.limits.wait_s, stop.left))
 
     # -- pages ---------------------------------------------------------------------------------------------------
-    def page(self, of: Documents, filter: Filter, order: Order, limit: int, stop: Stop, after: str = "",
-             show: Sequence[str] = ("id",), chars: int = 0) -> Page:
+    def page(self, of: DocumentKind, filter: Filter, order: SortOrder, limit: int, stop: Stop, after: str = "",
+             show: Sequence[str] = ("id",), chars: int = 0) -> ResultPage:
         """Return one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
         text and, as `chars`, the length of the whole text. If the filter searches in texts, each row has `match`, the
         text around the first occurrence."""
@@ -140,7 +140,7 @@ class Queries:
             raise QueryError(f"there is no column '{visible(odd[0])[:80]}' to show", "show", f"use {', '.join(SHOWN)}")
         query = fingerprint(of.kind, of.dataset, filter, order)
 
-        def work(reader: Reader) -> Page:
+        def work(reader: PartReader) -> ResultPage:
             wanted = wanted_columns(filter) | ({order.by: "sort"} if order.by != STORED else {})
             if reader.parts:
                 check_columns(wanted, reader.known, of.kind)
@@ -148,12 +148,13 @@ class Queries:
             hits = find(reader, filter, order, limit + 1, query, after)
             more, hits = len(hits) > limit, hits[:limit]
             rows = self._fetch(reader, hits, show, filter.text, chars)
-            return Page(rows, cursor(query, *hits[-1].place) if more else None, len(reader.parts),
-                        sum(part.rows for part in reader.parts))
+            return ResultPage(rows, cursor(query, *hits[-1].place) if more else None, len(reader.parts),
+                              sum(part.rows for part in reader.parts))
 
         return self._over(of, stop, work)
 
-    def _stored(self, reader: Reader, filter: Filter, order: Order, most: int, query: str, after: str) -> list[Hit]:
+    def _stored(self, reader: PartReader, filter: Filter, order: SortOrder, most: int, query: str,
+                after: str) -> list[QueryHit]:
         parts, first, row = reader.parts, 0, -1
         if order.descending:
             raise QueryError("stored order goes one way only", "descending", "leave it out, or sort by a column")
@@ -163,7 +164,7 @@ class Queries:
             if first < 0:
                 raise PlaceGone("the part that the page before ended in is not published any more", "after",
                                 "begin again with the first page, or sort by id: then pages outlast a publication")
-        hits: list[Hit] = []
+        hits: list[QueryHit] = []
         size, at = 1, first
         while at < len(parts) and len(hits) < most:
             some = range(at, min(at + size, len(parts)))
@@ -176,12 +177,13 @@ class Queries:
                 rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
                                    f"ORDER BY file_index, file_row_number LIMIT ?",
                                    [*bound, *values, most - len(hits)])
-            hits += [Hit(at + r["file_index"], r["file_row_number"],
-                         (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
+            hits += [QueryHit(at + r["file_index"], r["file_row_number"],
+                              (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
             at, size = at + len(some), min(2 * size, AT_A_TIME)
         return hits
 
-    def _sorted(self, reader: Reader, filter: Filter, order: Order, most: int, query: str, after: str) -> list[Hit]:
+    def _sorted(self, reader: PartReader, filter: Filter, order: SortOrder, most: int, query: str,
+                after: str) -> list[QueryHit]:
         conditions, values = where(filter, reader.known)
         beyond = ""
         if after:
@@ -200,9 +202,9 @@ class Queries:
                 f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, reader.known)} AS v, id, "
                 f"file_index, file_row_number FROM {source} {_where(conditions)}) {_where([beyond] if beyond else [])} "
                 f"ORDER BY {ranked} LIMIT ?", [*bound, *values, most])
-        return [Hit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
+        return [QueryHit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
 
-    def _fetch(self, reader: Reader, hits: list[Hit], show: Sequence[str], text: str, chars: int
+    def _fetch(self, reader: PartReader, hits: list[QueryHit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
         """Return the documents at the places in `hits`, in this order, with the columns `show`."""
         by_part: dict[int, list[int]] = {}
@@ -220,29 +222,29 @@ class Queries:
                     rows[i, row.pop("#")] = row
         return [rows[hit.part, hit.row] for hit in hits]
 
-    def by_ids(self, of: Documents, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
+    def by_ids(self, of: DocumentKind, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
         """Return the documents with these ids, in stored order."""
-        def work(reader: Reader) -> list[dict[str, Any]]:
+        def work(reader: PartReader) -> list[dict[str, Any]]:
             if not reader.parts or not ids:
                 return []
             with reader.source() as (source, bound):
                 rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} WHERE id IN (SELECT unnest(?)) "
                                    f"ORDER BY file_index, file_row_number", [*bound, list(ids)])
-            return self._fetch(reader, [Hit(row["file_index"], row["file_row_number"], ()) for row in rows], show, "",
-                               chars)
+            return self._fetch(reader, [QueryHit(row["file_index"], row["file_row_number"], ()) for row in rows], show,
+                               "", chars)
 
         return self._over(of, stop, work)
 
     # -- sums ----------------------------------------------------------------------------------------------------
-    def counts(self, of: Documents, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
+    def counts(self, of: DocumentKind, filter: Filter, by: Sequence[str], stop: Stop) -> dict[str, Any]:
         """Count the documents, and the bytes of their texts, for each value (or pair of values) of the columns `by`.
         Returns the GROUPS groups with the most documents, the number of all groups (`of`), and the number of all
         documents."""
         if not 1 <= len(by) <= 2 or len(set(by)) != len(by) or any(name not in COUNTED_BY for name in by):
             raise QueryError("documents cannot be counted by this", "by", f"name one or two of {', '.join(COUNTED_BY)}")
 
-        def work(reader: Reader) -> dict[str, Any]:
+        def work(reader: PartReader) -> dict[str, Any]:
             if not reader.parts:
                 return {"by": list(by), "groups": [], "of": 0, "documents": 0}
             known = reader.known
@@ -263,7 +265,7 @@ class Queries:
 
         return self._over(of, stop, work)
 
-    def histogram(self, of: Documents, filter: Filter, signal: str, bins: int, stop: Stop,
+    def histogram(self, of: DocumentKind, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
         """Count the values of a signal (a number computed for each document) in `bins` bins of equal width from `least`
         to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing` counts
@@ -275,7 +277,7 @@ class Queries:
             if value is not None and not math.isfinite(value):
                 raise QueryError("a bound must be a finite number", key, "leave it out")
 
-        def work(reader: Reader) -> dict[str, Any]:
+        def work(reader: PartReader) -> dict[str, Any]:
             if not reader.parts:
                 return {"signal": signal, "documents": 0, "missing": 0, "odd": 0, "least": least, "most": most,
                         "below": 0, "above": 0, "counts": []}
@@ -313,12 +315,12 @@ class Queries:
         return self._over(of, stop, work)
 
     # -- around a query ------------------------------------------------------------------------------------------
-    def columns(self, of: Documents, stop: Stop) -> list[str]:
+    def columns(self, of: DocumentKind, stop: Stop) -> list[str]:
         """Return the names of the columns that the parts of a dataset have. A signal (a number computed for each
         document) is named 'signals.NAME'."""
         return self._over(of, stop, lambda reader: list(dict.fromkeys(n for some in reader.columns for n in some)))
 
-    def _over(self, of: Documents, stop: Stop, work: Callable[[Reader], T]) -> T:
+    def _over(self, of: DocumentKind, stop: Stop, work: Callable[[PartReader], T]) -> T:
         """Call `work` with a reader of the published parts (data files) that have rows, and return its result. If the
         parts are replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens
         TRIES times."""
@@ -327,7 +329,7 @@ class Queries:
             for last in (*[False] * (TRIES - 1), True):
                 try:
                     columns = self.checked.columns(of.store, parts, stop)
-                    with Reader(self.checked, self.limits, of.store, parts, columns, stop) as reader:
+                    with PartReader(self.checked, self.limits, of.store, parts, columns, stop) as reader:
                         return work(reader)
                 except (DamagedFile, Changed) as e:
                     now = [part for part in published(*of) if part.rows]

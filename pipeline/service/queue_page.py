@@ -16,7 +16,7 @@ from pipeline.service import submit
 from pipeline.service.access import Operator, Viewer, form_of, viewer
 from pipeline.service.html import page, path
 from pipeline.service.plan_page import plan_page, planned
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
 from pipeline.store.fs import Store
@@ -42,7 +42,7 @@ async def plan(request: Request, store: str, at: StoreOf, role: Operator) -> Res
         given = given_of(form)
         submission = submit.submission_of(request, given, None, str(role))
         result = await planned(request, submission, at)
-    except Problem as e:
+    except HttpProblem as e:
         problem = e
     if result is None or result["run"] is None:
         return await _queue(request, store, at, role, form, problem, result["problems"] if result else [])
@@ -56,9 +56,10 @@ async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Resp
     """Submit the recipe that was planned."""
     form = await form_of(request)
     try:
-        given = submit.Given.model_validate_json(form.get("given", ""))
+        given = submit.RecipeRequest.model_validate_json(form.get("given", ""))
     except ValidationError:
-        raise Problem(422, "Not valid", "the form does not hold what was planned", "given", "plan it again") from None
+        raise HttpProblem(422, "Not valid", "the form does not hold what was planned", "given",
+                          "plan it again") from None
     await submit.enqueue(request, store, at, submit.submission_of(request, given, form.get("request"), str(role)))
     return _to_queue(store)
 
@@ -89,7 +90,7 @@ def _to_queue(store: str) -> Response:
     return RedirectResponse(path("stores", store, "queue"), 303)
 
 
-def given_of(form: dict[str, str]) -> submit.Given:
+def given_of(form: dict[str, str]) -> submit.RecipeRequest:
     """Return the recipe in the fields of the form. Raises Problem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
@@ -99,15 +100,15 @@ def given_of(form: dict[str, str]) -> submit.Given:
     if form.get("recipe", "").strip():
         fields["recipe"] = form["recipe"].replace("\r\n", "\n")
     try:
-        return submit.Given(**fields, verify_inputs="verify_inputs" in form)
+        return submit.RecipeRequest(**fields, verify_inputs="verify_inputs" in form)
     except ValidationError as e:
         first = e.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise Problem(422, "Not valid", first["msg"], visible(key), "correct the field") from None
+        raise HttpProblem(422, "Not valid", first["msg"], visible(key), "correct the field") from None
 
 
 async def _queue(request: Request, store: str, at: Store, role: Role, form: dict[str, str],
-                 problem: Problem | None = None, problems: Sequence[dict[str, Any]] = ()) -> Response:
+                 problem: HttpProblem | None = None, problems: Sequence[dict[str, Any]] = ()) -> Response:
     """Return the page of the queue. Its form is filled with `form`, the fields that the client sent, and the page shows
     the problems in these fields."""
     entries = (await submit.list_queue(request, store, at, ended=True))["entries"]

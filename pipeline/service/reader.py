@@ -7,18 +7,18 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.service.duck import Database, Limits, Stop
-from pipeline.service.parts import Checked, Part
+from pipeline.service.duck import Database, QueryLimits, Stop
+from pipeline.service.parts import Checked, PublishedPart
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 
 
-class Reader:
+class PartReader:
     """A context manager that reads the published parts of a dataset that have rows. `columns` are the names of each
     part's columns, and `known` is the set of all of them. A part is compared with its hash just before it is read, so
     a query that needs few parts pays only for these."""
 
-    def __init__(self, checked: Checked, limits: Limits, store: Store, parts: Sequence[Part],
+    def __init__(self, checked: Checked, limits: QueryLimits, store: Store, parts: Sequence[PublishedPart],
                  columns: Sequence[tuple[str, ...]], stop: Stop) -> None:
         self.parts, self.columns = parts, columns
         self.known = {name for some in columns for name in some}
@@ -26,7 +26,7 @@ class Reader:
         self._open = contextlib.ExitStack()
         self._database: Database | None = None
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> PartReader:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.base.prf import prf
-from pipeline.passes.outcomes import REASONS, Moved, Outcome
+from pipeline.passes.outcomes import REASONS, ChangedSteps, Outcome
 from pipeline.service.intervals import count_interval, sum_interval
 from pipeline.service.sampling import PURPOSE, SEED
 from pipeline.service.signal_table import DocumentTable
@@ -37,7 +37,7 @@ class UnderChanges:
     (where and why) or unknown. In the run, the document was dropped by the step with index `end`, for `reason`, or got
     through all steps."""
 
-    moved: Moved
+    moved: ChangedSteps
     end: int
     reason: str
     own: OwnThreshold | None

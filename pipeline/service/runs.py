@@ -19,7 +19,7 @@ from pipeline.service.conditional import UNCHANGED, IfNoneMatch, unchanged
 from pipeline.service.events import Events, follow_log, follow_run, room_for_stream
 from pipeline.service.log import LogPlace, read_log
 from pipeline.service.outward import outward_text
-from pipeline.service.problems import Problem, SafeJSON
+from pipeline.service.problems import HttpProblem, SafeJSON
 from pipeline.service.stores import KnownStore, RunOf, StoreOf, available, read_file
 from pipeline.service.watch import Look
 from pipeline.store.fs import Store
@@ -68,7 +68,8 @@ def _store_document(name: str, store: Store) -> dict[str, Any]:
 def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str, Any]:
     """List the entries of a store's audit log (who requested which write), oldest first. Operators only."""
     if "/" in after:
-        raise Problem(422, "Not valid", "not the id of an entry", "after", "give the id of the last entry of a page")
+        raise HttpProblem(422, "Not valid", "not the id of an entry", "after",
+                          "give the id of the last entry of a page")
     entries = audit.entries(at, after, limit)
     return {"entries": entries, "after": entries[-1]["id"] if len(entries) == limit else None}
 
@@ -88,7 +89,7 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
     for name, look in zip(page, looks):
         if isinstance(look, Look):
             rows.append({k: look.document[k] for k in LISTED if k in look.document} | {"latest": name == latest})
-        elif not isinstance(look, Problem):                       # a run that was removed meanwhile is left out
+        elif not isinstance(look, HttpProblem):                       # a run that was removed meanwhile is left out
             raise look
     more = bool(page) and page[-1] != sound[-1]
     return {"runs": rows, "hidden": len(names) - len(sound), "after": page[-1] if more else None}
@@ -159,8 +160,8 @@ def report_data(run: RunOf, at: StoreOf) -> Response:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        raise Problem(409, "Damaged report", f"runs/{run}/report.json is not JSON", "run",
-                      "tokenmill report writes it again") from None
+        raise HttpProblem(409, "Damaged report", f"runs/{run}/report.json is not JSON", "run",
+                          "tokenmill report writes it again") from None
     return SafeJSON(document)
 
 
@@ -176,5 +177,5 @@ def run_file(store: Store, run: str, name: str, most: int) -> bytes:
     try:
         return read_file(store, f"runs/{run}/{name}", most)
     except FileNotFoundError:
-        raise Problem(404, "Not there yet", f"the run {run!r} has no {name}", "run",
-                      "a report is written when the run is done") from None
+        raise HttpProblem(404, "Not there yet", f"the run {run!r} has no {name}", "run",
+                          "a report is written when the run is done") from None

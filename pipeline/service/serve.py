@@ -11,7 +11,7 @@ import uvicorn
 
 from pipeline.base.redact import mask_record
 from pipeline.service.app import create_app
-from pipeline.service.settings import BadSettings, Settings
+from pipeline.service.settings import BadSettings, ServiceSettings
 
 #: seconds that streams get to end when the server is stopped; their clients continue elsewhere
 GRACE_S = 3
@@ -19,7 +19,7 @@ GRACE_S = 3
 CONNECTIONS = 2000
 
 
-def run_server(settings: Settings, started: Callable[[str], None]) -> None:
+def run_server(settings: ServiceSettings, started: Callable[[str], None]) -> None:
     """Run the service until the process gets SIGINT or SIGTERM. `started` is called with the service's URL once clients
     can connect. Raises BadSettings when the port or the certificate cannot be used."""
     log_to_stderr()

@@ -17,7 +17,7 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.requests import Request
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 
 SESSION_S = 12 * 3600
 
@@ -32,7 +32,7 @@ class Role(StrEnum):
 class Sessions:
     """Recognises tokens, cookies and form tokens of one service."""
 
-    def __init__(self, settings: Settings, clock: Clock = SYSTEM) -> None:
+    def __init__(self, settings: ServiceSettings, clock: Clock = SYSTEM) -> None:
         self._tokens = {Role.operator: settings.operator_token, Role.viewer: settings.viewer_token}
         self._open = not settings.tokens
         self._secure, self._clock = settings.secure, clock

@@ -23,7 +23,7 @@ class BadSettings(TokenmillError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Settings of the service. `stores` maps names to folders or URLs of stores. Without tokens, everybody who reaches
     the port is an operator, so `host` must then be a loopback address.
 

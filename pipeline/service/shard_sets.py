@@ -18,7 +18,7 @@ from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name
 from pipeline.plan.changes import latest_run
 from pipeline.service.duck import QueryError, Stop
-from pipeline.service.parts import Part, published
+from pipeline.service.parts import PublishedPart, published
 from pipeline.service.query import Queries
 from pipeline.service.stores import inside, read_file
 from pipeline.store.dataset import MANIFEST as DATASET_MANIFEST
@@ -268,7 +268,7 @@ def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detail
     """Add to the documents of rows what the published datasets say of them, with personal data masked if `masked`.
     Returns a message when documents are not in the datasets any more."""
     documents = [d for row in rows for d in row["documents"]]
-    parts: dict[str, Part] = {}
+    parts: dict[str, PublishedPart] = {}
 
     def datasets() -> Iterator[tuple[str, dict[str, str]]]:
         for name in dataset_names(store):

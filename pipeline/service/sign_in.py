@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from pipeline.service.access import check_intended, form_of
 from pipeline.service.html import own_path
-from pipeline.service.problems import LOGIN, SIGN_IN, Problem
+from pipeline.service.problems import LOGIN, SIGN_IN, HttpProblem
 
 router = APIRouter(prefix=SIGN_IN, tags=["session"])
 
@@ -30,7 +30,7 @@ async def begin(request: Request) -> Response:
     role = sessions.role_of_token(token) if isinstance(token, str) else None
     if role is None:
         request.state.wrong_token = True
-        raise Problem(401, "Not a token of this server", key="token", remedy="see the file given by --token-file")
+        raise HttpProblem(401, "Not a token of this server", key="token", remedy="see the file given by --token-file")
     answer = RedirectResponse(own_path(form.get("next", "/")), 303) if form else Response(status_code=204)
     answer.headers["Set-Cookie"] = sessions.cookie_for(role)
     return answer
@@ -47,5 +47,5 @@ async def _token_in_json(request: Request) -> object:
     try:
         document = json.loads(await request.body())
     except (ValueError, RecursionError):
-        raise Problem(400, "Not JSON", 'the body is {"token": "…"}', "token") from None
+        raise HttpProblem(400, "Not JSON", 'the body is {"token": "…"}', "token") from None
     return document.get("token") if isinstance(document, dict) else None

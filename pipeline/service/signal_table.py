@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
-from pipeline.passes.columnwise import Columns
+from pipeline.passes.columnwise import DocumentColumns
 from pipeline.passes.storable import language_label
 from pipeline.service import sampling
 from pipeline.service.token_counts import TokenCounts
@@ -107,9 +107,9 @@ class DocumentTable:
         self.file, self.row, self.reasons = joined["file"], joined["row"], reasons.names
         #: the rows of the sample
         self.sample = np.flatnonzero(np.concatenate(sampled)) if sampled else np.zeros(0, np.int64)
-        self._signals = _Signals(self)
-        self.columns = Columns(len(self.end), self._signals, self._signals.present, joined["language"],
-                               languages.names, joined["source"], sources.names)
+        self._signals = _LazySignals(self)
+        self.columns = DocumentColumns(len(self.end), self._signals, self._signals.present, joined["language"],
+                                       languages.names, joined["source"], sources.names)
 
     def __len__(self) -> int:
         return len(self.end)
@@ -224,7 +224,7 @@ class _Names:
         return codes
 
 
-class _Signals(dict[str, np.ndarray]):
+class _LazySignals(dict[str, np.ndarray]):
     """A dict of signals by name, which reads a signal from the files when it is first looked up. If no file has a
     signal, its column has no value for any document."""
 

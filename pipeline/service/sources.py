@@ -26,7 +26,7 @@ from pipeline.service.datasets import QueriesOf, Unmasked, allow_unmasked, answe
 from pipeline.service.documents import locate
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.html import page
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import StoreOf, check_run, read_file
 from pipeline.store.fs import Store
@@ -140,9 +140,9 @@ def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
         raise NoSource("its file is not there any more", "id", "put it back to see it")
 
 
-def _not_allowed() -> Problem:
-    return Problem(403, "Not allowed", "the source lies outside the places that this server may show", "id",
-                   "whoever runs the server allows its folder or bucket by --allow-root")
+def _not_allowed() -> HttpProblem:
+    return HttpProblem(403, "Not allowed", "the source lies outside the places that this server may show", "id",
+                       "whoever runs the server allows its folder or bucket by --allow-root")
 
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:

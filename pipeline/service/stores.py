@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name, has_run
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.store.fs import Store
 
 
@@ -18,8 +18,8 @@ async def known_store(request: Request, store: str) -> Store:
     store. Routes that read the store through `Watch` use this function, because `Watch` checks the folder itself."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
-        raise Problem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
-                      "see /api/v1/stores for what it has")
+        raise HttpProblem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",
+                          "see /api/v1/stores for what it has")
     return stores[store]
 
 
@@ -38,16 +38,16 @@ def available(store: Store) -> bool:
 def check_there(store: Store) -> None:
     """Raise Problem when the folder of a store has vanished."""
     if not available(store):
-        raise Problem(404, "The store is gone", "the folder of the store is not there", "store",
-                      "see that its disk is mounted; what was committed is not lost")
+        raise HttpProblem(404, "The store is gone", "the folder of the store is not there", "store",
+                          "see that its disk is mounted; what was committed is not lost")
 
 
 def check_run(at: Store, run: str) -> None:
     """Raise Problem unless the store is there and has a run of this name."""
     check_there(at)
     if bad_name(run) or not has_run(at, run):
-        raise Problem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
-                      "see /api/v1/stores/STORE/runs for those it has")
+        raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
+                          "see /api/v1/stores/STORE/runs for those it has")
     inside(at, f"runs/{run}")
 
 
@@ -63,8 +63,8 @@ def inside(store: Store, path: str) -> None:
     if store.local is not None:
         top = os.path.realpath(store.local)
         if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
-            raise Problem(404, "Not in the store", f"{visible(path)} is a link to elsewhere", "run",
-                          "put a copy of the file in its place")
+            raise HttpProblem(404, "Not in the store", f"{visible(path)} is a link to elsewhere", "run",
+                              "put a copy of the file in its place")
 
 
 def read_file(store: Store, path: str, most: int) -> bytes:
@@ -75,8 +75,8 @@ def read_file(store: Store, path: str, most: int) -> bytes:
     if size is None:
         raise FileNotFoundError(path)
     if size > most:
-        raise Problem(409, "Too large", f"{visible(path)} has {size:,} bytes, and the limit is {most:,}", "run",
-                      "read it from the store itself")
+        raise HttpProblem(409, "Too large", f"{visible(path)} has {size:,} bytes, and the limit is {most:,}", "run",
+                          "read it from the store itself")
     return store.read(path)
 
 

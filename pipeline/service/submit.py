@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from pipeline.cluster.attempts import ask_to_stop, facts_of, has_run, standing
-from pipeline.cluster.queue import Entry, Queue, Submission, places
+from pipeline.cluster.queue import Queue, QueueEntry, Submission, places
 from pipeline.recipe.load import READY, ready_recipes
 from pipeline.service.access import Operator, operator, viewer
 from pipeline.service.dispatching import driver_options
 from pipeline.service.outward import cluster_addresses, outward_text
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import RunOf, StoreOf, check_run, named_store, read_file
 from pipeline.store.fs import Store
 
@@ -31,7 +31,7 @@ RequestId = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, 
 Number = Annotated[int, Path(ge=1, le=99_999_999, description="number of an entry of the queue")]
 
 
-class Given(BaseModel):
+class RecipeRequest(BaseModel):
     """The recipe that a client sends: its YAML in `recipe`, or the name of a ready-made one in `ready`. `overrides` and
     `inputs` mean what the options `--set` and `--input` mean. Relative paths start at the first folder that the server
     allows."""
@@ -50,7 +50,7 @@ class Given(BaseModel):
 
 # -- recipes ---------------------------------------------------------------------------------------------------------
 @router.post("/recipes/validate", summary="Check a recipe", dependencies=[Depends(operator), Depends(named_store)])
-async def validate(request: Request, given: Given) -> dict[str, Any]:
+async def validate(request: Request, given: RecipeRequest) -> dict[str, Any]:
     """Check a recipe. Returns all errors and warnings, each with file, line, key and remedy. `valid` says whether the
     recipe can run, and `run` is the name that its run would get. A source without files is only a warning, because its
     files may still come."""
@@ -59,7 +59,7 @@ async def validate(request: Request, given: Given) -> dict[str, Any]:
 
 
 @router.post("/recipes/plan", summary="Plan a recipe", dependencies=[Depends(operator)])
-async def plan(request: Request, at: StoreOf, given: Given) -> dict[str, Any]:
+async def plan(request: Request, at: StoreOf, given: RecipeRequest) -> dict[str, Any]:
     """Return what a run of a recipe would do and cost, in the format of `tokenmill plan --json`. Nothing is run and
     nothing is written."""
     result = await check_submission(request, submission_of(request, given), at)
@@ -90,7 +90,7 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 
 
 @router.post("/queue", summary="Submit a recipe", status_code=202)
-async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: Given,
+async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: RecipeRequest,
                  key: RequestId = None) -> dict[str, Any]:
     """Check a recipe and put it into the queue. Send a header `Idempotency-Key`: if the answer is lost, a second
     request with this key returns the existing entry and starts no second run."""
@@ -120,7 +120,8 @@ async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: 
     if not entries:
         current = await run_in_threadpool(standing, at, run)
         if current.ended:
-            raise Problem(409, "Has ended", f"the run {run!r} is {current.state}", "run", "there is nothing to cancel")
+            raise HttpProblem(409, "Has ended", f"the run {run!r} is {current.state}", "run",
+                              "there is nothing to cancel")
         await run_in_threadpool(ask_to_stop, at, run, current.attempt)
     return {"run": run, "entries": [entry.number for entry in entries]}
 
@@ -138,11 +139,11 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
         return _document(request, known, places(entries))
     current = await run_in_threadpool(standing, at, run)
     if current.state in ("running", "stopping"):
-        raise Problem(409, "Is running", f"the run {run!r} is {current.state} outside the queue", "run",
-                      "wait for it, or cancel it")
+        raise HttpProblem(409, "Is running", f"the run {run!r} is {current.state} outside the queue", "run",
+                          "wait for it, or cancel it")
     if current.state == "done":
-        raise Problem(409, "Is done", f"the run {run!r} is done, nothing of it is left to do", "run",
-                      "submit its recipe again to run it on inputs that have changed")
+        raise HttpProblem(409, "Is done", f"the run {run!r} is done, nothing of it is left to do", "run",
+                          "submit its recipe again to run it on inputs that have changed")
     submission = await run_in_threadpool(kept_submission, request, at, run, str(role), entries, key)
     refuse_errors(await check_submission(request, submission, None))
     return await put_submission(request, store, submission, run)
@@ -166,19 +167,19 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
     return {**entry, "problems": result["problems"]}
 
 
-def submission_of(request: Request, given: Given, key: str | None = None, by: str = "") -> Submission:
+def submission_of(request: Request, given: RecipeRequest, key: str | None = None, by: str = "") -> Submission:
     """Return the submission that the queue stores for what a client has sent. Raises Problem when it is not valid."""
     if (given.recipe is None) == (given.ready is None):
-        raise Problem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
-                      "send either `recipe` or `ready`")
+        raise HttpProblem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
+                          "send either `recipe` or `ready`")
     text, name = given.recipe or "", given.name
     if given.ready is not None:
         if given.ready not in ready_recipes():
-            raise Problem(404, "No such recipe", f"there is no ready recipe {given.ready!r}", "ready",
-                          f"there are: {', '.join(ready_recipes())}")
+            raise HttpProblem(404, "No such recipe", f"there is no ready recipe {given.ready!r}", "ready",
+                              f"there are: {', '.join(ready_recipes())}")
         text, name = (READY / f"{given.ready}.yaml").read_text(encoding="utf-8"), given.ready
     if not name.isprintable() or "/" in name:
-        raise Problem(422, "Not valid", "the name of a recipe is one word without '/'", "name", "choose another")
+        raise HttpProblem(422, "Not valid", "the name of a recipe is one word without '/'", "name", "choose another")
     return Submission(request_id(key), given.run or "", by, name, base_of(request), text,
                       tuple(given.overrides), tuple(given.inputs), given.verify_inputs)
 
@@ -193,7 +194,7 @@ def base_of(request: Request) -> str:
     return driver_options(request.app.state.settings).folder or os.sep
 
 
-def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[Entry],
+def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[QueueEntry],
                     key: str | None = None) -> Submission:
     """Return the submission that resumes a run; `entries` are the entries of the queue. If the queue has submissions of
     this run, the recipe is the latest of them. Otherwise it is recipe.yaml in the run's folder. Raises Problem when the
@@ -208,7 +209,8 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
     try:
         text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     except FileNotFoundError:
-        raise Problem(404, "No recipe", f"the run {run!r} keeps no recipe", "run", "submit its recipe again") from None
+        raise HttpProblem(404, "No recipe", f"the run {run!r} keeps no recipe", "run",
+                          "submit its recipe again") from None
     return Submission(key, run, by, facts.get("recipe") or "recipe", facts.get("base") or base_of(request), text,
                       resumes=True)
 
@@ -232,22 +234,22 @@ def refuse_errors(result: dict[str, Any]) -> None:
     if errors:
         first = errors[0]
         more = f" (and {len(errors) - 1} more; recipes/validate lists all)" if len(errors) > 1 else ""
-        raise Problem(422, "The recipe has an error", f"{first['file']}:{first['line']}: {first['message']}{more}",
-                      first["key"], first["remedy"])
+        raise HttpProblem(422, "The recipe has an error", f"{first['file']}:{first['line']}: {first['message']}{more}",
+                          first["key"], first["remedy"])
 
 
-async def _refuse_taken(at: Store, run: str, entries: list[Entry]) -> None:
+async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
     """Raise Problem when a run with the name `run`, which a client has chosen, exists in the store or has an entry in
     the queue that has not ended. An empty `run` means that the client has chosen none."""
     if not run:
         return
     there: bool = await run_in_threadpool(has_run, at, run)
     if there:
-        raise Problem(409, "Name is taken", f"there is a run {run!r}, whose results another recipe would replace",
-                      "run", "leave `run` out, choose another name, or resume that run")
+        raise HttpProblem(409, "Name is taken", f"there is a run {run!r}, whose results another recipe would replace",
+                          "run", "leave `run` out, choose another name, or resume that run")
     if any(e.run == run and not e.ended for e in entries):
-        raise Problem(409, "Name is taken", f"the run {run!r} of another submission is in the queue", "run",
-                      "leave `run` out, choose another name, or cancel that run")
+        raise HttpProblem(409, "Name is taken", f"the run {run!r} of another submission is in the queue", "run",
+                          "leave `run` out, choose another name, or cancel that run")
 
 
 async def put_submission(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:
@@ -263,14 +265,14 @@ def queue_of(request: Request, store: str) -> Queue:
     return queue
 
 
-def _entry(queue: Queue, number: int) -> Entry:
+def _entry(queue: Queue, number: int) -> QueueEntry:
     entry = next((e for e in queue.recent() if e.number == number), None)
     if entry is None:
-        raise Problem(404, "No such entry", f"the queue has no entry {number}", "number", "list the queue")
+        raise HttpProblem(404, "No such entry", f"the queue has no entry {number}", "number", "list the queue")
     return entry
 
 
-def _document(request: Request, entry: Entry, waiting: dict[int, int]) -> dict[str, Any]:
+def _document(request: Request, entry: QueueEntry, waiting: dict[int, int]) -> dict[str, Any]:
     """Return an entry of the queue as JSON. It contains no process, host or address."""
     addresses = cluster_addresses({"address": request.app.state.settings.address})
     return {"number": entry.number, "run": entry.run, "recipe": entry.name, "state": entry.state,

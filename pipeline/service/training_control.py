@@ -17,7 +17,7 @@ from pipeline.service import training_starts as starts
 from pipeline.service.access import Operator, form_of, operator, viewer
 from pipeline.service.html import path
 from pipeline.service.outward import outward_text
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import StoreOf, check_run
 from pipeline.service.training_files import LOG, Training
 from pipeline.service.training_starts import Options
@@ -33,7 +33,7 @@ LOG_BYTES, PAGE_BYTES = 64 << 10, 16 << 10
 OUTWARD = ("init", "metrics", "model.from")
 
 
-class Given(BaseModel):
+class TrainingRequest(BaseModel):
     """A training that a client asks to start: the run whose shards it reads, and options as for `tokenmill train run`.
     `name` is the name of the training's folder below a folder of `--trainings`. Without `name`, the folder is in the
     folder of the run."""
@@ -49,18 +49,19 @@ class Given(BaseModel):
 
 
 @router.post("", summary="Start a training", status_code=202)
-async def start_training(request: Request, store: str, at: StoreOf, role: Operator, given: Given) -> dict[str, Any]:
+async def start_training(request: Request, store: str, at: StoreOf, role: Operator,
+                         given: TrainingRequest) -> dict[str, Any]:
     """Start a training as a process on the server's machine. It continues when the server ends. A training that has
     checkpoints continues from the latest. If two requests come at the same time, only one of them starts the
     training."""
     for assignment in given.overrides:
         key, sign, _ = assignment.partition("=")
         if not sign or "\0" in assignment:
-            raise Problem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
+            raise HttpProblem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
         key = key.strip().removeprefix("train.")      # the trainer takes both forms
         if any(key == name or key.startswith(f"{name}.") for name in OUTWARD) or key == "model":
-            raise Problem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
-                          "overrides", "set it in the run's recipe")
+            raise HttpProblem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
+                              "overrides", "set it in the run's recipe")
     training = await run_in_threadpool(_training, request, store, at, given)
     options = Options(tuple(given.overrides), given.ranks, given.device, given.stop_at)
     return await _start(request, at, training, options, str(role))
@@ -71,8 +72,8 @@ async def resume_training(request: Request, store: str, at: StoreOf, training: s
     """Start a stopped training again, from its latest checkpoint and with the options of its last start."""
     known, latest = await run_in_threadpool(known_training, request, store, at, training)
     if not known.run:
-        raise Problem(409, "Its run is not known", "it was started by a command, in a folder of its own", "training",
-                      "start it with its run and this name")
+        raise HttpProblem(409, "Its run is not known", "it was started by a command, in a folder of its own",
+                          "training", "start it with its run and this name")
     return await _start(request, at, known, latest.options, str(role))
 
 
@@ -99,8 +100,8 @@ def printed(training: Training, size: int) -> str:
             f.seek(max(0, f.seek(0, os.SEEK_END) - size))
             text = f.read(size).decode("utf-8", "replace")
     except FileNotFoundError:
-        raise Problem(404, "No log", "no server has started this training", "training",
-                      "its output went to the terminal that started it") from None
+        raise HttpProblem(404, "No log", "no server has started this training", "training",
+                          "its output went to the terminal that started it") from None
     return outward_text(text, [])
 
 
@@ -112,26 +113,26 @@ async def _start(request: Request, at: Store, training: Training, options: Optio
     return {"training": training.name, "run": training.run, "state": "starting"}
 
 
-def _training(request: Request, store: str, at: Store, given: Given) -> Training:
+def _training(request: Request, store: str, at: Store, given: TrainingRequest) -> Training:
     """Return the training that a client asks to start. Raises Problem when it cannot be started."""
     check_run(at, given.run)
     if not at.exists(f"runs/{given.run}/curriculum.json"):
-        raise Problem(409, "Nothing to train on", f"the run {given.run!r} has made no curriculum", "run",
-                      "choose a run whose recipe has `shards:` and `curriculum:`")
+        raise HttpProblem(409, "Nothing to train on", f"the run {given.run!r} has made no curriculum", "run",
+                          "choose a run whose recipe has `shards:` and `curriculum:`")
     if given.name is None or (given.name == given.run and at.local is not None):
         if at.local is None:
-            raise Problem(422, "Not valid", "a store in object storage has no place for checkpoints", "name",
-                          "give the name of a folder, and start the server with --trainings")
+            raise HttpProblem(422, "Not valid", "a store in object storage has no place for checkpoints", "name",
+                              "give the name of a folder, and start the server with --trainings")
         return Training(given.run, given.run, at.local / "runs" / given.run / "train")
     if bad_name(given.name) is not None:
-        raise Problem(422, "Not valid", "the name of a training is that of a folder", "name", "leave '/' out")
+        raise HttpProblem(422, "Not valid", "the name of a training is that of a folder", "name", "leave '/' out")
     folders = folders_of(request, store)
     if not folders:
-        raise Problem(422, "Not valid", "the server has no folder for trainings", "name",
-                      "leave `name` out, or start the server with --trainings")
+        raise HttpProblem(422, "Not valid", "the server has no folder for trainings", "name",
+                          "leave `name` out, or start the server with --trainings")
     if at.local is not None and (at.local / "runs" / given.name / "train").exists():
-        raise Problem(409, "Name is taken", f"the run {given.name!r} has a training of this name", "name",
-                      "choose another")
+        raise HttpProblem(409, "Name is taken", f"the run {given.name!r} has a training of this name", "name",
+                          "choose another")
     return Training(given.name, given.run, Path(folders[0]) / given.name)
 
 
@@ -144,8 +145,10 @@ def known_training(request: Request, store: str, at: Store, name: str) -> tuple[
 async def start_form(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
     """Handle the form that starts a training."""
     form = await form_of(request)
-    given = Given.model_validate({"run": form.get("run", "")[:200] or "-", "name": form.get("name", "").strip()[:200]
-                                  or None})
+    given = TrainingRequest.model_validate({
+        "run": form.get("run", "")[:200] or "-",
+        "name": form.get("name", "").strip()[:200] or None
+    })
     started = await start_training(request, store, at, role, given)
     return RedirectResponse(path("stores", store, "trainings", started["training"]), 303)
 

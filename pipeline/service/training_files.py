@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pipeline.base.clock import SYSTEM
 from pipeline.cluster.attempts import bad_name
-from pipeline.report.course import Losses
+from pipeline.report.course import LossCollector
 from pipeline.service.duck import Busy, QueryError, Stop, TooDear
 from pipeline.store.fs import Store
 from trainer.base.files import PID, training_process
@@ -225,7 +225,7 @@ class MetricsFile:
     def _begin(self, inode: int | None) -> None:
         self._inode, self._offset = inode, 0
         self._readings += 1
-        self.losses, self.starts = Losses(), list[dict[str, Any]]()
+        self.losses, self.starts = LossCollector(), list[dict[str, Any]]()
         self._turns = 0                                       # starts, resumes and rewinds so far
         self.spikes: deque[dict[str, Any]] = deque(maxlen=SPIKES)
         self.rewinds: deque[dict[str, Any]] = deque(maxlen=SPIKES)
@@ -317,7 +317,7 @@ class MetricsFile:
         return result
 
 
-class Metrics:
+class MetricsFiles:
     """Keeps the metrics files that the server has read most recently."""
 
     def __init__(self) -> None:

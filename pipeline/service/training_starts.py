@@ -27,7 +27,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.process import import_path
 from pipeline.cluster.attempts import bad_name, utc_now
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import read_file
 from pipeline.service.training_files import (
@@ -120,7 +120,7 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
     try:
         return _recorded(store, folders, name, latest) or training_named(store, folders, name), latest
     except NoTraining as e:
-        raise Problem(e.status, e.title, e.detail, e.key, e.remedy) from None
+        raise HttpProblem(e.status, e.title, e.detail, e.key, e.remedy) from None
 
 
 def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
@@ -193,20 +193,23 @@ def start(store: Store, training: Training, options: Options, by: str,
     """Start a training from its latest checkpoint, or from its beginning. Raises Problem when it already runs, or when
     another server starts it."""
     if importlib.util.find_spec("torch") is None:
-        raise Problem(409, "Cannot train here", "the server has no torch", remedy="pip install 'tokenmill[trainer]'")
+        raise HttpProblem(409,
+                          "Cannot train here",
+                          "the server has no torch",
+                          remedy="pip install 'tokenmill[trainer]'")
     before = latest_start(store, training.name)
     if (state := state_of(before, training.folder, clock)) in ("running", "starting"):
-        raise Problem(409, "Is running", f"the training {training.name!r} is {state}", "training",
-                      "wait for it, or stop it")
+        raise HttpProblem(409, "Is running", f"the training {training.name!r} is {state}", "training",
+                          "wait for it, or stop it")
     if not no_links(training.folder):
-        raise Problem(409, "Not a training's folder", "it, or a file of a training in it, is a link", "training",
-                      "remove the link, or choose another name")
+        raise HttpProblem(409, "Not a training's folder", "it, or a file of a training in it, is a link", "training",
+                          "remove the link, or choose another name")
     number = before.number + 1
     record = {"at": utc_now(clock), "by": by, "run": training.run, "folder": str(training.folder),
               "options": asdict(options), "server": identity("")}
     if not store.put_absent(_path(training.name, number), json.dumps(record).encode()):
-        raise Problem(409, "Is running", f"another server starts the training {training.name!r}", "training",
-                      "see how it stands")
+        raise HttpProblem(409, "Is running", f"another server starts the training {training.name!r}", "training",
+                          "see how it stands")
     try:
         training.folder.mkdir(parents=True, exist_ok=True)
         child = _launch(store, training, options)
@@ -242,17 +245,17 @@ def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> No
     if not isinstance(pid, int):
         state = state_of(latest, training.folder)
         if state in ("running", "starting"):
-            raise Problem(409, "Runs elsewhere", f"the training {training.name!r} is not a process of this machine",
-                          "training", "ask the server on its machine, or send its process SIGTERM")
-        raise Problem(409, "Does not run", f"the training {training.name!r} does not run", "training",
-                      "there is nothing to stop")
+            raise HttpProblem(409, "Runs elsewhere", f"the training {training.name!r} is not a process of this machine",
+                              "training", "ask the server on its machine, or send its process SIGTERM")
+        raise HttpProblem(409, "Does not run", f"the training {training.name!r} does not run", "training",
+                          "there is nothing to stop")
     if latest.number:
         stopped = json.dumps({"at": utc_now(clock), "by": by}).encode()
         store.put_absent(_path(training.name, latest.number, "stop.json"), stopped)
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
-        raise Problem(409, "Does not run", "it has just ended", "training", "there is nothing to stop") from None
+        raise HttpProblem(409, "Does not run", "it has just ended", "training", "there is nothing to stop") from None
     except PermissionError:
-        raise Problem(409, "Not ours", "another user's process trains there", "training",
-                      f"have that user send SIGTERM to the process {pid}") from None
+        raise HttpProblem(409, "Not ours", "another user's process trains there", "training",
+                          f"have that user send SIGTERM to the process {pid}") from None

@@ -18,7 +18,7 @@ from pipeline.service.runs import REPORT_POLICY
 from pipeline.service.shard_sets import add_documents, curriculum_of
 from pipeline.service.shards import Run, StepNumber
 from pipeline.service.stores import StoreOf, read_file
-from pipeline.service.training_files import METRICS, Metrics, MetricsFile, Training, Unreadable, summary_of
+from pipeline.service.training_files import METRICS, MetricsFile, MetricsFiles, Training, Unreadable, summary_of
 from pipeline.service.training_starts import all_trainings, known_training, standing_now
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text, scrub_value
@@ -40,9 +40,9 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
     return folders
 
 
-def metrics_of(request: Request) -> Metrics:
+def metrics_of(request: Request) -> MetricsFiles:
     """Return the metrics files that this server has read."""
-    metrics: Metrics = request.app.state.metrics
+    metrics: MetricsFiles = request.app.state.metrics
     return metrics
 
 

@@ -25,7 +25,7 @@ from pipeline.service.duck import Busy
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.outward import outward_text
 from pipeline.service.playground import MOST, Changes, Playground
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.stores import RunOf, StoreOf, read_file
 from pipeline.service.turns import Turns
 from pipeline.store.fs import Store
@@ -46,7 +46,7 @@ def turn(request: Request) -> Iterator[None]:
         try:
             held.enter_context(games.turns.turn(WAIT_S, "requests to the playground"))
         except Busy as e:
-            raise Problem(503, "Busy", e.detail, remedy=e.remedy, headers={"Retry-After": "5"}) from None
+            raise HttpProblem(503, "Busy", e.detail, remedy=e.remedy, headers={"Retry-After": "5"}) from None
         yield
 
 
@@ -96,8 +96,8 @@ class Playgrounds:
             for name in ("plan.json", "tasks.parquet", "recipe.yaml"):
                 digest.update(read_file(store, f"runs/{run}/{name}", PLAN))
         except FileNotFoundError:
-            raise Problem(409, "Not finished", f"the run '{run}' has not finished", "run",
-                          "wait for its end; the playground needs all documents") from None
+            raise HttpProblem(409, "Not finished", f"the run '{run}' has not finished", "run",
+                              "wait for its end; the playground needs all documents") from None
         key = (store.root, run, dataset, digest.digest())
         with self._lock:
             if key not in self._games:
@@ -134,8 +134,9 @@ def parse_changes(text: str) -> RequestedChanges:
     try:
         return RequestedChanges.model_validate_json(text)
     except ValidationError as e:
-        raise Problem(422, "Not valid", visible(str(e.errors()[0]["msg"])), "changes",
-                      'write {"thresholds": {"1": {"min_doc_words": 60}}, "off": [2]}, with numbers of steps') from None
+        raise HttpProblem(
+            422, "Not valid", visible(str(e.errors()[0]["msg"])), "changes",
+            'write {"thresholds": {"1": {"min_doc_words": 60}}, "off": [2]}, with numbers of steps') from None
 
 
 @contextlib.contextmanager
@@ -145,7 +146,7 @@ def as_problem(status: int = 422) -> Iterator[None]:
         yield
     except PlaygroundError as e:
         detail, _, remedy = visible(e.message).partition("; ")
-        raise Problem(status, "Not possible", detail, e.key, remedy) from None
+        raise HttpProblem(status, "Not possible", detail, e.key, remedy) from None
 
 
 def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
@@ -211,7 +212,7 @@ def save(request: Request, store: str, game: GameOf, at: StoreOf, run: RunOf, ch
     """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. If the recipe was
     submitted to the queue, its comments stay; a run that was started by a command keeps no comments."""
     text = _submitted_text(request.app.state.queues[store], run)
-    with contextlib.suppress(Problem):                 # for example, a step that is an alias cannot be changed in place
+    with contextlib.suppress(HttpProblem):  # for example, a step that is an alias cannot be changed in place
         if text is not None:
             return _answered(outward_text(_edited(game, text, "recipe.yaml", changes), []))
     return _answered(outward_text(changed_recipe(game, at, run, changes), []))
@@ -248,7 +249,7 @@ def _edited(game: Playground, text: str, file: str, changes: Changes) -> str:
     except RecipeError as e:
         first = e.problems[0]
         detail, _, remedy = visible(first.message).partition("; ")
-        raise Problem(422, "Not changed", detail, ".".join(map(str, first.path)), remedy) from None
+        raise HttpProblem(422, "Not changed", detail, ".".join(map(str, first.path)), remedy) from None
 
 
 def _answered(recipe: str) -> Response:

@@ -23,7 +23,7 @@ from pipeline.service.latest import latest_with
 from pipeline.service.pages import linkable
 from pipeline.service.plan_page import plan_page, planned
 from pipeline.service.playground import MOST, Changes, Playground
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
 from pipeline.service.submit import base_of, enqueue, request_id
@@ -60,7 +60,7 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
         answer = tune.answer(game, asked.changes(), exact)
         if move:
             moves = _moves(request, game, asked.changes(), steps, move)
-    except Problem as e:
+    except HttpProblem as e:
         problem = e
     text = _written(asked)
     return page(
@@ -113,8 +113,8 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Requested
     try:
         return tune.RequestedChanges(thresholds=thresholds, off=[int(number) for number in query.getlist("off")])
     except ValueError:
-        raise Problem(422, "Not valid", "the steps to leave out are named by their numbers", "off",
-                      "choose them on the page") from None
+        raise HttpProblem(422, "Not valid", "the steps to leave out are named by their numbers", "off",
+                          "choose them on the page") from None
 
 
 def _value(key: Mapping[str, Any], text: str) -> Any:
@@ -129,8 +129,8 @@ def _value(key: Mapping[str, Any], text: str) -> Any:
             raise ValueError
     except (ValueError, RecursionError):
         what = 'JSON, such as ["en", "de"]' if key["type"] == "json" else "a number"
-        raise Problem(422, "Not valid", f"{key['key']} is {what}, not {text[:80]!r}", key["key"],
-                      "leave the field empty for no limit" if key["optional"] else "correct the field") from None
+        raise HttpProblem(422, "Not valid", f"{key['key']} is {what}, not {text[:80]!r}", key["key"],
+                          "leave the field empty for no limit" if key["optional"] else "correct the field") from None
     return value
 
 
@@ -175,7 +175,8 @@ def _moves(request: Request, game: Playground, changes: Changes, steps: list[dic
     step = next((step for step in steps if str(step["step"]) == number), None)
     key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
     if step is None or key is None:
-        raise Problem(422, "Not possible", f"there is no key {move[:80]!r} to move", "move", "choose a key of the form")
+        raise HttpProblem(422, "Not possible", f"there is no key {move[:80]!r} to move", "move",
+                          "choose a key of the form")
     with tune.as_problem():
         cube = request.app.state.playgrounds.cube(game, changes, step["step"], name)
         stride = max(1, -(-(len(cube.edges) - 1) // MOVES))

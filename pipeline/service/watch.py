@@ -48,7 +48,7 @@ class _Reading:
     task: asyncio.Task[Any] | None = None         # that reads it anew
 
 
-class Watch:
+class RunWatch:
     """Keeps the latest state of each run and the latest list of each store's runs, at most `fresh_s` seconds old.
     Requests that come at the same time wait for one reading.
 

@@ -32,7 +32,7 @@ from pipeline.base import confinement, process
 from pipeline.base.redact import redact
 from pipeline.store import errors
 from pipeline.store.errors import EnvironmentFailure
-from pipeline.store.remote import Entry, Remote, connect
+from pipeline.store.remote import Remote, RemoteObject, connect
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Needs
@@ -168,9 +168,9 @@ class Brokered(Remote):
     def _call(self, call: str, path: str, **arguments: Any) -> tuple[Any, bytes]:
         return self._broker.ask({"call": call, "root": self.root, "path": path, **arguments})
 
-    def head(self, path: str) -> Entry | None:
+    def head(self, path: str) -> RemoteObject | None:
         entry, _ = self._call("head", path)
-        return None if entry is None else Entry(**entry)
+        return None if entry is None else RemoteObject(**entry)
 
     def read(self, path: str) -> bytes:
         return self._call("read", path)[1]

@@ -69,7 +69,7 @@ _SUM = 1 << 128
 #: parts copied between two checks that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
-class Part(NamedTuple):
+class PartToPublish(NamedTuple):
     """A part (a Parquet file of documents) to publish: its file in `objects/`, and its columns in the manifest (the
     table of the folder's parts) but for its name in the folder, which depends on the parts before it."""
 
@@ -92,7 +92,7 @@ class PassParts:
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))
-        self.files: dict[str, Spilled[Part]] = {file: _parts() for file in files}
+        self.files: dict[str, Spilled[PartToPublish]] = {file: _parts() for file in files}
         for record in records:
             self.add(record)
 
@@ -100,8 +100,8 @@ class PassParts:
         sources = sorted(record.counters.get("in") or record.counters.get("sources", {}))
         for file, parts in self.files.items():
             if (info := record.files.get(file)) is not None:
-                parts.append(Part(info.path, record.key, record.node, info.rows, info.bytes,
-                                  info.meta.get("text_bytes", 0), info.sha256, info.content, sources))
+                parts.append(PartToPublish(info.path, record.key, record.node, info.rows, info.bytes,
+                                           info.meta.get("text_bytes", 0), info.sha256, info.content, sources))
 
 
 def publish(store: Store, name: str, passes: Sequence[PassParts],
@@ -179,11 +179,11 @@ def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
     _publish(store, f"quarantine/{name}", PassParts(records, last=False).files[QUARANTINE], check_lease)
 
 
-def _parts() -> Spilled[Part]:
-    return Spilled(encode=list, decode=lambda row: Part(*row))
+def _parts() -> Spilled[PartToPublish]:
+    return Spilled(encode=list, decode=lambda row: PartToPublish(*row))
 
 
-def _publish(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
+def _publish(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
     """Publish `parts` (Parquet files of documents) as one folder. Returns the hash of the folder's manifest (the list
     of its parts), and a sum over the names and sizes of its parts (`_part_sum`), both as hexadecimal strings."""
     check_lease()
@@ -195,7 +195,7 @@ def part_name(order: int, key: str) -> str:
     return f"part-{order:06d}-{key[:12]}.parquet"
 
 
-def _replace(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
+def _replace(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
     """Publish a folder on a local disk: build it below `.publish/`, where no glob over datasets finds it, and then
     exchange it for the old folder.
 
@@ -252,7 +252,7 @@ def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) ->
         raise
 
 
-def _update(store: Store, folder: str, parts: Iterable[Part], check_lease: Callable[[], None]) -> list[str]:
+def _update(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
     """Publish a folder on object storage: let the server copy the missing parts, many at a time, then write the
     manifest, then remove parts that the manifest does not list. Memory holds the names and sizes of the parts that the
     folder had before."""
@@ -301,7 +301,7 @@ class ManifestWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._parts = self._total = 0
 
-    def add(self, part: Part) -> str:
+    def add(self, part: PartToPublish) -> str:
         """Add a part to the manifest. Returns the part's name in the folder."""
         name = part_name(self._parts, part.key)
         self._parts += 1

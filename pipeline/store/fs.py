@@ -34,7 +34,7 @@ from pipeline.store.errors import (
     StoreError,
     cannot_write,
 )
-from pipeline.store.remote import REQUESTS, Entry, Range, connect, in_parallel
+from pipeline.store.remote import REQUESTS, Range, RemoteObject, connect, in_parallel
 
 __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
 
@@ -122,7 +122,7 @@ class Store:
         not even requested. On a disk, unfinished files, which dead writers may have left, are left out."""
         return (entry.path for entry in self.entries(prefix, after))
 
-    def entries(self, prefix: str, after: str = "") -> Iterator[Entry]:
+    def entries(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:
         """Yield all files below `prefix` that come after the path `after`, with their sizes, sorted by path. Memory
         holds one page of the listing (S3), or the names of one folder at each level of depth (disk)."""
         if self.local is None:
@@ -131,7 +131,7 @@ class Store:
         begin = prefix.strip("/") + "/" if prefix.strip("/") else ""
         for path, size in disk.files_below(self.local / prefix):
             if begin + path > after:
-                yield Entry(begin + path, size, "")
+                yield RemoteObject(begin + path, size, "")
 
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:

@@ -49,7 +49,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RemoteObject:
     """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
     changes whenever the object's content does."""
 
@@ -134,7 +134,7 @@ class Remote:
         return patiently(what, self.url(path), call, self.tries, self.clock)
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def head(self, path: str) -> Entry | None:
+    def head(self, path: str) -> RemoteObject | None:
         """Return the current size and version of an object; None when it does not exist."""
         def ask() -> dict[str, Any]:
             self.fs.invalidate_cache()                  # no cached listing: another driver's commits must be seen
@@ -152,10 +152,10 @@ class Remote:
             return None
         return None if info["type"] == "directory" else self._entry(path, info)
 
-    def _entry(self, path: str, info: dict[str, Any]) -> Entry:
+    def _entry(self, path: str, info: dict[str, Any]) -> RemoteObject:
         if info.get("size") is None:
             raise StoreError(f"{self.url(path)}: the server does not tell its size; download it and give the file")
-        return Entry(path, int(info["size"]), version_of(info))
+        return RemoteObject(path, int(info["size"]), version_of(info))
 
     def read(self, path: str) -> bytes:
         data: bytes = self._ask("read", path, lambda: self.fs.cat_file(self.at(path)))
@@ -177,17 +177,17 @@ class Remote:
                 raise
         return self._ask("read", path, get)
 
-    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
         """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, the objects
         in a folder are not yielded one by one; instead the folder is yielded, as a path that ends with a slash. Objects
         and folders that come before the path `after` are left out, except a folder that holds `after`."""
         raise NotImplementedError
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:
         """Yield all objects below `prefix` that come after the path `after`, in the order of their paths."""
         if self.by_pages:
             for entry in self.scan(f"{prefix}/" if prefix else "", after=after):
-                if isinstance(entry, Entry) and entry.path > after:
+                if isinstance(entry, RemoteObject) and entry.path > after:
                     yield entry
             return
 
@@ -373,7 +373,7 @@ class Gcs(Remote):
     tries = 2
     by_pages = True
 
-    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
         bucket, _, folder = self.prefix.partition("/")
         top = f"{folder}/" if folder else ""
         query = {"prefix": top + begin, "delimiter": None if deep else "/",
@@ -402,7 +402,7 @@ def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
     return top + (after if folder < 0 else after[:folder])
 
 
-def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[Entry | str]:
+def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[RemoteObject | str]:
     """Merge the objects (key, description) and the folders of one page of a listing, and yield them in the order of
     their keys. The first `cut` characters of each key are removed. Objects that some tools create to stand for a folder
     (their keys end with a slash) are left out."""
@@ -410,7 +410,7 @@ def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int)
         if info is None:
             yield key[cut:]
         elif not key.endswith("/"):
-            yield Entry(key[cut:], int(info["Size"] if "Size" in info else info["size"]), version_of(info))
+            yield RemoteObject(key[cut:], int(info["Size"] if "Size" in info else info["size"]), version_of(info))
 
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:

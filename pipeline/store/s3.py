@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.store.remote import Entry, Remote, in_parallel, merged, start_of, version_of
+from pipeline.store.remote import Remote, RemoteObject, in_parallel, merged, start_of, version_of
 from pipeline.store.retry import answer, patiently
 
 #: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 allows parts of at least 5 MiB, and
@@ -38,14 +38,14 @@ class S3(Remote):
     def _call(self, what: str, path: str, method: str, **arguments: Any) -> dict[str, Any]:
         return self._ask(what, path, lambda: self.fs.call_s3(method, Bucket=self.bucket, **arguments))
 
-    def head(self, path: str) -> Entry | None:
+    def head(self, path: str) -> RemoteObject | None:
         try:
             response = self._call("read", path, "head_object", Key=self._key(path))
         except FileNotFoundError:
             return None
-        return Entry(path, response["ContentLength"], version_of(response))
+        return RemoteObject(path, response["ContentLength"], version_of(response))
 
-    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[Entry | str]:
+    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
         top = f"{self.folder}/" if self.folder else ""
         query = {"Prefix": top + begin, **({} if deep else {"Delimiter": "/"})}
         if start := start_of(begin, deep, after, top):

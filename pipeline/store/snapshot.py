@@ -104,7 +104,7 @@ def digest(key: str) -> bytes:
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
-class _Builder:
+class _PackBuilder:
     """Builds one pack, a file of compacted log segments. Call `add` for each segment, in order, and then `finish`,
     which returns the bytes of the pack."""
 
@@ -158,12 +158,12 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
     `first` is the number of the first segment. A pack holds at most `most` segments. With `full`, the last segments are
     left out if they do not fill a pack. Raises CorruptLog, with the segment's path in `store`, for a damaged
     segment."""
-    builder = _Builder(first)
+    builder = _PackBuilder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
         if builder.raw >= PACK_BYTES or builder.last - builder.first + 1 >= most:
             yield Pack(builder.first, builder.last), builder.finish()
-            builder = _Builder(builder.last + 1)
+            builder = _PackBuilder(builder.last + 1)
     if builder.raw and not full:
         yield Pack(builder.first, builder.last), builder.finish()
 

@@ -81,7 +81,7 @@ _MOST_NEAR = 16
 
 
 @dataclass(frozen=True)
-class Group:
+class PartGroup:
     """A group of consecutive parts (files of documents) of one dataset, which one task reads."""
 
     all_parts: Sequence[PartRef]   # all parts of the barrier's input, which may be on disk
@@ -107,7 +107,7 @@ class Group:
         return [p.side for p in self.parts if p.side is not None]
 
 
-def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
+def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
     """Cut a list of parts (files of documents), in order, into groups. The parts of a group have one dataset and one
     priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may be
     larger.
@@ -117,14 +117,14 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[Group]:
     group and seldom any other group.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
-    out: list[Group] = []
+    out: list[PartGroup] = []
     owner = ("", 0)                                # dataset and rank of the group
     count = size = rows = first = 0
 
     def close() -> None:
         nonlocal count, size, rows, first
         if count:
-            out.append(Group(parts, first, count, *owner, rows, size))
+            out.append(PartGroup(parts, first, count, *owner, rows, size))
         first, count, size, rows = first + count, 0, 0, 0
 
     for part in parts:
@@ -254,7 +254,7 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
     }, schema=SLICE_SCHEMA)
 
 
-def slices_of(all_groups: Sequence[Group], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
+def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
     """Yield for every part (file of documents) of the groups a reference to its removal slice (the list of rows to
     drop), or None if it has none. `results` holds for each group the result of the task that wrote its slices. If
     `results` is empty, no part has a slice."""

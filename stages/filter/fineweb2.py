@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from stages.document import Document
 from stages.filter.fineweb import FineWeb
-from stages.filter.fineweb2_limits import Limits, read_limits, table
+from stages.filter.fineweb2_limits import LanguageLimits, read_limits, table
 from stages.filter.gopher_quality import GopherQuality
 from stages.filter.gopher_repetition import GopherRepetition
 from stages.stage import Bound, Stage, StageConfig, decision, resource, signal
@@ -85,7 +85,7 @@ class FineWeb2(Stage):
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)
         self._limits_config: Any = None
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, LanguageLimits] = {}
         self._built: dict[str, tuple[GopherRepetition, FineWeb, GopherQuality]] = {}
         needed = packages(self.config.languages or ())
         self.libraries = ("datatrove", "spacy", *(name for name in needed.values() if installed(name)))
@@ -138,7 +138,7 @@ class FineWeb2(Stage):
         for name in packages(self.limits()) or list(self.limits())[:1]:
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
-    def limits(self) -> dict[str, Limits]:
+    def limits(self) -> dict[str, LanguageLimits]:
         """Return the languages whose documents are judged, with their thresholds. The setting `change` has been applied
         to the thresholds."""
         if self._limits_config is not self.config:              # a replay of stored signals sets another config

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
-class Limits(BaseModel):
+class LanguageLimits(BaseModel):
     """The thresholds and stop words by which FineWeb-2 judges documents of one language. Fields are named as in its
     files."""
 
@@ -83,12 +83,12 @@ zsm_Latn .331 .264/.252/.225 .185/.176/.166/.156/.145/.134 .618 .125 3 11 .808 .
 """  # noqa: E501
 
 
-def table() -> dict[str, Limits]:
+def table() -> dict[str, LanguageLimits]:
     """Return the thresholds that come with the step `fineweb2`, as {language: limits}."""
     result = {}
     for line in _TABLE.split("\n")[1:-1]:
         name, lines, top, dup, score, ended, low, high, letters, breaks, *words = line.split(" ")
-        result[name] = Limits(
+        result[name] = LanguageLimits(
             dup_line_frac=float(lines), top_n_grams=_pairs(2, top), dup_n_grams=_pairs(5, dup),
             language_score=float(score), line_punct_thr=float(ended), min_avg_word_length=float(low),
             max_avg_word_length=float(high), max_non_alpha_words_ratio=float(letters), new_line_ratio=float(breaks),
@@ -100,7 +100,7 @@ def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
     return tuple((size, float(share)) for size, share in enumerate(shares.split("/"), first))
 
 
-def read_limits(path: str | Path) -> dict[str, Limits]:
+def read_limits(path: str | Path) -> dict[str, LanguageLimits]:
     """Read FineWeb-2's thresholds from a YAML file, as {language: limits}. The file is one of FineWeb-2's config files,
     which is named after its language, or a mapping from language to the contents of such a file.
 
@@ -121,7 +121,7 @@ def read_limits(path: str | Path) -> dict[str, Limits]:
     return {str(name): _limits(path, str(name), entry) for name, entry in content.items()}
 
 
-def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> Limits:
+def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> LanguageLimits:
     entry = dict(entry)
     if any(not isinstance(word, str) for word in entry.get("stopwords") or ()):
         stray = next(word for word in entry["stopwords"] if not isinstance(word, str))
@@ -133,7 +133,7 @@ def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> Limits:
     if isinstance(entry.get("stopwords"), list):
         entry["stopwords"] = tuple(entry["stopwords"])
     try:
-        limits = Limits(**entry)
+        limits = LanguageLimits(**entry)
     except (ValidationError, TypeError) as e:
         first = e.errors()[0] if isinstance(e, ValidationError) else {"loc": (), "msg": str(e)}
         raise ValueError(f"{path}: {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

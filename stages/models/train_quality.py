@@ -42,7 +42,7 @@ MOST_REFERENCE = 50_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class FastTextSettings:
     """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each word and for
     each bucket of word n-grams."""
 
@@ -55,7 +55,7 @@ class Settings:
 
 
 def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, seed: int = 0,
-          settings: Settings | None = None, held_out: float = 0.2, most: int | None = None,
+          settings: FastTextSettings | None = None, held_out: float = 0.2, most: int | None = None,
           reference: Iterable[str] | None = None, keep: float = 0.1, data: Sequence[dict[str, Any]] = (),
           intended_use: str = "", license: str = "") -> dict[str, Any]:
     """Train a fastText classifier on (label, text) pairs. Writes the model to `out`, and its calibration and card
@@ -73,7 +73,7 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
             label.
         RuntimeError: fastText failed; the message holds its error output.
     """
-    settings = settings or Settings()
+    settings = settings or FastTextSettings()
     out = Path(out)
     examples = gather(labelled, seed, held_out, most)
     labels = _labels(examples)
@@ -148,7 +148,7 @@ def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, A
             **{side: dict(sorted(Counter(example.label for example in part).items())) for side, part in parts.items()}}
 
 
-def _fit(part: list[Example], settings: Settings, seed: int, model: Path) -> None:
+def _fit(part: list[Example], settings: FastTextSettings, seed: int, model: Path) -> None:
     """Train a fastText model on the examples `part`, in a separate process whose allocator hands out zeroed memory.
 
     With one thread, fastText initialises only the first tenth of its matrix (DenseMatrix::uniform fills 10 blocks, one

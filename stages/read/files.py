@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from stages.document import BadRecord, Document, document_id
 from stages.read.reader import Reader, Slice, bad, check_file, locator, skipped
-from stages.read.streams import Damaged, Stream, is_archive, members
+from stages.read.streams import DamagedStream, DecompressedStream, is_archive, members
 from stages.stage import StageConfig, signal
 from stages.text.encoding import decode
 
@@ -43,9 +43,9 @@ class Files(Reader):
             yield from self._archive(local, slice)
         else:
             try:
-                with Stream(local) as stream:
+                with DecompressedStream(local) as stream:
                     data = stream.read_all(self.most)
-            except Damaged as e:
+            except DamagedStream as e:
                 yield bad(e.reason, slice, 0, 0, detail=e.detail, fatal=True)
                 return
             yield self._from_bytes(data, slice, 0, "", 0)
@@ -63,7 +63,7 @@ class Files(Reader):
                     yield bad(member.reason, slice, offset, ordinal, member=member.name)
                 else:
                     yield self._from_bytes(member.data, slice, offset, member.name, ordinal)
-        except Damaged as e:
+        except DamagedStream as e:
             yield bad(e.reason, slice, offset, sum(occurrences.values()), detail=e.detail, fatal=True)
 
     def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,

@@ -10,7 +10,7 @@ from typing import Any
 from stages.document import BadRecord, Document, document_id
 from stages.read.columns import Columns, ColumnsConfig, NotKept, clean, json_value
 from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, locator, skipped
-from stages.read.streams import Damaged, Stream, coding_of, is_array, read_elements, read_lines
+from stages.read.streams import DamagedStream, DecompressedStream, coding_of, is_array, read_elements, read_lines
 from stages.stage import signal
 
 #: Deepest nesting of a line. Python's own limit is far above it, but depends on how deep the caller is nested.
@@ -64,7 +64,7 @@ class Jsonl(Reader):
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         array = slice.start == 0 and slice.stop is None and is_array(local)
-        with Stream(local) as stream:
+        with DecompressedStream(local) as stream:
             if slice.start:
                 stream.seek(slice.start)
             length = None if slice.stop is None or stream.coding else slice.stop - slice.start
@@ -78,7 +78,7 @@ class Jsonl(Reader):
                         bad("line_too_long", slice, place, ordinal,
                             detail=f"a line of more than {self.config.max_line} bytes"))
                     ordinal += 1
-            except Damaged as e:
+            except DamagedStream as e:
                 place = 0 if stream.coding else at
                 yield ordinal, place, bad(e.reason, slice, place, ordinal, detail=e.detail, fatal=True)
 
@@ -124,7 +124,7 @@ class Jsonl(Reader):
         if is_array(local):
             self.warnings.append(f"{path}: read in one piece, for it is one JSON array; JSON Lines can be shared out")
             return None
-        with Stream(local) as stream:
+        with DecompressedStream(local) as stream:
             if stream.coding:
                 self.warnings.append(f"{path}: read in one piece, for it is compressed; many smaller files, or plain "
                                      "ones, can be shared out")

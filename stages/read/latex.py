@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from stages.document import BadRecord, Document, document_id
 from stages.read.files import Files
 from stages.read.reader import Slice, bad, locator, skipped
-from stages.read.streams import Damaged, coding_of, members
+from stages.read.streams import DamagedStream, coding_of, members
 from stages.stage import StageConfig, signal
 from stages.text.encoding import decode
 
@@ -43,7 +43,7 @@ _READS = re.compile(
     r"|usepackage[ \t]*(?:\[[^\]]{0,400}\])?[ \t]*\{(?P<p>[^{}%]{1,400})\}|(?P<stop>endinput))(?![A-Za-z])?")
 
 
-class Latex(Files):
+class LatexPapers(Files):
     """Reads papers in LaTeX: one document per paper, joined from the paper's files.
 
     `meta.files` is the number of joined files, if it is more than one.
@@ -91,7 +91,7 @@ class Latex(Files):
                         and total_bytes + len(member.data) <= self.config.max_paper:
                     files.setdefault(_clean(member.name), member.data)
                     total_bytes += len(member.data)
-        except Damaged as e:
+        except DamagedStream as e:
             yield bad(e.reason, slice, offset, count, detail=e.detail, fatal=True)
             return
         if files or not is_collection:
@@ -107,7 +107,7 @@ class Latex(Files):
                 return bad("too_large", slice, offset, 0, member=member, detail=f"beyond {self.config.max_paper} bytes")
             if data[257:262] == b"ustar":
                 return self._joined(_untarred(data), slice, offset, member)
-        except Damaged as e:
+        except DamagedStream as e:
             return bad(e.reason, slice, offset, 0, member=member, detail=e.detail)
         if data.startswith((b"%PDF", b"%!PS")) or b"\0" in data[:4096]:
             return skipped("no_tex", slice, offset, 0, member=member)
@@ -225,10 +225,10 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
         if len(out) > cap:
             return None
         if not with_header.eof:
-            raise Damaged("truncated", "a gzip file ends too early")
+            raise DamagedStream("truncated", "a gzip file ends too early")
         return out
     except zlib.error as e:
-        raise Damaged("corrupt_gzip", str(e)) from None
+        raise DamagedStream("corrupt_gzip", str(e)) from None
 
 
 def _untarred(data: bytes) -> dict[str, bytes]:
@@ -244,5 +244,5 @@ def _untarred(data: bytes) -> dict[str, bytes]:
                         and (member := archive.extractfile(info)) is not None):      # None only for non-files
                     files[_clean(info.name)] = member.read()
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
-        raise Damaged("corrupt_tar", str(e)) from None
+        raise DamagedStream("corrupt_tar", str(e)) from None
     return files

@@ -123,7 +123,7 @@ class Form(NamedTuple):
     required: frozenset[int]           # positions of words without which it is another licence
 
 
-class Match(NamedTuple):
+class LicenceMatch(NamedTuple):
     form: Form
     start: int                         # index of the first standard word in the text
     stop: int
@@ -189,7 +189,7 @@ def licence_text(text: str) -> str | None:
     return "" if near else None
 
 
-def matches(hashes: list[int]) -> list[Match]:
+def matches(hashes: list[int]) -> list[LicenceMatch]:
     """Return the matches of a text with forms (wordings of licences) of which the text contains at least the share
     `LIKELY`, the best match first. `hashes` are the hashes of the text's triples of consecutive words."""
     all_forms, forms_of = forms()
@@ -200,7 +200,7 @@ def matches(hashes: list[int]) -> list[Match]:
     return near
 
 
-def _compare(hashes: list[int], form: Form) -> Match:
+def _compare(hashes: list[int], form: Form) -> LicenceMatch:
     hits = [i for i, value in enumerate(hashes) if value in form.places]
     cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(hits)) if b - a > _APART), len(hits)]
     a, b = max(pairwise(cuts), key=lambda cut: cut[1] - cut[0])
@@ -211,7 +211,7 @@ def _compare(hashes: list[int], form: Form) -> Match:
         standard[i - start:i - start + TRIPLE] = b"\1" * TRIPLE
         for place in form.places[hashes[i]]:
             present[place:place + TRIPLE] = b"\1" * TRIPLE
-    return Match(form, start, stop, _zeros(present), [(start + x, start + y) for x, y in _zeros(standard)])
+    return LicenceMatch(form, start, stop, _zeros(present), [(start + x, start + y) for x, y in _zeros(standard)])
 
 
 def _zeros(marks: bytearray) -> list[tuple[int, int]]:
@@ -223,7 +223,7 @@ def _length(runs: list[tuple[int, int]]) -> int:
     return sum(b - a for a, b in runs)
 
 
-def fits_form(match: Match, words: list[str]) -> bool:
+def fits_form(match: LicenceMatch, words: list[str]) -> bool:
     """Return whether a text, at the place of a match, states the licence of the match's form (wording of a licence)
     unchanged: few words of the form are missing, and no added words speak of terms. `words` are the words of the
     text."""
@@ -237,7 +237,7 @@ def fits_form(match: Match, words: list[str]) -> bool:
     return all(_TERMS.isdisjoint(_HARMLESS.sub(" ", " ".join(words[a:b])).split()) for a, b in match.added)
 
 
-def stands_alone(match: Match, words: list[str]) -> bool:
+def stands_alone(match: LicenceMatch, words: list[str]) -> bool:
     """Return whether a document holds a licence text and little else: only few words are around the match, and none of
     them speak of other terms. `words` are the words of the document."""
     before, after = words[:match.start], words[match.stop:]
@@ -271,6 +271,6 @@ def other_terms(text: str) -> bool:
     return _OTHER.search(text) is not None
 
 
-def _has_second_licence(match: Match, near: list[Match]) -> bool:
+def _has_second_licence(match: LicenceMatch, near: list[LicenceMatch]) -> bool:
     """Return whether one of the matches `near` is the text of another licence at another place than `match`."""
     return any(m.form.licence != match.form.licence and (m.stop <= match.start or m.start >= match.stop) for m in near)

@@ -59,7 +59,7 @@ def from_row(row: dict[str, Any]) -> Document | BadRecord:
     return Document(row["id"], row["text"].decode("utf-8", "surrogatepass"), raw=row["raw"], **facts)
 
 
-class Sample(Reader):
+class SampleReader(Reader):
     """Reads a sample of the records of other readers, which `tokenmill plan --sample` has written to a Parquet file."""
 
     name = "sample"

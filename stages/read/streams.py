@@ -1,6 +1,6 @@
 """Reads compressed files as streams, lines or JSON elements, and the members of archives. Size limits apply to the
-bytes that were really read, since the sizes that a file states may be wrong. Damage in a file raises `Damaged`, so that
-callers can count it."""
+bytes that were really read, since the sizes that a file states may be wrong. Damage in a file raises `DamagedStream`,
+so that callers can count it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException)
 MAX_ARCHIVE_BYTES = 64 << 30
 
 
-class Damaged(Exception):
+class DamagedStream(Exception):
     """Raised for a file that ends too early, is corrupt, or exceeds a limit. `reason` is in snake_case, such as
     `truncated`."""
 
@@ -49,9 +49,9 @@ def coding_of(magic: bytes) -> str:
     return "bz2" if _BZ2.match(magic) else next((n for start, n in _MAGIC if magic.startswith(start)), "")
 
 
-class Stream:
+class DecompressedStream:
     """A file that is decompressed while it is read. Its first bytes show which compression it has. If the file is
-    damaged, `read` returns all bytes before the damage, and only then raises `Damaged`."""
+    damaged, `read` returns all bytes before the damage, and only then raises `DamagedStream`."""
 
     def __init__(self, local: str) -> None:
         self._file = open(local, "rb")  # noqa: SIM115 - closed by close()
@@ -73,7 +73,7 @@ class Stream:
             if is_machine_fault(e):
                 raise
             cut = isinstance(e, EOFError) or "ended before" in str(e) or "truncated" in str(e).lower()
-            raise Damaged("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
+            raise DamagedStream("truncated" if cut else f"corrupt_{self.coding or 'file'}", str(e)) from None
 
     def read_all(self, cap: int) -> bytes | None:
         """Return all decompressed bytes of the file, or None if there are more than `cap`."""
@@ -94,19 +94,19 @@ class Stream:
             self._stream.close()
         self._file.close()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> DecompressedStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
+def read_lines(stream: DecompressedStream, cap: int, length: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """Yield (offset in the decompressed stream, line without its line end) for each line of a stream. A line of more
     than `cap` bytes is replaced with None.
 
-    Reading stops after `length` bytes. Memory is bounded by `cap` and one block. If the file is damaged, `Damaged` is
-    raised after the last whole line before the damage. A line that the damage cuts is not yielded.
+    Reading stops after `length` bytes. Memory is bounded by `cap` and one block. If the file is damaged,
+    `DamagedStream` is raised after the last whole line before the damage. A line that the damage cuts is not yielded.
     """
     at = 0                                  # offset of the line that `blocks` begins
     blocks: list[bytes] = []                # the line's blocks so far; empty once the line is too long
@@ -133,10 +133,10 @@ def read_lines(stream: Stream, cap: int, length: int | None = None) -> Iterator[
 
 def is_array(local: str) -> bool:
     """Return whether a file is one JSON array. The result is False for JSON Lines whose first line is an array."""
-    with Stream(local) as stream:
+    with DecompressedStream(local) as stream:
         try:
             begin = stream.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
-        except Damaged:
+        except DamagedStream:
             return False
     line, _, after = begin.partition(b"\n")
     try:
@@ -145,13 +145,13 @@ def is_array(local: str) -> bool:
         return True
 
 
-def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
+def read_elements(stream: DecompressedStream, cap: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset in the decompressed stream, JSON text) for each element of a JSON array, which is the content of
     the stream.
 
     Elements are found by brackets, commas and strings alone, so an element that is not valid JSON does not affect other
-    elements. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `Damaged` if the array
-    does not end, if something follows the array, or if an element is longer than `cap` bytes.
+    elements. Memory is bounded by `cap`, the bytes of the longest element, and a block. Raises `DamagedStream` if the
+    array does not end, if something follows the array, or if an element is longer than `cap` bytes.
     """
     buffer, base, scanned, depth, ended = b"", 0, 0, 0, False    # `buffer` begins with the element, at byte `base`
     while block := stream.read():
@@ -168,18 +168,18 @@ def read_elements(stream: Stream, cap: int) -> Iterator[tuple[int, bytes]]:
                     ended = ended or depth == 0
                     element = buffer[begin:token.start()]
                     if len(element) > cap:
-                        raise Damaged("line_too_long", f"an element of more than {cap} bytes")
+                        raise DamagedStream("line_too_long", f"an element of more than {cap} bytes")
                     if token[0] == b"," or element.strip():
                         yield base + begin, element
                     begin = scanned
         scanned = len(buffer) if token is None else token.start()  # a string cut by the block is scanned again
         if len(buffer) - begin > cap and not ended:
-            raise Damaged("line_too_long", f"an element of more than {cap} bytes")
+            raise DamagedStream("line_too_long", f"an element of more than {cap} bytes")
         buffer, base, scanned = buffer[begin:], base + begin, scanned - begin
         if ended and buffer.strip():
-            raise Damaged("bad_json", "there is something after the array")
+            raise DamagedStream("bad_json", "there is something after the array")
     if not ended:
-        raise Damaged("truncated", "the array does not end")
+        raise DamagedStream("truncated", "the array does not end")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Itera
     `suffixes` are yielded with their data.
 
     A member of more than `cap` bytes has no data and the reason `too_large`. A member with another ending has no data
-    and the reason `other_type`. Raises `Damaged` where the archive cannot be read any further.
+    and the reason `other_type`. Raises `DamagedStream` where the archive cannot be read any further.
     """
     yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
 
@@ -214,7 +214,7 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
         for error in (e, e.__context__):                    # zipfile also says "not a zip file" for an I/O error
             if error is not None and is_machine_fault(error):
                 raise error from None
-        raise Damaged("corrupt_zip", str(e)) from None
+        raise DamagedStream("corrupt_zip", str(e)) from None
     total = 0                                           # bytes inflated; entries may share stored bytes
     with archive:
         for info in archive.infolist():
@@ -236,7 +236,7 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                 continue
             total += len(data)
             if total > MAX_ARCHIVE_BYTES:
-                raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
+                raise DamagedStream("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
             yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
 
 
@@ -244,7 +244,7 @@ class _LimitedStream:
     """A stream for tarfile that raises Damaged when a tar archive has more than MAX_ARCHIVE_BYTES bytes after
     decompression."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: DecompressedStream) -> None:
         self.stream, self.total, self.buffer = stream, 0, b""
 
     def read(self, size: int) -> bytes:
@@ -253,12 +253,12 @@ class _LimitedStream:
         data, self.buffer = self.buffer[:size], self.buffer[size:]
         self.total += len(data)
         if self.total > MAX_ARCHIVE_BYTES:
-            raise Damaged("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
+            raise DamagedStream("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
         return data
 
 
 def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
-    with Stream(local) as stream:
+    with DecompressedStream(local) as stream:
         try:
             archive = tarfile.open(fileobj=_LimitedStream(stream), mode="r|")  # type: ignore[call-overload] # noqa: SIM115
             for info in archive:
@@ -271,9 +271,9 @@ def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                 else:
                     data = archive.extractfile(info).read()
                     if len(data) < info.size:
-                        raise Damaged("truncated", info.name)
+                        raise DamagedStream("truncated", info.name)
                     yield Member(info.name, info.offset, data)
         except (tarfile.TarError, *_ERRORS, ValueError) as e:
             if is_machine_fault(e):
                 raise
-            raise Damaged("corrupt_tar", str(e)) from None
+            raise DamagedStream("corrupt_tar", str(e)) from None

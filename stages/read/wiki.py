@@ -22,7 +22,7 @@ from xml.parsers import expat
 
 from stages.document import BadRecord, Document, document_id
 from stages.read.reader import BEYOND, Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
-from stages.read.streams import Damaged, Stream
+from stages.read.streams import DamagedStream, DecompressedStream
 from stages.read.wikitext import HIDDEN, hidden_in, is_redirect, plain
 from stages.stage import StageConfig, signal
 
@@ -65,7 +65,7 @@ class Wiki(Reader):
             block = b""
             if to_end:
                 pages.feed(b"", True)
-        except (Damaged, expat.ExpatError, _Hostile) as e:
+        except (DamagedStream, expat.ExpatError, _Hostile) as e:
             if getattr(e, "code", None) == expat.errors.codes[expat.errors.XML_ERROR_NO_MEMORY]:
                 raise MemoryError(str(e)) from None             # the machine's fault, not the file's
             for page in pages.take():
@@ -99,7 +99,7 @@ class Wiki(Reader):
         for .bz2, between compressed streams that begin with a page. An XML parser reads the whole file once to find the
         cuts. Returns None for a dump that cannot be split, or is damaged; it is read in one piece, up to the damage."""
         check_file(local, path)
-        with Stream(local) as stream:
+        with DecompressedStream(local) as stream:
             coding = stream.coding
         try:
             pieces = _Cuts(target).pieces(local, coding) if coding in ("", "bz2") else None
@@ -235,10 +235,10 @@ class _Pages(_Xml):
 
 
 def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
-    """Yield the decompressed XML of a dump, or of one piece of a dump (from `Wiki.splits`), in blocks. Raises `Damaged`
-    if the file is damaged."""
+    """Yield the decompressed XML of a dump, or of one piece of a dump (from `Wiki.splits`), in blocks. Raises
+    `DamagedStream` if the file is damaged."""
     if slice.stop is None:
-        with Stream(local) as stream:
+        with DecompressedStream(local) as stream:
             while block := stream.read(_BLOCK):
                 yield block
         return
@@ -254,7 +254,7 @@ def _blocks(local: str, slice: Slice) -> Iterator[bytes]:
                 try:
                     yield inflate.decompress(block)
                 except OSError as e:                            # the file was sound when it was cut
-                    raise Damaged("corrupt_bz2", str(e)) from None
+                    raise DamagedStream("corrupt_bz2", str(e)) from None
                 block = inflate.unused_data
             if not coded:
                 yield block

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from stages.scrub.checks import in_address, stands_alone, word_before
 from stages.scrub.clues import FEWEST_DIGITS, Clues
-from stages.scrub.national_rules import RULES, Rule
+from stages.scrub.national_rules import RULES, NumberRule
 
 #: patterns that several rules share: these rules are tried only in stretches where their pattern matches
 GATES = {"digits letter": re.compile(r"[0-9]{6,17}(?:[-+]|[ -]?[A-Za-z])"),
@@ -40,14 +40,14 @@ _MOST_GROUPS = 7
 class Finder:
     """Finds the national identity numbers of some countries in texts, by the countries' rules."""
 
-    def __init__(self, rules: Sequence[Rule], anywhere: bool = False) -> None:
+    def __init__(self, rules: Sequence[NumberRule], anywhere: bool = False) -> None:
         """Compile the rules. A rule may have weak forms, which other numbers may match, too. A match of a weak form is
         normally accepted only after a word that names the number, such as "ssn". With `anywhere` it is accepted without
         such a word."""
         #: form → (rule, pattern of the words that must stand before; None: no word needed)
-        self.forms: dict[str, list[tuple[Rule, re.Pattern[str] | None]]] = {}
+        self.forms: dict[str, list[tuple[NumberRule, re.Pattern[str] | None]]] = {}
         #: gate → (pattern of whole values, rule, pattern of the words before) of the rules that have this gate
-        self.letters: dict[str, list[tuple[re.Pattern[str], Rule, re.Pattern[str] | None]]] = {}
+        self.letters: dict[str, list[tuple[re.Pattern[str], NumberRule, re.Pattern[str] | None]]] = {}
         for rule in rules:
             words = re.compile(rf"(?<![^\W\d_])(?:{rule.words})(?![^\W\d_])", re.IGNORECASE) \
                 if rule.words and not anywhere else None
@@ -114,7 +114,7 @@ class Finder:
                 return
 
     @staticmethod
-    def _counts(text: str, start: int, end: int, rule: Rule, words: re.Pattern[str] | None) -> bool:
+    def _counts(text: str, start: int, end: int, rule: NumberRule, words: re.Pattern[str] | None) -> bool:
         """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. It must not be part of
         something longer, such as a word. One of `words` must precede it; if `words` is None, it must not be inside a
         URL."""

@@ -1,7 +1,7 @@
 """Defines the forms and the checks of national identity numbers, country by country.
 
 Sources are the issuing authorities' own rules. The docstring of a check names the number and, in brackets, its issuer
-or source; it then lists the parts of the number in their order, and the checks. `Rule` explains the fields. The
+or source; it then lists the parts of the number in their order, and the checks. `NumberRule` explains the fields. The
 argument `v` of every check is the value in capitals, without separators. It has already matched a form or a pattern of
 the rule, so its length and its kinds of characters are right.
 """
@@ -25,7 +25,7 @@ from stages.scrub.checks import (
 )
 
 
-class Rule(NamedTuple):
+class NumberRule(NamedTuple):
     """The form and the check of a national identity number.
 
     A form gives the number of digits in each group and the separators between the groups ("3-2-4", "2 3 3 3"). A number
@@ -308,60 +308,84 @@ _IT_HINTS = ("isc", "ISC", "C.F", "c.f", "ax code")
 _IT_WORDS = r"codice fiscale|cod\.? ?fisc\.?|c\.?f\.?|tax code"
 _ID = r"id(?:entity)? ?(?:card|number|no\.?|#)?"
 
-RULES: tuple[Rule, ...] = (
-    Rule("us", _us, ("3-2-4",), ("9", "3 2 4"), r"ssns?|ss ?#|social security(?: (?:number|no|num|#))?|seguro social"),
-    Rule("ca", _ca, ("3-3-3",), ("9", "3 3 3"), r"sin|social insurance(?: number)?|nas|assurance sociale"),
-    Rule("gb", _nino, letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] [0-9]{2} [0-9]{2} [0-9]{2} [A-D]",
-         weak_letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][0-9]{6}[A-D]", gate="digits",
-         words=r"nino|ni|national insurance(?: (?:number|no\.?))?"),
-    Rule("gb", _nhs, (), ("3 3 4", "3-3-4", "10"), r"nhs"),
-    Rule("de", _de, ("2 3 3 3",), ("11",),
-         r"steuer[- ]?id(?:entifikations)?(?:nummer|nr\.?)?|steuer[- ]?identifikationsnummer|steuernummer|idnr\.?|"
-         r"tax id|tin|identifikationsnummer"),
-    Rule("fr", _fr_dated, ("15", "13 2")),
-    Rule("fr", _fr, ("1 2 2 2 3 3 2", "1 2 2 2 3 3-2"),
-         letters=r"[123478] ?[0-9]{2} ?[0-9]{2} ?2[AB] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", hints=("2A", "2B"),
-         gate="digits"),
-    Rule("it", _it, letters=_CF, gate="word"),
-    Rule("it", _it, weak_letters=_CF.lower(), gate="word", hints=_IT_HINTS, words=_IT_WORDS),
-    Rule("it", _it, weak_letters=r"[A-Z]{3} [A-Z]{3} [0-9]{2}[A-Z][0-9]{2} [A-Z][0-9]{3}[A-Z]", gate="date",
-         hints=_IT_HINTS, words=_IT_WORDS),
-    Rule("es", _es, letters=r"[0-9]{2}\.[0-9]{3}\.[0-9]{3}-?[A-HJ-NP-TV-Z]", gate="dotted"),
-    Rule("es", _es, letters=r"[0-9]{8}-?[A-HJ-NP-TV-Z]", gate="digits letter"),
-    Rule("es", _es, letters=r"[XYZ]-?[0-9]{7}-?[A-HJ-NP-TV-Z]", gate="letter digits"),
-    Rule("es", _es, hints=("dni", "DNI", "nie", "NIE", "nif", "NIF", "ocumento"), gate="digits letter",
-         weak_letters=r"[0-9]{8}[ -]?[a-hj-np-tv-zA-HJ-NP-TV-Z]|[XYZxyz][ -]?[0-9]{7}[ -]?[a-hj-np-tv-zA-HJ-NP-TV-Z]",
-         words=r"dni|nie|nif|documento nacional(?: de identidad)?"),
-    Rule("pt", _pt, (), ("9", "3 3 3"), r"nif|contribuinte|número fiscal|n\.?º? fiscal|identificação fiscal"),
-    Rule("nl", _nl, (), ("9", "4.2.3", "3.3.3", "3 3 3"),
-         r"bsn|burgerservicenummer|sofi(?:-?nummer)?|citizen service number"),
-    Rule("be", _be, ("2.2.2-3.2", "2.2.2 3.2")),
-    Rule("be", _be_dated, ("11", "6-3-2", "6 3 2")),
-    Rule("pl", _pl, (), ("11",), r"pesel(?:u|em)?"),
-    Rule("se", _se, ("6-4", "6+4"), ("10",), r"personnummer|pers\.? ?nr\.?|samordningsnummer|personal identity number"),
-    Rule("se", _se_long, ("8-4",), ("12",), r"personnummer|pers\.? ?nr\.?|samordningsnummer|personal identity number"),
-    Rule("fi", _fi, letters=r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-FHJ-NPR-Y]", gate="digits letter"),
-    Rule("dk", _dk_checked, ("6-4",)),
-    Rule("dk", _dk, (), ("6-4", "6 4", "10"), r"cpr(?:[- ]?(?:nr\.?|nummer))?|personnummer"),
-    Rule("no", _no, ("11", "6 5"), ()),
-    Rule("br", _br, ("3.3.3-2",), ("11", "9-2"), r"cpf"),
-    Rule("mx", _mx, gate="letter digits",
-         letters=r"[A-Z][AEIOUX][A-Z]{2}[0-9]{6}[HMX][A-Z]{2}[B-DF-HJ-NP-TV-Z]{3}[0-9A-Z][0-9]"),
-    Rule("in", _in, ("4 4 4", "4-4-4"), ("12",), r"aadhaar|aadhar|uidai|uid|आधार"),
-    Rule("cn", _cn, ("18",), letters=r"[1-8][0-9]{16}[Xx]", gate="digits letter"),
-    Rule("kr", _kr, ("6-7",), ("13",), r"주민(?:등록)?번호|resident registration|rrn"),
-    Rule("kr", _kr_dated, (), ("6-7",), r"주민(?:등록)?번호|resident registration|rrn"),
-    Rule("tr", _tr, (), ("11",), r"t\.?c\.?(?: kimlik)?(?: (?:no|numarası))?|tckn|kimlik(?: (?:no|numarası))?"),
-    Rule("za", _za, ("6 4 3", "6 4 2 1", "6 4 1 1 1"), ("13",), rf"{_ID}|identity (?:number|document)|said|rsa id"),
-    Rule("au", _au, (), ("9", "3 3 3"), r"tfn|tax file(?: (?:number|no\.?))?"),
-    Rule("ro", _ro, (), ("13",), r"cnp|cod(?:ul)? numeric(?: personal)?"),
-    Rule("ch", _ch, ("3.4.4.2", "13")),
-    Rule("cz", _cz, ("6/4",), ("10",), r"rodné číslo|rodného čísla|rodné číslo|r\.? ?č\.?|rč"),
-    Rule("ie", _ie, weak_letters=r"[0-9]{7}[A-W][A-IW]?", gate="digits letter", hints=("PPS", "pps", "ublic"),
-         words=r"ppsn?|pps (?:number|no\.?)|personal public service"),
-    Rule("cl", _cl, letters=r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9Kk]", gate="dotted"),
-    Rule("cl", _cl, weak_letters=r"[0-9]{7,8}-[0-9Kk]", gate="digits letter", words=r"rut|run"),
-    Rule("sg", _sg, letters=r"[STFGM][0-9]{7}[A-Z]", gate="letter digits"),
+RULES: tuple[NumberRule, ...] = (
+    NumberRule("us", _us, ("3-2-4", ), ("9", "3 2 4"),
+               r"ssns?|ss ?#|social security(?: (?:number|no|num|#))?|seguro social"),
+    NumberRule("ca", _ca, ("3-3-3", ), ("9", "3 3 3"), r"sin|social insurance(?: number)?|nas|assurance sociale"),
+    NumberRule("gb",
+               _nino,
+               letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] [0-9]{2} [0-9]{2} [0-9]{2} [A-D]",
+               weak_letters=r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][0-9]{6}[A-D]",
+               gate="digits",
+               words=r"nino|ni|national insurance(?: (?:number|no\.?))?"),
+    NumberRule("gb", _nhs, (), ("3 3 4", "3-3-4", "10"), r"nhs"),
+    NumberRule(
+        "de", _de, ("2 3 3 3", ), ("11", ),
+        r"steuer[- ]?id(?:entifikations)?(?:nummer|nr\.?)?|steuer[- ]?identifikationsnummer|steuernummer|idnr\.?|"
+        r"tax id|tin|identifikationsnummer"),
+    NumberRule("fr", _fr_dated, ("15", "13 2")),
+    NumberRule("fr",
+               _fr, ("1 2 2 2 3 3 2", "1 2 2 2 3 3-2"),
+               letters=r"[123478] ?[0-9]{2} ?[0-9]{2} ?2[AB] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}",
+               hints=("2A", "2B"),
+               gate="digits"),
+    NumberRule("it", _it, letters=_CF, gate="word"),
+    NumberRule("it", _it, weak_letters=_CF.lower(), gate="word", hints=_IT_HINTS, words=_IT_WORDS),
+    NumberRule("it",
+               _it,
+               weak_letters=r"[A-Z]{3} [A-Z]{3} [0-9]{2}[A-Z][0-9]{2} [A-Z][0-9]{3}[A-Z]",
+               gate="date",
+               hints=_IT_HINTS,
+               words=_IT_WORDS),
+    NumberRule("es", _es, letters=r"[0-9]{2}\.[0-9]{3}\.[0-9]{3}-?[A-HJ-NP-TV-Z]", gate="dotted"),
+    NumberRule("es", _es, letters=r"[0-9]{8}-?[A-HJ-NP-TV-Z]", gate="digits letter"),
+    NumberRule("es", _es, letters=r"[XYZ]-?[0-9]{7}-?[A-HJ-NP-TV-Z]", gate="letter digits"),
+    NumberRule(
+        "es",
+        _es,
+        hints=("dni", "DNI", "nie", "NIE", "nif", "NIF", "ocumento"),
+        gate="digits letter",
+        weak_letters=r"[0-9]{8}[ -]?[a-hj-np-tv-zA-HJ-NP-TV-Z]|[XYZxyz][ -]?[0-9]{7}[ -]?[a-hj-np-tv-zA-HJ-NP-TV-Z]",
+        words=r"dni|nie|nif|documento nacional(?: de identidad)?"),
+    NumberRule("pt", _pt, (), ("9", "3 3 3"), r"nif|contribuinte|número fiscal|n\.?º? fiscal|identificação fiscal"),
+    NumberRule("nl", _nl, (), ("9", "4.2.3", "3.3.3", "3 3 3"),
+               r"bsn|burgerservicenummer|sofi(?:-?nummer)?|citizen service number"),
+    NumberRule("be", _be, ("2.2.2-3.2", "2.2.2 3.2")),
+    NumberRule("be", _be_dated, ("11", "6-3-2", "6 3 2")),
+    NumberRule("pl", _pl, (), ("11", ), r"pesel(?:u|em)?"),
+    NumberRule("se", _se, ("6-4", "6+4"), ("10", ),
+               r"personnummer|pers\.? ?nr\.?|samordningsnummer|personal identity number"),
+    NumberRule("se", _se_long, ("8-4", ), ("12", ),
+               r"personnummer|pers\.? ?nr\.?|samordningsnummer|personal identity number"),
+    NumberRule("fi", _fi, letters=r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-FHJ-NPR-Y]", gate="digits letter"),
+    NumberRule("dk", _dk_checked, ("6-4", )),
+    NumberRule("dk", _dk, (), ("6-4", "6 4", "10"), r"cpr(?:[- ]?(?:nr\.?|nummer))?|personnummer"),
+    NumberRule("no", _no, ("11", "6 5"), ()),
+    NumberRule("br", _br, ("3.3.3-2", ), ("11", "9-2"), r"cpf"),
+    NumberRule("mx",
+               _mx,
+               gate="letter digits",
+               letters=r"[A-Z][AEIOUX][A-Z]{2}[0-9]{6}[HMX][A-Z]{2}[B-DF-HJ-NP-TV-Z]{3}[0-9A-Z][0-9]"),
+    NumberRule("in", _in, ("4 4 4", "4-4-4"), ("12", ), r"aadhaar|aadhar|uidai|uid|आधार"),
+    NumberRule("cn", _cn, ("18", ), letters=r"[1-8][0-9]{16}[Xx]", gate="digits letter"),
+    NumberRule("kr", _kr, ("6-7", ), ("13", ), r"주민(?:등록)?번호|resident registration|rrn"),
+    NumberRule("kr", _kr_dated, (), ("6-7", ), r"주민(?:등록)?번호|resident registration|rrn"),
+    NumberRule("tr", _tr, (), ("11", ), r"t\.?c\.?(?: kimlik)?(?: (?:no|numarası))?|tckn|kimlik(?: (?:no|numarası))?"),
+    NumberRule("za", _za, ("6 4 3", "6 4 2 1", "6 4 1 1 1"), ("13", ),
+               rf"{_ID}|identity (?:number|document)|said|rsa id"),
+    NumberRule("au", _au, (), ("9", "3 3 3"), r"tfn|tax file(?: (?:number|no\.?))?"),
+    NumberRule("ro", _ro, (), ("13", ), r"cnp|cod(?:ul)? numeric(?: personal)?"),
+    NumberRule("ch", _ch, ("3.4.4.2", "13")),
+    NumberRule("cz", _cz, ("6/4", ), ("10", ), r"rodné číslo|rodného čísla|rodné číslo|r\.? ?č\.?|rč"),
+    NumberRule("ie",
+               _ie,
+               weak_letters=r"[0-9]{7}[A-W][A-IW]?",
+               gate="digits letter",
+               hints=("PPS", "pps", "ublic"),
+               words=r"ppsn?|pps (?:number|no\.?)|personal public service"),
+    NumberRule("cl", _cl, letters=r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9Kk]", gate="dotted"),
+    NumberRule("cl", _cl, weak_letters=r"[0-9]{7,8}-[0-9Kk]", gate="digits letter", words=r"rut|run"),
+    NumberRule("sg", _sg, letters=r"[STFGM][0-9]{7}[A-Z]", gate="letter digits"),
 )
 
 COUNTRIES = tuple(sorted({rule.country for rule in RULES}))

@@ -17,7 +17,7 @@ import uvicorn
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 
 #: set by CI after it has installed Chromium: a missing browser is then an error
 REQUIRED = "TOKENMILL_TEST_BROWSER"
@@ -77,7 +77,7 @@ def _belongs(url: str, origin: str) -> bool:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(settings: ServiceSettings) -> Iterator[str]:
     """Run a service; gives its origin."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, access_log=False, ws="none",
@@ -92,10 +92,10 @@ def serving(settings: Settings) -> Iterator[str]:
         listener.close()
 
 
-def settings_of(stores: dict[str, Path], **more: Any) -> Settings:
+def settings_of(stores: dict[str, Path], **more: Any) -> ServiceSettings:
     """Settings under which a quick browser meets no limit."""
-    return Settings({name: str(root) for name, root in stores.items()},
-                    **{"rate": 10_000, "burst": 10_000, "look_s": 0.1, **more})
+    return ServiceSettings({name: str(root) for name, root in stores.items()},
+                           **{"rate": 10_000, "burst": 10_000, "look_s": 0.1, **more})
 
 
 @pytest.fixture

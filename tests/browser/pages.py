@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from starlette.testclient import TestClient
 
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from tests.browser.conftest import MODES
 from tests.service.conftest import BASE
 
@@ -44,7 +44,7 @@ FOCUSED = """() => {
 }"""
 
 
-def kinds_of_pages(settings: Settings) -> list[str]:
+def kinds_of_pages(settings: ServiceSettings) -> list[str]:
     """An address of each kind of page that links from the first lead to. Pages are of one kind when their paths differ
     in names only, and they show the same kind of documents, or moves of a threshold."""
     client = TestClient(create_app(settings), base_url=BASE, headers={"Accept": "text/html"})

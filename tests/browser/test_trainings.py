@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from tests.browser.conftest import serving, settings_of
 from tests.browser.pages import faults, kinds_of_pages, tab_order
 from tests.service.shard_site import make_site
@@ -23,7 +23,7 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
     """Of a service over a store with shards, whose run has a training that has ended; others go to another folder."""
     top = tmp_path_factory.mktemp("trainings")
     store, others = make_site(top), top / "others"
@@ -35,7 +35,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def origin(settings: Settings) -> Iterator[str]:
+def origin(settings: ServiceSettings) -> Iterator[str]:
     with serving(settings) as place:
         yield place
 
@@ -105,7 +105,8 @@ def test_a_document_is_found_in_the_shards_with_its_windows_and_steps(origin: st
     expect(page.get_by_role("heading", level=1)).to_have_text(id)
 
 
-def test_pages_with_shards_and_trainings_are_accessible(origin: str, settings: Settings, open_page: Open) -> None:
+def test_pages_with_shards_and_trainings_are_accessible(origin: str, settings: ServiceSettings,
+                                                        open_page: Open) -> None:
     addresses = [address for address in kinds_of_pages(settings) if re.search("/(shards|trainings|documents)", address)]
     kinds = (r"/shards", r"/shards/step\?.*", r"/shards/web/train/windows/.*", r"/trainings", r"/trainings/main",
              rf"/trainings/main/step\?step={SPIKE + 2}", r"/datasets/clean/documents/.*")

@@ -33,7 +33,7 @@ from pipeline.recipe.load import READY
 from pipeline.recipe.marks import parse_yaml
 from pipeline.run import make_backend, run_recipe
 from stages.filter.badwords import LISTS
-from stages.models.train_quality import Settings, train
+from stages.models.train_quality import FastTextSettings, train
 from stages.scoring.models import LID176
 from tests.corpus import GERMAN, Page, _html, pages, sentences, warc
 from tests.frozen import hold_run
@@ -161,7 +161,7 @@ def classifier(folder: Path) -> Path:
     other = [s for s in prose if s not in good]
     labelled = [(label, " ".join(rng.sample(said, 6))) for label, said in (("hq", good), ("lq", other))
                 for _ in range(120)]
-    train(labelled, folder / "quality.bin", settings=Settings(dim=8, buckets=1 << 12))
+    train(labelled, folder / "quality.bin", settings=FastTextSettings(dim=8, buckets=1 << 12))
     return folder / "quality.bin"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 
 from pipeline.recipe import load_recipe
-from pipeline.report.compare import Run
+from pipeline.report.compare import FinishedRun
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from tests.corpus import sentences
@@ -66,8 +66,8 @@ class Made:
     rows: Mapping[str, Mapping[str, dict[str, Any]]]
 
     @property
-    def run(self) -> Run:
-        return Run.open(Store(self.store), self.name)
+    def run(self) -> FinishedRun:
+        return FinishedRun.open(Store(self.store), self.name)
 
     @property
     def report(self) -> dict[str, Any]:

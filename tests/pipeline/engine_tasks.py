@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.store.content_keys import content_key
 from pipeline.store.records import READING, Counters, PartRecord
 
@@ -70,7 +70,7 @@ class Rows:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         a = inputs.args
         RAN.append(inputs.key)
         size = inputs.batch_rows or a.get("batch", 1)
@@ -95,7 +95,7 @@ class Rows:
         return {"in": {"t": {"docs": a["rows"], "bytes": a["rows"]}}, "kept": len(lines), "quarantined": bad}
 
 
-def square(batch: list[int], a: dict[str, Any], poison: dict[int, str], cursor: Cursor) -> list[str]:
+def square(batch: list[int], a: dict[str, Any], poison: dict[int, str], cursor: CrashCursor) -> list[str]:
     if not batch:
         return []
     cursor.set(batch[0], batch[-1], 2)
@@ -169,7 +169,7 @@ class Fails:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         Path(out.path("half.txt")).write_text("half")
         raise ValueError(f"no such thing as {inputs.args['what']}")
 
@@ -181,7 +181,7 @@ class FailsFirst:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         marks = Path(inputs.args["marks"])
         n = len(list(marks.iterdir()))
         (marks / str(n)).touch()
@@ -198,7 +198,7 @@ class Full:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         marks = Path(inputs.args["marks"])
         n = len(list(marks.iterdir()))
         (marks / str(n)).touch()
@@ -215,7 +215,7 @@ class Endless:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         if inputs.args["record"] >= 0:
             cursor.set(inputs.args["record"], inputs.args["record"], -1)
         spin({})
@@ -229,7 +229,7 @@ class Reads:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         a, read = inputs.args, []
         for file in range(a["files"]):
             for row in range(3 * file, 3 * file + 3 if inputs.file in (None, file) else 0):
@@ -250,7 +250,7 @@ class SetupDies:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         print("loading the model")
         ctypes.string_at(0)
         return {}
@@ -261,7 +261,7 @@ class Forgets:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         out.path("forgotten.txt")
         return {}
 
@@ -273,7 +273,7 @@ class Deaf:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         cursor.set(5, 5, 0)
         ctypes.string_at(0)
         return {}
@@ -286,7 +286,7 @@ class Straggles:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         if mark := inputs.args.get("mark"):
             with contextlib.suppress(FileExistsError):       # two attempts at once: one of them is the first
                 Path(mark).touch(exist_ok=False)
@@ -302,7 +302,7 @@ class Devices:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         start = time.monotonic()
         if mark := inputs.args.get("mark"):
             wait_for(mark)
@@ -318,7 +318,7 @@ class Waits:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         wait_for(inputs.args["mark"])
         return {"n": 1}
 
@@ -330,7 +330,7 @@ class Held:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         for row in range(inputs.args["rows"]):
             cursor.set(row, row, 2)
             wait_for(Path(inputs.args["marks"], str(row)))
@@ -344,7 +344,7 @@ class Noisy:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         print("x" * 300_000)
         os.write(1, b"raw bytes on file descriptor 1\n")
         Path(out.path("pid.txt")).write_text(str(os.getpid()))
@@ -358,7 +358,7 @@ class Hostile:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         a, libc, results = inputs.args, ctypes.CDLL(None, use_errno=True), {}
 
         def trace() -> None:
@@ -413,7 +413,7 @@ class Programs:
     sets_up = True
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         with contextlib.suppress(PermissionError), socket.socket():         # allowed until it is confined
             subprocess.run(["/bin/sh", "-c", "exit 0"], check=True)
         results = {"kernels before": os.environ["NUMBA_CACHE_DIR"]}

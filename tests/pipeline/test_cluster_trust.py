@@ -277,11 +277,11 @@ def test_a_node_masks_its_own_secrets_before_it_tells_of_a_failure(tmp_path, mon
     """The driver may not know them: it has another environment."""
     from types import SimpleNamespace
 
-    from pipeline.engine.worker.limits import Limits
+    from pipeline.engine.worker.limits import ProcessLimits
     from pipeline.engine.worker.supervisor import Supervisor
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    supervisor = Supervisor(str(tmp_path / "store"), 1, Limits(), memory_mb=1000, scratch=str(tmp_path))
+    supervisor = Supervisor(str(tmp_path / "store"), 1, ProcessLimits(), memory_mb=1000, scratch=str(tmp_path))
     try:
         supervisor._failed(SimpleNamespace(id=7), Failure("exception", f"x {SECRET}", traceback=f"y {SECRET}"))
         assert supervisor._events[-1] == Failed(7, Failure("exception", "x ***", traceback="y ***"))

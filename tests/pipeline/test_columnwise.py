@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.passes.columnwise import Columns, NotColumnwise, for_all
+from pipeline.passes.columnwise import DocumentColumns, NotColumnwise, for_all
 from pipeline.passes.verdicts import stored_verdicts
 from stages.catalog import STAGES, stage_class
 from stages.document import Document
@@ -31,7 +31,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> Columns:
+def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> DocumentColumns:
     """Numbers of all kinds that signals have: missing, whole, 0, shares, infinite."""
     rng = random.Random(seed)
 
@@ -39,9 +39,9 @@ def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> Columns:
         return rng.choice([0.0, 1.0, 2.0, 0.05, 0.5, 0.999, rng.random(), rng.random() / 5, float(rng.randrange(200)),
                            1e6, -1.0])
 
-    table = Columns(rows, language=np.array([rng.randrange(len(LANGUAGES)) for _ in range(rows)], np.int32),
-                    languages=LANGUAGES, source=np.array([rng.randrange(2) for _ in range(rows)], np.int32),
-                    sources=SOURCES)
+    table = DocumentColumns(rows, language=np.array([rng.randrange(len(LANGUAGES)) for _ in range(rows)], np.int32),
+                            languages=LANGUAGES, source=np.array([rng.randrange(2) for _ in range(rows)], np.int32),
+                            sources=SOURCES)
     for name in names:
         whole = name in ("script", "url_category", "languages")
         table.signals[name] = np.array([float(rng.randrange(3)) if whole else value() for _ in range(rows)])
@@ -51,7 +51,7 @@ def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> Columns:
     return table
 
 
-def same(function: Any, table: Columns, seed: int = 0) -> list[Any]:
+def same(function: Any, table: DocumentColumns, seed: int = 0) -> list[Any]:
     """Checks that the function gives the same both ways; returns its results."""
     rows = np.random.default_rng(seed).permutation(table.rows)
     results, codes = for_all(function, table, rows, one_by_one=False)

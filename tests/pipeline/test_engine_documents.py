@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
-from pipeline.engine.task import Cursor, Skip, TaskSpec
+from pipeline.engine.task import CrashCursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.recipe import load_recipe
 from pipeline.recipe.model import Recipe
@@ -127,7 +127,7 @@ def test_how_records_are_batched_is_not_to_be_seen_in_any_file(tmp_path):
     assert len(passes) == 3
 
     def files(spec: TaskSpec, **how) -> dict[str, tuple]:
-        record = run_attempt(spec, Store(tmp_path / "store"), "1-1", Cursor(), str(tmp_path), **how)
+        record = run_attempt(spec, Store(tmp_path / "store"), "1-1", CrashCursor(), str(tmp_path), **how)
         return {name: (info.sha256, info.rows) for name, info in record.files.items()}
 
     for spec in passes:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.engine.messages import Failure
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import CrashCursor
 from pipeline.engine.worker.crash_triage import (
     CPU_LIMIT,
     ENDLESS,
@@ -220,7 +220,7 @@ def test_errors_that_are_the_machines(error, verdict):
 
 def test_a_cursor_read_while_its_writer_is_preempted_has_rows():
     """The first of three stores is done: 6309, but the last row is still that of before."""
-    cursor = Cursor()
+    cursor = CrashCursor()
     cursor.set(6309, 6308, 0)
     assert cursor.read() == (6309, 6309, 0)
     assert CrashTriage().died(CPU_LIMIT, cursor.read()) is None, "a suspect to be probed, not a row to be skipped"

@@ -163,7 +163,7 @@ def test_cpu_time_and_memory_of_a_process_are_seen():
 
 
 def test_a_batch_may_take_what_its_documents_may_but_not_hours():
-    ours = limits.Limits()
+    ours = limits.ProcessLimits()
     assert [ours.batch_cpu_s(n) for n in (1, 2, 16, 17, 64, 256)] == [60, 120, 960, 960, 960, 1920]
     assert all(ours.batch_cpu_s(n) >= n * ours.cpu_s / 10 for n in range(1, 5000)), "ten times what they usually take"
 
@@ -265,4 +265,4 @@ def test_the_code_hash_sees_contents_and_names_but_not_places(tmp_path):
     (20.0, 500.0, 0, True), (39.0, 39.0, 1, False), (40.0, 40.0, 1, True), (239.0, 0.0, 1, False),
     (240.0, 0.0, 1, True)])
 def test_who_uses_no_cpu_time_is_said_to_hang_sooner_than_who_computes(still, idle, told, said):
-    assert limits.Limits(hanging_s=120.0, idle_s=20.0).hangs(still, idle, told) is said
+    assert limits.ProcessLimits(hanging_s=120.0, idle_s=20.0).hangs(still, idle, told) is said

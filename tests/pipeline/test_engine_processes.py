@@ -24,11 +24,11 @@ from pipeline.engine.driver.endings import CannotRun, Interrupted, TaskFailed
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Assignment, Done, Quarantined, Ready, StatusReport
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import CrashCursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.crash_triage import CPU_LIMIT
 from pipeline.engine.worker.excess import excess
-from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
 from pipeline.store.records import READING
@@ -56,7 +56,7 @@ def processes(store, tmp_path):
     made = []
 
     def make(workers=2, **limits):
-        backend = ProcessBackend(store, workers, limits=Limits(**limits), scratch=str(tmp_path))
+        backend = ProcessBackend(store, workers, limits=ProcessLimits(**limits), scratch=str(tmp_path))
         made.append(backend)
         return backend
 
@@ -165,7 +165,7 @@ def test_each_kind_of_trouble_costs_exactly_the_documents_to_blame(processes, st
 @pytest.mark.parametrize("seen", [10.0, 15.0], ids=["before it went on", "after"])
 def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(monkeypatch, seen):
     """A supervisor that is not scheduled in the middle of a look: the child has gone on by six documents and 5 s."""
-    cpu, cursor = 10.0, Cursor()
+    cpu, cursor = 10.0, CrashCursor()
     job = SimpleNamespace(spec=t.row_specs(parts=1)[0])
     child = SimpleNamespace(pid=1, cursor=cursor, position=(3, 3, 0), cpu_position=cpu, cpu_quiet=cpu, quiet_since=0.0,
                             empty_mb=96.0)
@@ -178,11 +178,11 @@ def test_what_a_child_uses_while_it_is_measured_is_charged_to_no_document(monkey
     monkeypatch.setattr(measure, "anonymous_mb", lambda pid: 50.0)
     monkeypatch.setattr(measure, "working_seconds", lambda pid: cpu)
     monkeypatch.setattr(measure, "cpu_seconds", stands_still)
-    assert excess(child, job, Limits(cpu_s=1.0), 1.0) is None
+    assert excess(child, job, ProcessLimits(cpu_s=1.0), 1.0) is None
     found = []
     for cpu in (15.2, 16.1, 16.3):
         monkeypatch.setattr(measure, "cpu_seconds", lambda pid, cpu=cpu: cpu)
-        found.append(excess(child, job, Limits(cpu_s=1.0), 2.0))
+        found.append(excess(child, job, ProcessLimits(cpu_s=1.0), 2.0))
     assert found == [None, None, CPU_LIMIT], "a second at row 9"
 
 
@@ -265,7 +265,11 @@ def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store,
             return super().now() + self.ahead
 
     clock = Jumping()
-    supervisor = Supervisor(store.root, 1, Limits(wall_s=120.0, hanging_s=120.0), scratch=str(tmp_path), clock=clock)
+    supervisor = Supervisor(store.root,
+                            1,
+                            ProcessLimits(wall_s=120.0, hanging_s=120.0),
+                            scratch=str(tmp_path),
+                            clock=clock)
     try:
         spec = t.spec(t.Waits, mark=str(tmp_path / "mark"))
         events = supervisor.poll([Assignment(1, spec, "1-1")], 0.5)

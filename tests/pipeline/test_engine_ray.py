@@ -17,7 +17,7 @@ import pytest
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.endings import CannotRun
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_confinement import check_hostile, needs_kernel, results_of, targets
@@ -44,8 +44,15 @@ def on_ray(ray_session, store, tmp_path):
 
     def make(workers=2, **limits):
         # memory_share: supervisors see the memory of this machine, and what else fills it is not our business here
-        made.append(RayBackend(store, workers, limits=Limits(**{"memory_share": 10.0, **limits}), child_memory_mb=300,
-                               scratch=str(tmp_path)))
+        made.append(
+            RayBackend(store,
+                       workers,
+                       limits=ProcessLimits(**{
+                           "memory_share": 10.0,
+                           **limits
+                       }),
+                       child_memory_mb=300,
+                       scratch=str(tmp_path)))
         return made[-1]
 
     yield make

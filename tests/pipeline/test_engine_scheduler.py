@@ -19,7 +19,7 @@ from pipeline.engine.driver.progress import Progress, clock
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import CrashCursor, TaskSpec
 from pipeline.engine.worker.attempt import peak_rss_mb, run_attempt
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -187,13 +187,13 @@ def test_a_failed_upload_leaves_nothing(store, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Store, "upload", fail)
     with pytest.raises(OSError, match="connection reset"):
-        run_attempt(t.row_specs(parts=1)[0], store, "00000001-00000001", Cursor(), str(scratch))
+        run_attempt(t.row_specs(parts=1)[0], store, "00000001-00000001", CrashCursor(), str(scratch))
     assert list(store.list("objects")) == []
     assert list(scratch.iterdir()) == []
 
 
 def test_an_inquiry_writes_nothing_to_the_store(store, tmp_path):
-    record = run_attempt(t.row_specs(parts=1)[0], store, "1-1", Cursor(), str(tmp_path), only={3, 4}, batch_rows=1)
+    record = run_attempt(t.row_specs(parts=1)[0], store, "1-1", CrashCursor(), str(tmp_path), only={3, 4}, batch_rows=1)
     assert (record.files, record.counters["kept"]) == ({}, 2)
     assert list(store.list("objects")) == []
 

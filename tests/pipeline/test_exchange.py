@@ -25,7 +25,7 @@ from pipeline.engine.shuffle.exchange import (
     sort_keys,
 )
 from pipeline.engine.shuffle.merge import MergeLimits
-from pipeline.engine.task import Inputs, Out, TaskSpec
+from pipeline.engine.task import TaskInputs, TaskOutputs, TaskSpec
 from pipeline.store.content_keys import ref_contents
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
@@ -300,13 +300,13 @@ def test_through_the_task_interface(tmp_path):
     args = {"sides": [{"$ref": "x", "content": "c1"}, {"$ref": "y", "content": "c2"}],
             "text": {"$ref": "z", "content": "c3"}}
     assert ref_contents(args) == ["c1", "c2", "c3"]
-    out = Out(str(tmp_path), ref_contents(args))
+    out = TaskOutputs(str(tmp_path), ref_contents(args))
     rows = records(300, keys=9)
     with out.segments("bands.seg", RECORD, 4, key=("key",)) as to:
         to.write((rows["key"] % 4).astype(np.int64), rows)
     note = out.names["bands.seg"]
     assert (note["rows"], note["content"], note["meta"]) == (300, to.content, {"buckets": 4, "largest": to.largest})
-    inputs = Inputs(TaskSpec("k", "m:C", "n", {}), Store(tmp_path), str(tmp_path))
+    inputs = TaskInputs(TaskSpec("k", "m:C", "n", {}), Store(tmp_path), str(tmp_path))
     at = ref(tmp_path / "out.bands.seg")
     assert at["content"] == to.content
     assert SegmentFile.open(inputs.store, at).covers == ("c1", "c2", "c3")

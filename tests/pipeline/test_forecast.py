@@ -17,8 +17,8 @@ from pipeline.forecast.mixture import mixture
 from pipeline.forecast.range import Range
 from pipeline.forecast.sample import (
     DRAW,
-    Limits,
     SampleError,
+    SampleLimits,
     SampleRun,
     SourceSample,
     choose_files,
@@ -34,7 +34,7 @@ from pipeline.store.log import Log
 from stages.catalog import reader_class
 from stages.document import BadRecord
 from stages.read.reader import Slice
-from stages.read.sample import Sample
+from stages.read.sample import SampleReader
 from tests.conftest import shared_data
 from tests.corpus import sentences, write_warcs
 
@@ -71,10 +71,10 @@ def site(tmp_path_factory) -> Path:
 
 
 #: small sources need no 200 records of each
-FEW = Limits(least=60)
+FEW = SampleLimits(least=60)
 
 
-def inline_sample(site: Path, share: float, limits: Limits = FEW) -> SampleRun:
+def inline_sample(site: Path, share: float, limits: SampleLimits = FEW) -> SampleRun:
     """A sample whose tasks run in this process."""
     return run_sample(load_recipe(site / "recipe.yaml"), share, workers=1, limits=limits,
                       backend=make_backend("inline", 1, None))
@@ -228,14 +228,14 @@ def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[
     """Counters of a DrawSample task."""
     import tempfile
 
-    from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
+    from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs, TaskSpec
     from pipeline.passes.sample import DrawSample
 
     with tempfile.TemporaryDirectory() as folder:
         args = {"source": "web", "reader": planner.reader_arg("web"), "files": files, "seed": 1, "share": 0.1,
                 "least": 5, "most": 1 << 30, "read_most": read_most}
         spec = TaskSpec("0" * 32, DRAW, "sample", args)
-        return DrawSample.run(Inputs(spec, Store(folder), folder), Cursor(), Out(folder))
+        return DrawSample.run(TaskInputs(spec, Store(folder), folder), CrashCursor(), TaskOutputs(folder))
 
 
 def test_a_draw_holds_everything_below_its_mark():
@@ -259,7 +259,7 @@ def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(SampleError, match="takes more than 0 minutes on this machine; take a smaller --sample"):
-        inline_sample(site, 0.2, Limits(seconds=0.0))
+        inline_sample(site, 0.2, SampleLimits(seconds=0.0))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -285,7 +285,7 @@ def test_records_come_back_as_their_reader_gave_them(site, tmp_path):
     records = list(reader.read(str(site / "crawl" / "crawl-00.warc.gz"), Slice("web", "crawl-00.warc.gz")))
     path = tmp_path / "x.sample.parquet"
     pq.write_table(pa.Table.from_pylist([to_row(r, i) for i, r in enumerate(records)], schema=SCHEMA), path)
-    back = list(Sample({}).read(str(path), Slice("web", "x.sample.parquet")))
+    back = list(SampleReader({}).read(str(path), Slice("web", "x.sample.parquet")))
     assert len(back) == len(records) > 100
     for a, b in zip(records, back):
         assert type(a) is type(b) and a.id == b.id and a.locator == b.locator

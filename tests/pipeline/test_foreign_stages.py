@@ -8,7 +8,7 @@ import textwrap
 import pyarrow.dataset as ds
 import pytest
 
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import CrashCursor
 from pipeline.passes.chain import Chain, LoadedStage
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -166,7 +166,7 @@ def test_a_stage_of_ours_that_does_not_move_spans_costs_its_document_and_no_othe
     stage = stage_class(name)(**({"min_num_sentences": 1} if name == "c4" else {}))
     counters = {"stages": {"0": {"in": 0, "bytes_in": 0, "bytes_out": 0, "cpu_s": 0.0, "dropped": {}}},
                 "dropped_bytes": {}}
-    chain = Chain(Cursor(), counters, True)
+    chain = Chain(CrashCursor(), counters, True)
     _, failures = chain.through([LoadedStage(name, "k" * 32, "0", stage)], list(enumerate(docs)))
     assert list(failures) == [1] and failures[1][1] == "error:ValueError" and "loss_spans" in failures[1][2]
     assert docs[0].text != said, "the stage does change this text"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.clock import Clock
-from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, TaskSpec
+from pipeline.engine.task import ChangedInput, CrashCursor, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.plan.inputs import InputError, check_patterns, list_source
 from pipeline.plan.provenance import read_provenance
@@ -178,7 +178,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def fetch(file, scratch, store) -> str:
-    return Inputs(TaskSpec("k", "m:C", "d", {}), store, str(scratch)).fetch(file.arg())
+    return TaskInputs(TaskSpec("k", "m:C", "d", {}), store, str(scratch)).fetch(file.arg())
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -233,7 +233,7 @@ def test_a_pinned_file_is_hashed_too(tmp_path):
     """As `tokenizer: {load: …}` names it: by the sha256 of its bytes."""
     (tmp_path / "t.json").write_text("{}")
     ref = {"$file": "t.json", "root": str(tmp_path), "size": 2, "etag": hashlib.sha256(b"{}").hexdigest()}
-    inputs = Inputs(TaskSpec("k", "m:C", "d", {}), Store(tmp_path / "store"), str(tmp_path))
+    inputs = TaskInputs(TaskSpec("k", "m:C", "d", {}), Store(tmp_path / "store"), str(tmp_path))
     assert inputs.fetch(ref)
     rewrite(tmp_path / "t.json", "[]")
     with pytest.raises(ChangedInput):
@@ -261,7 +261,7 @@ def test_an_input_that_changes_while_it_is_read(tmp_path):
     store = Store(tmp_path / "store")
     spec = TaskSpec("0" * 32, "tests.pipeline.test_inputs:ChangesItsInput", "d", {"file": file.arg()})
     with pytest.raises(ChangedInput):
-        run_attempt(spec, store, "00000001-00000001", Cursor(), str(tmp_path))
+        run_attempt(spec, store, "00000001-00000001", CrashCursor(), str(tmp_path))
     assert not list(store.list("objects")), "nothing stands under its key"
 
 
@@ -270,7 +270,7 @@ class WritesNumbers:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> dict[str, int]:
         Path(out.path("numbers")).write_text("1 2 3")
         return {}
 
@@ -282,7 +282,7 @@ class AddsNumbers:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> dict[str, int]:
         numbers = [int(n) for n in inputs.read_range(inputs.args["numbers"], 0, 5).split()]
         if numbers != [1, 2, 3]:
             raise DamagedFile("objects/other/1.file", "is blamed for numbers that are wrong")
@@ -294,7 +294,8 @@ class AddsNumbers:
 def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, error):
     """Its own error would end the run for good, and the wrong file would be made anew again and again."""
     store = Store(tmp_path / "store")
-    made = run_attempt(TaskSpec("0" * 32, f"{__name__}:WritesNumbers", "d", {}), store, "00000001-00000001", Cursor())
+    made = run_attempt(TaskSpec("0" * 32, f"{__name__}:WritesNumbers", "d", {}), store, "00000001-00000001",
+                       CrashCursor())
     path = made.files["numbers"].path
     if now is None:
         store.remove(path)
@@ -303,7 +304,7 @@ def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, er
     ref = {"$ref": path, "sha256": made.files["numbers"].sha256, "bytes": 5, "content": ""}
     spec = TaskSpec("1" * 32, f"{__name__}:AddsNumbers", "d", {"numbers": ref})
     with pytest.raises(error, match=path if error is DamagedFile else "of its own"):
-        run_attempt(spec, store, "00000001-00000002", Cursor())
+        run_attempt(spec, store, "00000001-00000002", CrashCursor())
 
 
 class ReadsBoth:
@@ -313,7 +314,7 @@ class ReadsBoth:
     version = 1
 
     @staticmethod
-    def run(inputs: Inputs, cursor: Cursor, out: Out) -> dict[str, int]:
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> dict[str, int]:
         for ref in inputs.args["refs"]:
             inputs.read_range(ref, 0, 1)
         if inputs.args["raise"] == "disk":
@@ -325,7 +326,7 @@ def test_what_failed_is_looked_at_first_and_a_full_disk_is_no_reason_to_look(tmp
     store, refs, looked = Store(tmp_path / "store"), [], []
     for n in range(2):
         spec = TaskSpec(f"{n}" * 32, f"{__name__}:WritesNumbers", "d", {})
-        info = run_attempt(spec, store, "00000001-00000001", Cursor()).files["numbers"]
+        info = run_attempt(spec, store, "00000001-00000001", CrashCursor()).files["numbers"]
         refs.append({"$ref": info.path, "sha256": info.sha256, "bytes": 5, "content": ""})
     Path(store.at(refs[1]["$ref"])).write_bytes(b"1 2 4")
     monkeypatch.setattr(Store, "checked", lambda self, path, *rest, checked=Store.checked, **more: (
@@ -334,7 +335,7 @@ def test_what_failed_is_looked_at_first_and_a_full_disk_is_no_reason_to_look(tmp
         looked.clear()
         spec = TaskSpec("2" * 32, f"{__name__}:ReadsBoth", "d", {"refs": refs, "raise": how})
         with pytest.raises(error):
-            run_attempt(spec, store, "00000001-00000002", Cursor())
+            run_attempt(spec, store, "00000001-00000002", CrashCursor())
         assert looked == paths
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.engine.task import Inputs, TaskSpec
+from pipeline.engine.task import TaskInputs, TaskSpec
 from pipeline.store.content_keys import content_key, ref_contents
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
@@ -30,7 +30,7 @@ def test_a_task_gets_its_lists_back(tmp_path):
     assert {*folded["maps"]} == {"$list", "content", "items"} and folded["deep"]["few"] == [1, 2]
     assert folded["$volatile"] == args["$volatile"]
     assert unfold(folded, store.read) == args
-    inputs = Inputs(TaskSpec("k", "t", "n", folded), store, str(tmp_path))
+    inputs = TaskInputs(TaskSpec("k", "t", "n", folded), store, str(tmp_path))
     assert inputs.args == args
     assert len(list(store.list("objects/lists"))) == 3
     assert ref_contents(args)[:3] == [ref(n)["content"] for n in range(3)] and len(ref_contents(folded)) == 3

@@ -24,8 +24,8 @@ from pipeline.cluster.dispatch import (
 )
 from pipeline.cluster.queue import (
     DamagedQueue,
-    Entry,
     Queue,
+    QueueEntry,
     QueueError,
     RequestReused,
     RunTaken,
@@ -69,7 +69,7 @@ class Server:
         self.queue, self.children, self.alive = Queue(store, self.clock), [], alive
         self.dispatcher = Dispatcher(self.queue, self.start, self.clock, me, lambda holder: self.alive(holder))
 
-    def start(self, entry: Entry) -> Child:
+    def start(self, entry: QueueEntry) -> Child:
         self.children.append((Child(), entry.number, len(entry.events)))
         return self.children[-1][0]
 

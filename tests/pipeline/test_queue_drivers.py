@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cluster.attempts import facts_of
 from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
-from pipeline.cluster.queue import Entry, Queue
+from pipeline.cluster.queue import Queue, QueueEntry
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.pipeline.test_engine_processes import until
@@ -46,7 +46,7 @@ class RealServer:
         self.queue, self.drivers = Queue(store), []
         options = DriverOptions(backend="inline", roots=roots)
 
-        def start(entry: Entry) -> subprocess.Popen[bytes]:
+        def start(entry: QueueEntry) -> subprocess.Popen[bytes]:
             self.drivers.append(start_driver(store, options, entry))
             return self.drivers[-1]
 

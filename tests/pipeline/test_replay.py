@@ -19,7 +19,7 @@ import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.backends.local import ProcessBackend
-from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.passes.replay import without_zeros
 from pipeline.plan.estimate import survey_recipe
 from pipeline.plan.show import lines
@@ -287,7 +287,7 @@ def test_counters_of_nothing_that_would_be_there_are_there(own):
 def test_a_document_is_not_quarantined_for_what_both_thresholds_take_together(own):
     """A little more than half of what it may take, and twice that while verdicts are replayed."""
     def make(store: Store) -> ProcessBackend:
-        return ProcessBackend(store, 1, limits=Limits(cpu_s=2.0))
+        return ProcessBackend(store, 1, limits=ProcessLimits(cpu_s=2.0))
 
     own("store", [40], make, most=50, cpu_s=1.2)
     found = own("store", [40], make, most=35, cpu_s=1.2)

@@ -20,7 +20,7 @@ import pytest
 
 from pipeline.base.files import file_sha256
 from pipeline.report import compare_html
-from pipeline.report.compare import NotFinished, Run, compare_runs
+from pipeline.report.compare import FinishedRun, NotFinished, compare_runs
 from pipeline.report.margins import Margins
 from pipeline.report.moved import Side, compare_documents
 from pipeline.report.recipe_diff import compare_recipes
@@ -222,7 +222,7 @@ def test_equal_parts_are_not_read(site, tmp_path):
     shutil.copytree(site["first"].store, tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "objects")
     name = "first"
-    [document] = [compare_runs(site[name].run, Run.open(Store(tmp_path / "store"), name))]
+    [document] = [compare_runs(site[name].run, FinishedRun.open(Store(tmp_path / "store"), name))]
     kept = sum(row["fate"] != "quarantined" for row in site[name].rows["clean"].values())
     assert document["documents"]["clean"]["same"] == kept
     # quarantined records have no equal parts: they are read, and named as missing
@@ -248,7 +248,7 @@ def test_runs_without_a_common_dataset(site, tmp_path):
 def test_documents_of_a_missing_part_are_unknown_not_gone(site, tmp_path):
     """The parts of `first` with dropped documents are gone. What the other run has and they may have had is unknown."""
     shutil.copytree(site["first"].store, tmp_path / "store")
-    run_ = Run.open(Store(tmp_path / "store"), "first")
+    run_ = FinishedRun.open(Store(tmp_path / "store"), "first")
     [node] = [n for n in run_.side("clean").passes if n.name == "clean"]
     gone = list(node.files("dropped.parquet"))
     for info in gone:
@@ -268,7 +268,7 @@ def test_documents_of_a_missing_part_are_unknown_not_gone(site, tmp_path):
 
 def test_a_damaged_part_is_named_and_not_used(site, tmp_path):
     shutil.copytree(site["first"].store, tmp_path / "store")
-    run_ = Run.open(Store(tmp_path / "store"), "first")
+    run_ = FinishedRun.open(Store(tmp_path / "store"), "first")
     equal = {info.content for _, info in site["moved"].run.side("clean").parts()}
     parts = run_.side("clean").passes[-1].files("kept.parquet")
     path = tmp_path / "store" / next(info.path for info in parts if info.content not in equal)
@@ -284,8 +284,8 @@ def test_tasks_without_a_record_are_missing(site, monkeypatch):
     one, two = site["first"].run, site["moved"].run
     side = one.side("clean")
     keys = {record.key for record in side.passes[-1].records()}
-    hidden = Run(one.store, one.name, one.plan, one.recipe, one.report,
-                 lambda key: None if key == min(keys) else one.get(key))
+    hidden = FinishedRun(one.store, one.name, one.plan, one.recipe, one.report,
+                         lambda key: None if key == min(keys) else one.get(key))
     section = compare_runs(hidden, two)["documents"]["clean"]
     assert section["missing"]["before"] == 1 and section["changes"]["only_after"] == 0 < section["changes"]["unknown"]
 
@@ -321,9 +321,14 @@ def test_personal_data_in_paths_is_masked(site, tmp_path):
     """As in the report's section `made`."""
     home = tmp_path / "jane.roe@mail.example.org"
     shutil.copytree(site["first"].store, home / "store")
-    one = Run.open(Store(home / "store"), "first")
-    other = Run(one.store, one.name, one.plan, {**one.recipe, "sources": {"web": {"path": f"{home}/web"}}}, one.report,
-                one.get)
+    one = FinishedRun.open(Store(home / "store"), "first")
+    other = FinishedRun(one.store, one.name, one.plan, {
+        **one.recipe, "sources": {
+            "web": {
+                "path": f"{home}/web"
+            }
+        }
+    }, one.report, one.get)
     document = compare_runs(one, other)
     for text in (json.dumps(document), compare_html.render(document)):
         assert "jane.roe" not in text and "email@example.com/web" in text and "email@example.com/store" in text
@@ -389,7 +394,7 @@ def test_a_report_of_another_version_is_collected_again_and_not_written(site, tm
     path = tmp_path / "store" / "runs" / "first" / "report.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 0, "datasets": {}}))
     before = path.read_bytes()
-    document = compare_runs(Run.open(Store(tmp_path / "store"), "first"), site["second"].run, 4)
+    document = compare_runs(FinishedRun.open(Store(tmp_path / "store"), "first"), site["second"].run, 4)
     assert document["figures"] == compared["figures"] and path.read_bytes() == before
 
 
@@ -594,7 +599,7 @@ def test_a_run_that_has_not_finished_cannot_be_compared(site, tmp_path, file):
     shutil.copytree(site["first"].store / "runs", tmp_path / "store" / "runs")
     (tmp_path / "store" / "runs" / "first" / file).unlink()
     with pytest.raises(NotFinished):
-        Run.open(Store(tmp_path / "store"), "first")
+        FinishedRun.open(Store(tmp_path / "store"), "first")
 
 
 def test_the_json_is_as_docs_cli_md_describes_it(compared):

@@ -11,7 +11,7 @@ import pytest
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.dag import BOX, draw
 from pipeline.report.graph import graph, joined
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 
 
 def node(name: str, kind: str = "pass", steps: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
@@ -28,10 +28,10 @@ def many(sources: int) -> dict[str, Any]:
     return {"nodes": nodes, "edges": [*edges, {"from": "d/exact.1", "to": "d", "docs": 5}]}
 
 
-def passed(name: str, deps: list[str], read: dict[str, int], kept: dict[str, int]) -> Node:
+def passed(name: str, deps: list[str], read: dict[str, int], kept: dict[str, int]) -> NodeFigures:
     counters = {"in": {s: {"docs": n} for s, n in read.items()}, "kept": {s: {"docs": n} for s, n in kept.items()}}
-    return Node({"name": name, "kind": "pass", "dataset": name, "steps": [], "deps": deps, "publishes": True},
-                lambda: iter(()), NodeSums(counters=counters))
+    return NodeFigures({"name": name, "kind": "pass", "dataset": name, "steps": [], "deps": deps, "publishes": True},
+                       lambda: iter(()), NodeSums(counters=counters))
 
 
 @pytest.mark.parametrize(("deps", "read", "docs"), [
@@ -40,8 +40,14 @@ def passed(name: str, deps: list[str], read: dict[str, int], kept: dict[str, int
     (["index:c", "one"], {"a": 400, "b": 100, "c": 3}, [3, 500]), (["index:c", "one"], {"b": 100, "c": 3}, [3, None])])
 def test_an_arrow_says_what_the_second_pass_takes(deps, read, docs):
     """A `where` may leave out documents of the first."""
-    index = Node({"name": "index:c", "kind": "index", "dataset": "", "steps": [], "deps": [], "publishes": False},
-                 lambda: iter(()), NodeSums())
+    index = NodeFigures({
+        "name": "index:c",
+        "kind": "index",
+        "dataset": "",
+        "steps": [],
+        "deps": [],
+        "publishes": False
+    }, lambda: iter(()), NodeSums())
     nodes = [index, passed("one", [], {}, {"a": 400, "b": 100}), passed("two", [], {}, {"b": 7}),
              passed("five", deps, read, read)]
     edges = graph(nodes, {}, None)["edges"]

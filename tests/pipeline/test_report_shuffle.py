@@ -16,7 +16,7 @@ from pipeline.report.shuffle import StreamDocuments, expected_run
 from pipeline.store.fs import Store
 from tests.pipeline.test_report_order import curriculum
 from tokenizer.imports.assemble import Assembly
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 from tokenizer.shards.layout import MANIFEST, Manifest
@@ -28,8 +28,8 @@ def write_set(folder: Path, name: str, lengths: list[int], shard_bytes: int = 1 
     assembly = Assembly(folder, 800, 0, shard_bytes)
     tokens = np.ones(sum(lengths), np.uint16)
     tokens[np.cumsum(lengths) - 1] = 0
-    assembly.add(Documents("", 0, tokens, np.array(lengths), None, None), [f"{i:032x}" for i in range(len(lengths))], 0,
-                 np.ones(len(lengths), bool))
+    assembly.add(ImportedDocuments("", 0, tokens, np.array(lengths), None, None),
+                 [f"{i:032x}" for i in range(len(lengths))], 0, np.ones(len(lengths), bool))
     (folder / MANIFEST).write_text(Manifest.of(name, "train", "0" * 64, 800, 0, assembly.close()).dumps())
     return ShardSet(folder)
 

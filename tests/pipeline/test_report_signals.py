@@ -16,7 +16,7 @@ from pipeline.passes.tally import score_bin
 from pipeline.report import sampled
 from pipeline.report.distributions import histogram, sections
 from pipeline.report.domains import domain_section
-from pipeline.report.nodes import Node
+from pipeline.report.nodes import NodeFigures
 from pipeline.report.signals import score_bins, signal_section, tried
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
@@ -45,7 +45,7 @@ def test_bounds_follow_the_settings():
 
 
 def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
-          cut: list[list[tuple[float | None, bool]]] | None = None) -> list[Node]:
+          cut: list[list[tuple[float | None, bool]]] | None = None) -> list[NodeFigures]:
     """A pass of `tasks` tasks over documents given as (value of the signal, kept). `cut` gives them by task instead."""
     store.local.mkdir(parents=True, exist_ok=True)
     records = []
@@ -66,8 +66,22 @@ def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
         records.append(PartRecord(f"{random.Random(task).getrandbits(128):032x}", "documents", "d", "a", files,
                                   counters))
     bounds = [{"signal": "s", "key": "least", "side": "min", "value": 0.5}]
-    return [Node({"name": "d", "kind": "pass", "dataset": "d", "steps": ["step"], "deps": [], "publishes": True,
-                  "measures": [{"step": "step", "signals": ["s", "t"], "bounds": bounds}]}, lambda: iter(records))]
+    return [
+        NodeFigures(
+            {
+                "name": "d",
+                "kind": "pass",
+                "dataset": "d",
+                "steps": ["step"],
+                "deps": [],
+                "publishes": True,
+                "measures": [{
+                    "step": "step",
+                    "signals": ["s", "t"],
+                    "bounds": bounds
+                }]
+            }, lambda: iter(records))
+    ]
 
 
 def test_a_bound_that_two_steps_set_counts_once(tmp_path: Path):

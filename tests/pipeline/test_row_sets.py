@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
-from pipeline.engine.task import Cursor, Skip, TaskSpec
+from pipeline.engine.task import CrashCursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.passes.replay import without_zeros
 from pipeline.plan.estimate import survey_recipe
@@ -311,7 +311,7 @@ def test_how_rows_are_batched_is_not_to_be_seen_in_a_row_set(top, tmp_path):
     assert between and after
 
     def attempt(spec: TaskSpec, **how: Any) -> dict[str, Any]:
-        record = run_attempt(spec, Store(tmp_path / "store"), "1-1", Cursor(), str(tmp_path), **how)
+        record = run_attempt(spec, Store(tmp_path / "store"), "1-1", CrashCursor(), str(tmp_path), **how)
         return {name: (info.sha256, info.rows, info.content) for name, info in record.files.items()}
 
     for spec in (*between, *after):

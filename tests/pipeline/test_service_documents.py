@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from pipeline.service.app import create_app
 from pipeline.service.duck import Stop
 from pipeline.service.query import Queries
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from pipeline.service.shard_sets import find
 from pipeline.store.fs import Store
 from tokenizer.shards.reader import ShardSet
@@ -39,7 +39,7 @@ def test_windows_of_documents(site):
 
 
 def test_figures_of_a_real_run(site):
-    app = create_app(Settings({"main": str(site / "store")}))
+    app = create_app(ServiceSettings({"main": str(site / "store")}))
     api = TestClient(app, base_url="http://127.0.0.1:8700")
     for kind, folder in (("kept", "datasets"), ("dropped", "dropped")):
         wanted = duckdb.sql(f"select source, count(*) from '{site}/store/{folder}/clean/part-*.parquet' group by 1")

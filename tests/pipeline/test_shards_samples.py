@@ -21,7 +21,7 @@ from stages.scrub.rows import mask
 from tests.pipeline.cli_site import Said
 from tests.trainer.synthetic import EOS, MODEL, TOKENIZER, VOCAB
 from tokenizer.imports.assemble import Assembly
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 from tokenizer.mixture.realised import realised_in
@@ -47,7 +47,7 @@ def make_stream(store: Path, name: str, seed: int, count: int) -> dict[str, obje
     for i in range(count):
         tokens = np.array([*[rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 150))], EOS], np.uint16)
         targets = np.array([rng.random() < 0.8 for _ in tokens], np.uint8)
-        assembly.add(Documents("", i % 300, tokens, np.array([len(tokens)]), None, targets if i % 3 else None),
+        assembly.add(ImportedDocuments("", i % 300, tokens, np.array([len(tokens)]), None, targets if i % 3 else None),
                      [f"{seed}{i:031x}"], i // 300, np.ones(1, bool))
         rows.append({"id": f"{seed}{i:031x}", "text": f"text {i}, ask jo@{name}.example", "language": LANGUAGES[i % 2],
                      "url": f"https://{name}.example/{i}" if i % 5 else None, "source": SOURCES[i * i % 7 % 3],

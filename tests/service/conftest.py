@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 
 OPERATOR, VIEWER = "operator-" + "o" * 24, "viewer-" + "v" * 24
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def app(store: Store) -> FastAPI:
     """A service without tokens, on loopback."""
-    return create_app(Settings({"s": store.root}, look_s=0.0))
+    return create_app(ServiceSettings({"s": store.root}, look_s=0.0))
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def client(app: FastAPI) -> TestClient:
 def guarded(store: Store) -> Callable[..., TestClient]:
     """Makes clients of a service with tokens: `guarded("operator")` sends the operator's."""
     def make(role: str = "", **settings: Any) -> TestClient:
-        made = create_app(Settings({"s": store.root}, viewer_token=VIEWER, operator_token=OPERATOR, look_s=0.0,
-                                   **settings))
+        made = create_app(ServiceSettings({"s": store.root}, viewer_token=VIEWER, operator_token=OPERATOR, look_s=0.0,
+                                          **settings))
         token = {"operator": OPERATOR, "viewer": VIEWER}.get(role, role)
         return TestClient(made, base_url=BASE, headers={"Authorization": f"Bearer {token}"} if token else {})
     return make

@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 
 from pipeline.service.access import operator
 from pipeline.service.app import create_app
-from pipeline.service.limits import Buckets
+from pipeline.service.limits import RateBuckets
 from pipeline.service.session import SESSION_S, Role, Sessions
-from pipeline.service.settings import BadSettings, Settings, read_token
+from pipeline.service.settings import BadSettings, ServiceSettings, read_token
 from pipeline.store.fs import Store
 from tests.service.conftest import BASE, OPERATOR, VIEWER, problem
 from tests.simulate.clock import VirtualClock
@@ -59,14 +59,15 @@ def with_writes(client: TestClient) -> list[str]:
 ])
 def test_settings_that_would_let_others_in_are_refused(settings, key):
     with pytest.raises(BadSettings) as e:
-        Settings(**{"stores": {"s": "store"}, **settings})
+        ServiceSettings(**{"stores": {"s": "store"}, **settings})
     assert key in str(e.value) and VIEWER not in str(e.value) and OPERATOR not in str(e.value)
 
 
 def test_settings_that_are_safe_are_taken():
-    Settings({"s": "store"}, host="::1")
-    Settings({"s": "store"}, host="192.0.2.7", operator_token=OPERATOR, certificate="c", key="k")
-    shown = repr(Settings({"s": "store"}, host="::", operator_token=OPERATOR, behind_proxy=True, names=("m.example",)))
+    ServiceSettings({"s": "store"}, host="::1")
+    ServiceSettings({"s": "store"}, host="192.0.2.7", operator_token=OPERATOR, certificate="c", key="k")
+    shown = repr(
+        ServiceSettings({"s": "store"}, host="::", operator_token=OPERATOR, behind_proxy=True, names=("m.example", )))
     assert OPERATOR not in shown
 
 
@@ -234,9 +235,9 @@ def test_by_tls_the_cookie_stays_with_the_host(guarded):
 
 def test_sessions_outlive_the_server_and_end_with_the_token_or_the_time():
     clock = VirtualClock()
-    settings = Settings({"s": "x"}, viewer_token=VIEWER, operator_token=OPERATOR)
+    settings = ServiceSettings({"s": "x"}, viewer_token=VIEWER, operator_token=OPERATOR)
 
-    def role(cookie: str, settings: Settings = settings) -> Role | None:
+    def role(cookie: str, settings: ServiceSettings = settings) -> Role | None:
         return Sessions(settings, clock).role_of(Request({"type": "http", "headers": [(b"cookie", cookie.encode())]}))
 
     cookie = Sessions(settings, clock).cookie_for(Role.viewer).partition(";")[0]
@@ -246,8 +247,8 @@ def test_sessions_outlive_the_server_and_end_with_the_token_or_the_time():
     name, end, mac = cookie.split(".")
     assert role(f"{name}.{int(end) + 1}.{mac}") is None and role(f"{name}.{end}") is None
     assert role("tokenmill=viewer.9999999999.") is None and role("tokenmill=\x7f;;=") is None
-    assert role(cookie, Settings({"s": "x"}, viewer_token=VIEWER + "2", operator_token=OPERATOR)) is None
-    assert role(cookie, Settings({"s": "x"}, operator_token=OPERATOR)) is None
+    assert role(cookie, ServiceSettings({"s": "x"}, viewer_token=VIEWER + "2", operator_token=OPERATOR)) is None
+    assert role(cookie, ServiceSettings({"s": "x"}, operator_token=OPERATOR)) is None
     clock.sleep(SESSION_S)
     assert role(cookie) is None
 
@@ -264,7 +265,7 @@ def test_signing_in_with_a_wrong_token_says_so(guarded):
 # -- limits ----------------------------------------------------------------------------------------------------------
 def test_a_bucket_fills_again():
     clock = VirtualClock()
-    bucket = Buckets(2.0, 3, clock)
+    bucket = RateBuckets(2.0, 3, clock)
     assert [bucket.take("a") for _ in range(4)] == [True, True, True, False]
     assert bucket.take("b")
     clock.sleep(0.5)
@@ -462,7 +463,7 @@ def test_checking_a_token_compares_all_of_both(monkeypatch):
 
     compared = []
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or a == b)
-    sessions = Sessions(Settings({"s": "x"}, viewer_token=VIEWER, operator_token=OPERATOR))
+    sessions = Sessions(ServiceSettings({"s": "x"}, viewer_token=VIEWER, operator_token=OPERATOR))
     for token in ("", "x", OPERATOR, VIEWER, VIEWER * 100):
         compared.clear()
         sessions.role_of_token(token)
@@ -471,9 +472,9 @@ def test_checking_a_token_compares_all_of_both(monkeypatch):
 
 def test_time_is_only_that_of_the_clock():
     """The cookie's end is on the wall clock, so that another server agrees."""
-    end = int(Sessions(Settings({"s": "x"}, viewer_token=VIEWER)).cookie_for(Role.viewer).split(".")[1])
+    end = int(Sessions(ServiceSettings({"s": "x"}, viewer_token=VIEWER)).cookie_for(Role.viewer).split(".")[1])
     assert abs(end - SESSION_S - time.time()) < 3600
 
 
 def test_an_app_without_tokens_is_for_loopback_alone():
-    assert create_app(Settings({"s": "x"})).state.settings.local
+    assert create_app(ServiceSettings({"s": "x"})).state.settings.local

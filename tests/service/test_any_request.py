@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 from starlette.testclient import TestClient
 
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from tests.service.conftest import BASE
 from tests.service.test_pages import RECIPE, root, rows  # noqa: F401  (fixtures)
 
@@ -65,8 +65,8 @@ def with_real_values(document: dict[str, Any], site: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_no_request_is_a_server_error(site: Path, tmp_path: Path, mode: GenerationMode,
                                       caplog: pytest.LogCaptureFixture) -> None:
-    app = create_app(Settings({"main": str(site)}, rate=1e6, burst=10**6, look_s=0.0, wrong_tokens=10**6,
-                              allowed_roots=(str(tmp_path),)))
+    app = create_app(ServiceSettings({"main": str(site)}, rate=1e6, burst=10**6, look_s=0.0, wrong_tokens=10**6,
+                                     allowed_roots=(str(tmp_path),)))
     client = TestClient(app, base_url=BASE, raise_server_exceptions=False)
     document = with_real_values(client.get("/api/v1/openapi.json").json(), site)
     schema = schemathesis.openapi.from_dict(document)

@@ -19,8 +19,8 @@ from pipeline.service.app import create_app
 from pipeline.service.datasets import answer
 from pipeline.service.documents import difference
 from pipeline.service.duck import Stop
-from pipeline.service.problems import Problem
-from pipeline.service.settings import Settings
+from pipeline.service.problems import HttpProblem
+from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 from tests.service.corpus import HOSTILE, documents, publish_rows
 
@@ -57,8 +57,8 @@ def root(tmp_path_factory) -> Path:
 
 
 def client(root: Path, token: str | None = OPERATOR) -> TestClient:
-    app = create_app(Settings({"main": str(root)}, operator_token=OPERATOR, viewer_token=VIEWER, rate=10_000,
-                              burst=10_000))
+    app = create_app(ServiceSettings({"main": str(root)}, operator_token=OPERATOR, viewer_token=VIEWER, rate=10_000,
+                                     burst=10_000))
     return TestClient(app, base_url="http://127.0.0.1:8700", raise_server_exceptions=False,
                       headers={"Authorization": f"Bearer {token}"} if token else {})
 
@@ -285,6 +285,6 @@ def test_the_query_ends_when_the_client_goes():
         await asyncio.to_thread(begun.wait)
         return {"type": "http.disconnect"}
 
-    with pytest.raises(Problem) as e:
+    with pytest.raises(HttpProblem) as e:
         asyncio.run(answer(Request({"type": "http"}, receive), stop, query))
     assert e.value.status == 499

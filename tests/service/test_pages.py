@@ -19,11 +19,11 @@ from pipeline.base.visible import visible
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.service.app import create_app
-from pipeline.service.browse import View
+from pipeline.service.browse import BrowseView
 from pipeline.service.documents import difference
 from pipeline.service.html import STATIC, own_path, path, sides, static_path
-from pipeline.service.problems import Problem
-from pipeline.service.settings import Settings
+from pipeline.service.problems import HttpProblem
+from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import BASE, OPERATOR, VIEWER, write_log, write_run
@@ -58,8 +58,16 @@ datasets:
 def client_of(stores: dict[str, Path], role: str = "", **settings: Any) -> TestClient:
     """A browser, without cookies. `role`: it sends this role's token."""
     tokens: dict[str, Any] = {"operator_token": OPERATOR, "viewer_token": VIEWER} if role else {}
-    app = create_app(Settings({name: str(root) for name, root in stores.items()}, rate=10_000, burst=10_000, look_s=0.0,
-                              **tokens, **settings))
+    app = create_app(
+        ServiceSettings({
+            name: str(root)
+            for name, root in stores.items()
+        },
+                        rate=10_000,
+                        burst=10_000,
+                        look_s=0.0,
+                        **tokens,
+                        **settings))
     token = {"operator": OPERATOR, "viewer": VIEWER}.get(role)
     return TestClient(app, base_url=BASE, follow_redirects=False,
                       headers=HTML | ({"Authorization": f"Bearer {token}"} if token else {}))
@@ -295,7 +303,7 @@ def test_many_documents_are_counted_when_somebody_asks(browser, monkeypatch):
 
 def test_documents_are_shown_if_they_cannot_be_counted(browser, monkeypatch):
     async def refuse(*_: Any) -> None:
-        raise Problem(503, "Too dear", "it takes too long", remedy="ask for less")
+        raise HttpProblem(503, "Too dear", "it takes too long", remedy="ask for less")
 
     monkeypatch.setattr("pipeline.service.datasets.count_documents", refuse)
     tree = read(browser, f"{DATASET}?kind=dropped")
@@ -530,7 +538,8 @@ def test_views_survive_their_address():
     for _ in range(200):
         values = tuple(dict.fromkeys((rng.choice(("source", "reason", "language")), rng.choice((*EVIL, *HOSTILE, "")))
                                      for _ in range(rng.randrange(4))))
-        view = View("dropped", values, ("a:1:", "b::\u202e"), rng.choice(("stored", "signals.a")), rng.random() < 0.5)
-        assert View.read(QueryParams(view.query())) == view
-        assert View.read(QueryParams({"chosen": view.query(), "source": "", "text": ""})) == view
+        view = BrowseView("dropped", values, ("a:1:", "b::\u202e"), rng.choice(("stored", "signals.a")),
+                          rng.random() < 0.5)
+        assert BrowseView.read(QueryParams(view.query())) == view
+        assert BrowseView.read(QueryParams({"chosen": view.query(), "source": "", "text": ""})) == view
         assert view.query().isascii()

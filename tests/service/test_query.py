@@ -15,10 +15,10 @@ import fsspec
 import pytest
 
 from pipeline.base.clock import Clock
-from pipeline.service.duck import Busy, Cancelled, Database, Limits, QueryError, Stop, TooDear
-from pipeline.service.filters import Filter, Order, Range
+from pipeline.service.duck import Busy, Cancelled, Database, QueryError, QueryLimits, Stop, TooDear
+from pipeline.service.filters import Filter, SignalRange, SortOrder
 from pipeline.service.parts import NoDataset, StillChecking
-from pipeline.service.query import Documents, PlaceGone, Queries
+from pipeline.service.query import DocumentKind, PlaceGone, Queries
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from tests.service.corpus import HOSTILE, documents, publish_rows
@@ -38,10 +38,10 @@ def store(tmp_path_factory) -> Store:
 
 @pytest.fixture(scope="module")
 def queries() -> Queries:
-    return Queries(Limits(seconds=120))
+    return Queries(QueryLimits(seconds=120))
 
 
-def walk(queries: Queries, of: Documents, filter: Filter, order: Order, limit: int = 7, **how: Any) -> list[Any]:
+def walk(queries: Queries, of: DocumentKind, filter: Filter, order: SortOrder, limit: int = 7, **how: Any) -> list[Any]:
     """All pages, one after the other."""
     rows, after = [], ""
     while True:
@@ -81,9 +81,9 @@ FILTERS: list[tuple[Filter, Callable[[dict[str, Any]], bool]]] = [
     (Filter(domain="[::1]"), lambda r: host(r["url"]) == "[::1]"),
     (Filter(domain="MÜNCHEN.de"), lambda r: host(r["url"]) == "münchen.de"),
     (Filter(domain=".*"), lambda r: False),
-    (Filter(signals=(Range("a", 0.0, 0.5),)), within("a", 0.0, 0.5)),
-    (Filter(signals=(Range("a"),)), within("a", None, None)),
-    (Filter(signals=(Range("b", 3.0), Range("a", None, 1.0))),
+    (Filter(signals=(SignalRange("a", 0.0, 0.5),)), within("a", 0.0, 0.5)),
+    (Filter(signals=(SignalRange("a"),)), within("a", None, None)),
+    (Filter(signals=(SignalRange("b", 3.0), SignalRange("a", None, 1.0))),
      lambda r: within("b", 3.0, None)(r) and within("a", None, 1.0)(r)),
     (Filter(id="0"), lambda r: r["id"].startswith("0")),
     (Filter(id="%"), lambda r: False),
@@ -96,9 +96,9 @@ FILTERS: list[tuple[Filter, Callable[[dict[str, Any]], bool]]] = [
 @pytest.mark.parametrize(("filter", "takes"), FILTERS, ids=range(len(FILTERS)))
 def test_a_filter_takes_what_python_takes(store, queries, filter, takes):
     wanted = [row["id"] for row in KEPT if takes(row)]
-    at = Documents(store, "kept", "d")
-    assert ids(walk(queries, at, filter, Order(), 120)) == wanted                # stored order: that of the parts
-    assert ids(walk(queries, at, filter, Order("id"), 120)) == sorted(wanted)
+    at = DocumentKind(store, "kept", "d")
+    assert ids(walk(queries, at, filter, SortOrder(), 120)) == wanted                # stored order: that of the parts
+    assert ids(walk(queries, at, filter, SortOrder("id"), 120)) == sorted(wanted)
     total = queries.counts(at, filter, ["source"], queries.stop())
     sources = Counter(row["source"] for row in KEPT if takes(row))
     assert {g["source"]: g["documents"] for g in total["groups"]} == sources
@@ -111,11 +111,11 @@ def test_the_filters_of_the_test_take_something_and_not_everything():
 
 
 def test_dropped_documents_are_found_by_reason_and_stage(store, queries):
-    at = Documents(store, "dropped", "d")
+    at = DocumentKind(store, "dropped", "d")
     for filter in (Filter(reason=("lo'ng",)), Filter(reason=("%",), stage=("c4",)), Filter(stage=("c4", "gopher"))):
         wanted = [r["id"] for r in DROPPED if (not filter.reason or r["reason"] in filter.reason)
                   and (not filter.stage or r["stage"] in filter.stage)]
-        assert wanted and ids(walk(queries, at, filter, Order())) == wanted
+        assert wanted and ids(walk(queries, at, filter, SortOrder())) == wanted
     groups = queries.counts(at, Filter(), ["reason", "stage"], queries.stop())["groups"]
     assert [((g["reason"], g["stage"]), g["documents"]) for g in groups] == sorted(
         Counter((r["reason"], r["stage"]) for r in DROPPED).items(), key=lambda kv: (-kv[1], kv[0]))
@@ -126,19 +126,19 @@ def test_dropped_documents_are_found_by_reason_and_stage(store, queries):
 
 
 def test_quarantined_records_are_paged_though_ids_repeat(store, queries):
-    at = Documents(store, "quarantined", "d")
-    rows = walk(queries, at, Filter(), Order(), 3, show=("source", "file", "record", "reason", "detail", "bytes"))
+    at = DocumentKind(store, "quarantined", "d")
+    rows = walk(queries, at, Filter(), SortOrder(), 3, show=("source", "file", "record", "reason", "detail", "bytes"))
     assert [(r["id"], r["record"], r["reason"], r["bytes"]) for r in rows] == [
         (b["id"], b["record"], b["reason"], b["bytes"]) for b in BAD]
-    some = walk(queries, at, Filter(reason=("lo'st",)), Order(), 3, show=("record",))
+    some = walk(queries, at, Filter(reason=("lo'st",)), SortOrder(), 3, show=("record",))
     assert [r["record"] for r in some] == [b["record"] for b in BAD if b["reason"] == "lo'st"]
     for wrong, key in ((Filter(language=("en",)), "language"), (Filter(text="x"), "text"),
                        (Filter(domain="x"), "domain")):
         with pytest.raises(QueryError) as e:
-            queries.page(at, wrong, Order(), 3, queries.stop())
+            queries.page(at, wrong, SortOrder(), 3, queries.stop())
         assert e.value.key == key
     with pytest.raises(QueryError) as e:
-        queries.page(at, Filter(), Order("id"), 3, queries.stop())
+        queries.page(at, Filter(), SortOrder("id"), 3, queries.stop())
     assert e.value.key == "sort"
 
 
@@ -159,20 +159,20 @@ def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
     if by == "id":
         known.sort(key=lambda r: r["id"], reverse=descending)
     wanted = [r["id"] for r in known] + sorted(r["id"] for r in KEPT if value(r) is None)
-    assert ids(walk(queries, Documents(store, "kept", "d"), Filter(), Order(by, descending), 11)) == wanted
+    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 11)) == wanted
 
 
 def test_the_columns_asked_for_come_back_as_they_were(store, queries):
-    at = Documents(store, "kept", "d")
-    rows = walk(queries, at, Filter(), Order(), 40, chars=12,
+    at = DocumentKind(store, "kept", "d")
+    rows = walk(queries, at, Filter(), SortOrder(), 40, chars=12,
                 show=("text", "url", "source", "language", "date", "signals", "meta"))
     for row, wanted in zip(rows, KEPT, strict=True):
         assert (row["text"], row["chars"]) == (wanted["text"][:12], len(wanted["text"]))
         assert all(row[k] == wanted[k] for k in ("url", "source", "language", "date"))
         found = {k: v for k, v in row["signals"].items() if v is not None}
         assert repr(found) == repr({"bytes": float(len(wanted["text"].encode())), **wanted["signals"]})
-    assert set(queries.page(at, Filter(), Order(), 1, queries.stop()).rows[0]) == {"id"}
-    [row, *_] = walk(queries, at, Filter(text="日本"), Order(), 40)
+    assert set(queries.page(at, Filter(), SortOrder(), 1, queries.stop()).rows[0]) == {"id"}
+    [row, *_] = walk(queries, at, Filter(text="日本"), SortOrder(), 40)
     assert "日本" in row["match"] and set(row) == {"id", "match"}
 
 
@@ -180,7 +180,7 @@ def test_the_columns_asked_for_come_back_as_they_were(store, queries):
                                                 ("b", (2.0, 2.0)), ("bytes", (None, 100.0))])
 def test_histograms(store, queries, signal, bounds):
     bins = 7
-    found = queries.histogram(Documents(store, "kept", "d"), Filter(), signal, bins, queries.stop(), *bounds)
+    found = queries.histogram(DocumentKind(store, "kept", "d"), Filter(), signal, bins, queries.stop(), *bounds)
     values = [float(len(r["text"].encode())) if signal == "bytes" else r["signals"].get(signal) for r in KEPT]
     sound = [v for v in values if v is not None and math.isfinite(v)]
     low, high = (b if b is not None else f(sound) for b, f in zip(bounds, (min, max)))
@@ -195,52 +195,52 @@ def test_histograms(store, queries, signal, bounds):
 
 
 def test_counts_by_domain_and_language(store, queries):
-    found = queries.counts(Documents(store, "kept", "d"), Filter(), ["domain", "language"], queries.stop())
+    found = queries.counts(DocumentKind(store, "kept", "d"), Filter(), ["domain", "language"], queries.stop())
     assert {(g["domain"], g["language"]): g["documents"] for g in found["groups"]} == Counter(
         (host(r["url"]), r["language"]) for r in KEPT)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("call", "key"), [
-    (lambda q, at: q.page(at, Filter(), Order("signals.nosuch"), 5, q.stop()), "sort"),
-    (lambda q, at: q.page(at, Filter(), Order('id" DESC; drop table x'), 5, q.stop()), "sort"),
-    (lambda q, at: q.page(at, Filter(), Order("text"), 5, q.stop()), "sort"),
-    (lambda q, at: q.page(at, Filter(), Order("reason"), 5, q.stop()), "sort"),
-    (lambda q, at: q.page(at, Filter(signals=(Range('a", 1 --'),)), Order(), 5, q.stop()), "signal"),
-    (lambda q, at: q.page(at, Filter(signals=(Range("a", math.nan),)), Order(), 5, q.stop()), "signal"),
-    (lambda q, at: q.page(at, Filter(stage=("x",)), Order(), 5, q.stop()), "stage"),
-    (lambda q, at: q.page(at, Filter(text="\ud800"), Order(), 5, q.stop()), "text"),
-    (lambda q, at: q.page(at, Filter(text="x" * 1001), Order(), 5, q.stop()), "text"),
-    (lambda q, at: q.page(at, Filter(source=("x",) * 101), Order(), 5, q.stop()), "source"),
-    (lambda q, at: q.page(at, Filter(), Order(), 0, q.stop()), "limit"),
-    (lambda q, at: q.page(at, Filter(), Order(), 5, q.stop(), show=("id, text",)), "show"),
-    (lambda q, at: q.page(at, Filter(), Order("stored", True), 5, q.stop()), "descending"),
+    (lambda q, at: q.page(at, Filter(), SortOrder("signals.nosuch"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), SortOrder('id" DESC; drop table x'), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), SortOrder("text"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(), SortOrder("reason"), 5, q.stop()), "sort"),
+    (lambda q, at: q.page(at, Filter(signals=(SignalRange('a", 1 --'),)), SortOrder(), 5, q.stop()), "signal"),
+    (lambda q, at: q.page(at, Filter(signals=(SignalRange("a", math.nan),)), SortOrder(), 5, q.stop()), "signal"),
+    (lambda q, at: q.page(at, Filter(stage=("x",)), SortOrder(), 5, q.stop()), "stage"),
+    (lambda q, at: q.page(at, Filter(text="\ud800"), SortOrder(), 5, q.stop()), "text"),
+    (lambda q, at: q.page(at, Filter(text="x" * 1001), SortOrder(), 5, q.stop()), "text"),
+    (lambda q, at: q.page(at, Filter(source=("x",) * 101), SortOrder(), 5, q.stop()), "source"),
+    (lambda q, at: q.page(at, Filter(), SortOrder(), 0, q.stop()), "limit"),
+    (lambda q, at: q.page(at, Filter(), SortOrder(), 5, q.stop(), show=("id, text",)), "show"),
+    (lambda q, at: q.page(at, Filter(), SortOrder("stored", True), 5, q.stop()), "descending"),
     (lambda q, at: q.counts(at, Filter(), ["text"], q.stop()), "by"),
     (lambda q, at: q.counts(at, Filter(), ["source", "source"], q.stop()), "by"),
     (lambda q, at: q.histogram(at, Filter(), "nosuch", 5, q.stop()), "signal"),
     (lambda q, at: q.histogram(at, Filter(), "a", 0, q.stop()), "bins"),
     (lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop(), 2.0, 1.0), "most"),
     (lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop(), -1.7e308, 1.7e308), "most"),
-    (lambda q, at: q.page(at._replace(kind="objects"), Filter(), Order(), 5, q.stop()), "kind"),
-    (lambda q, at: q.page(at._replace(dataset="../dropped/d"), Filter(), Order(), 5, q.stop()), "dataset"),
-    (lambda q, at: q.page(at._replace(dataset="nosuch"), Filter(), Order(), 5, q.stop()), "dataset"),
+    (lambda q, at: q.page(at._replace(kind="objects"), Filter(), SortOrder(), 5, q.stop()), "kind"),
+    (lambda q, at: q.page(at._replace(dataset="../dropped/d"), Filter(), SortOrder(), 5, q.stop()), "dataset"),
+    (lambda q, at: q.page(at._replace(dataset="nosuch"), Filter(), SortOrder(), 5, q.stop()), "dataset"),
 ])
 def test_a_wrong_question_names_the_parameter(store, queries, call, key):
     with pytest.raises(QueryError) as e:
-        call(queries, Documents(store, "kept", "d"))
+        call(queries, DocumentKind(store, "kept", "d"))
     assert (e.value.key, e.value.status in (400, 404)) == (key, True) and e.value.remedy
 
 
 @pytest.mark.parametrize("place", ["x", "W10", "e30", "bnVsbA", "%00", "é", "A" * 9000, "W1tbW1tbW1tbW1tbW1tdXV1d"])
 def test_a_place_that_was_made_up_is_refused(store, queries, place):
-    at = Documents(store, "kept", "d")
-    for order in (Order(), Order("id")):
+    at = DocumentKind(store, "kept", "d")
+    for order in (SortOrder(), SortOrder("id")):
         with pytest.raises(QueryError) as e:
             queries.page(at, Filter(), order, 5, queries.stop(), place)
         assert e.value.key == "after"
-    place = queries.page(at, Filter(), Order("id"), 5, queries.stop()).next
+    place = queries.page(at, Filter(), SortOrder("id"), 5, queries.stop()).next
     with pytest.raises(QueryError) as e:                                          # of another query
-        queries.page(at, Filter(source=("web",)), Order("id"), 5, queries.stop(), place)
+        queries.page(at, Filter(source=("web",)), SortOrder("id"), 5, queries.stop(), place)
     assert e.value.key == "after"
 
 
@@ -248,7 +248,7 @@ def test_duckdb_opens_the_files_it_was_given_and_nothing_else(tmp_path, store):
     inside, outside = tmp_path / "in.parquet", tmp_path / "out.parquet"
     for path in (inside, outside):
         duckdb.sql("select 1 as x").write_parquet(str(path))
-    with Database([str(inside)], Limits(), Stop(60)) as database:
+    with Database([str(inside)], QueryLimits(), Stop(60)) as database:
         assert database.rows("SELECT x FROM read_parquet(?)", [[str(inside)]]) == [{"x": 1}]
         for sql in (f"SELECT * FROM read_parquet('{outside}')", f"SELECT * FROM read_parquet('{tmp_path}/*.parquet')",
                     "SELECT * FROM read_text('/etc/hostname')", f"SELECT * FROM glob('{tmp_path}/*')",
@@ -272,11 +272,11 @@ def test_pages_by_id_outlast_publications(tmp_path):
     store, queries = Store(tmp_path / "store"), Queries()
     rows = documents(240, 5)
     stay, come_and_go = rows[::2], rows[1::2]
-    at, seen, after = Documents(store, "kept", "d"), [], ""
+    at, seen, after = DocumentKind(store, "kept", "d"), [], ""
     for turn in range(200):
         if turn % 4 == 0:
             publish_rows(store, tmp_path / "scratch", stay + come_and_go[turn % 3::3], 2 + turn % 5, salt=str(turn))
-        page = queries.page(at, Filter(), Order("id"), 9, queries.stop(), after)
+        page = queries.page(at, Filter(), SortOrder("id"), 9, queries.stop(), after)
         seen += ids(page.rows)
         if page.next is None:
             break
@@ -287,22 +287,22 @@ def test_pages_by_id_outlast_publications(tmp_path):
 
 def test_a_stored_walk_goes_on_while_its_part_is_there_and_says_when_it_is_gone(tmp_path):
     store, queries = Store(tmp_path / "store"), Queries()
-    rows, at = documents(60, 6), Documents(Store(tmp_path / "store"), "kept", "d")
+    rows, at = documents(60, 6), DocumentKind(Store(tmp_path / "store"), "kept", "d")
     publish_rows(store, tmp_path / "scratch", rows, 4)
-    first = queries.page(at, Filter(), Order(), 20, queries.stop())
+    first = queries.page(at, Filter(), SortOrder(), 20, queries.stop())
     publish_rows(store, tmp_path / "scratch", rows, 4)                       # the same again
-    second = queries.page(at, Filter(), Order(), 20, queries.stop(), first.next)
+    second = queries.page(at, Filter(), SortOrder(), 20, queries.stop(), first.next)
     assert ids(first.rows + second.rows) == [r["id"] for r in rows[:40]]
     publish_rows(store, tmp_path / "scratch", rows, 4, salt="other")
     with pytest.raises(PlaceGone) as e:
-        queries.page(at, Filter(), Order(), 20, queries.stop(), first.next)
+        queries.page(at, Filter(), SortOrder(), 20, queries.stop(), first.next)
     assert e.value.status == 410
 
 
 def test_queries_beside_publications_see_one_publication_each(tmp_path):
     """A publisher replaces all parts again and again: every answer is that of one of its publications, whole."""
-    store, queries = Store(tmp_path / "store"), Queries(Limits(wait_s=60))
-    rows, at = documents(80, 7), Documents(Store(tmp_path / "store"), "kept", "d")
+    store, queries = Store(tmp_path / "store"), Queries(QueryLimits(wait_s=60))
+    rows, at = documents(80, 7), DocumentKind(Store(tmp_path / "store"), "kept", "d")
     publish_rows(store, tmp_path / "scratch", rows, 3, salt="0")
     turns, done = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -317,7 +317,7 @@ def test_queries_beside_publications_see_one_publication_each(tmp_path):
     answers = []
     for _ in range(25):
         turns.release()                                          # one publication beside every query
-        answers.append(queries.page(at, Filter(), Order("id"), 200, queries.stop()).rows)
+        answers.append(queries.page(at, Filter(), SortOrder("id"), 200, queries.stop()).rows)
         assert done.acquire(timeout=60)
     publisher.join()
     whole = [sorted(r["id"] for r in rows[k:]) for k in range(5)]
@@ -328,8 +328,8 @@ def test_queries_beside_publications_see_one_publication_each(tmp_path):
 def test_a_damaged_part_is_told_and_not_read(tmp_path, spoil):
     store, queries = Store(tmp_path / "store"), Queries()
     publish_rows(store, tmp_path / "scratch", documents(60, 8), 2)
-    at = Documents(store, "kept", "d")
-    queries.page(at, Filter(), Order("id"), 5, queries.stop())
+    at = DocumentKind(store, "kept", "d")
+    queries.page(at, Filter(), SortOrder("id"), 5, queries.stop())
     folder = Path(store.at("datasets/d"))
     first = sorted(folder.glob("part-*"))[0]
     data = bytearray(first.read_bytes())
@@ -349,7 +349,7 @@ def test_a_damaged_part_is_told_and_not_read(tmp_path, spoil):
         first.write_bytes(data)
         (folder / ".manifest").write_bytes(b"PAR1 nonsense PAR1")
     with pytest.raises(DamagedFile) as e:
-        queries.page(at, Filter(), Order("id"), 5, queries.stop())
+        queries.page(at, Filter(), SortOrder("id"), 5, queries.stop())
     assert e.value.path.startswith("datasets/d")
     assert str(tmp_path) not in str(e.value)
 
@@ -360,21 +360,21 @@ def test_a_page_in_stored_order_compares_and_reads_only_the_parts_that_it_needs(
     publish_rows(store, tmp_path / "scratch", rows, 20)
     for part in sorted(Path(store.at("datasets/d")).glob("part-*"))[11:]:                # part 10 tells its columns
         part.write_bytes(b"PAR1 nonsense PAR1")
-    at, kept = Documents(store, "kept", "d"), [row["id"] for row in rows[:70] if "alpha" in row["text"]]
-    page = queries.page(at, Filter(text="alpha"), Order(), len(kept) - 1, queries.stop())
+    at, kept = DocumentKind(store, "kept", "d"), [row["id"] for row in rows[:70] if "alpha" in row["text"]]
+    page = queries.page(at, Filter(text="alpha"), SortOrder(), len(kept) - 1, queries.stop())
     assert ids(page.rows) == kept[:-1] and page.next
     with pytest.raises(DamagedFile):
-        queries.page(at, Filter(text="alpha"), Order(), len(kept) - 1, queries.stop(), page.next)
+        queries.page(at, Filter(text="alpha"), SortOrder(), len(kept) - 1, queries.stop(), page.next)
 
 
 def test_stored_pages_over_many_parts_with_other_columns_are_those_of_python(tmp_path):
     store, queries, rows = Store(tmp_path / "store"), Queries(), documents(400, 12)
     publish_rows(store, tmp_path / "scratch", rows, 40)
-    for filter, takes in ((Filter(signals=(Range("b", 9.0),)), within("b", 9.0, None)),
+    for filter, takes in ((Filter(signals=(SignalRange("b", 9.0),)), within("b", 9.0, None)),
                           (Filter(text="日本"), lambda row: "日本" in row["text"])):
         wanted = [row["id"] for row in rows if takes(row)]
         assert 10 < len(wanted) < 390
-        assert ids(walk(queries, Documents(store, "kept", "d"), filter, Order(), 23)) == wanted
+        assert ids(walk(queries, DocumentKind(store, "kept", "d"), filter, SortOrder(), 23)) == wanted
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
@@ -385,20 +385,20 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     table.write_parquet(str(tmp_path / "forged"))
     manifest.write_bytes((tmp_path / "forged").read_bytes())
     with pytest.raises(DamagedFile):
-        queries.page(Documents(store, "kept", "d"), Filter(), Order(), 5, queries.stop())
+        queries.page(DocumentKind(store, "kept", "d"), Filter(), SortOrder(), 5, queries.stop())
 
 
 def test_an_empty_dataset_and_a_store_that_vanished(tmp_path):
     store, queries = Store(tmp_path / "store"), Queries()
     publish_rows(store, tmp_path / "scratch", [], 2)
-    at = Documents(store, "kept", "d")
-    for order in (Order(), Order("id"), Order("signals.a")):
+    at = DocumentKind(store, "kept", "d")
+    for order in (SortOrder(), SortOrder("id"), SortOrder("signals.a")):
         assert queries.page(at, Filter(text="x"), order, 5, queries.stop()).rows == []
     assert queries.counts(at, Filter(), ["source"], queries.stop())["documents"] == 0
     assert queries.histogram(at, Filter(), "a", 5, queries.stop())["counts"] == []
     (tmp_path / "store").rename(tmp_path / "moved")
     with pytest.raises(NoDataset):
-        queries.page(at, Filter(), Order(), 5, queries.stop())
+        queries.page(at, Filter(), SortOrder(), 5, queries.stop())
 
 
 def test_object_storage(tmp_path, store):
@@ -406,20 +406,20 @@ def test_object_storage(tmp_path, store):
     memory, root = fsspec.filesystem("memory"), "/service-query"
     for path in store.list("datasets"):
         memory.pipe(f"{root}/{path}", store.read(path))
-    remote, local = Documents(Store(f"memory:/{root}"), "kept", "d"), Documents(store, "kept", "d")
+    remote, local = DocumentKind(Store(f"memory:/{root}"), "kept", "d"), DocumentKind(store, "kept", "d")
     queries = Queries()
-    for order in (Order(), Order("id"), Order("signals.b", True)):
+    for order in (SortOrder(), SortOrder("id"), SortOrder("signals.b", True)):
         assert walk(queries, remote, Filter(text="alpha"), order, 50) == walk(queries, local, Filter(text="alpha"),
                                                                               order, 50)
-    small = Queries(Limits(fetched_bytes=1000))
+    small = Queries(QueryLimits(fetched_bytes=1000))
     with pytest.raises(TooDear):
-        small.page(remote, Filter(), Order("id"), 5, small.stop())
+        small.page(remote, Filter(), SortOrder("id"), 5, small.stop())
     part = sorted(memory.ls(f"{root}/datasets/d", detail=False))[-1]
     data = bytearray(memory.cat(part))
     data[len(data) // 3] ^= 1
     memory.pipe(part, bytes(data))
     with pytest.raises(DamagedFile):
-        queries.page(remote, Filter(), Order("id"), 5, queries.stop())
+        queries.page(remote, Filter(), SortOrder("id"), 5, queries.stop())
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ LONG = "SELECT count(*) AS n FROM range(1000000) a, range(1000000000) b WHERE (a
 
 
 def test_a_query_ends_when_its_time_is_up():
-    with Database([], Limits(), stop := Stop(0.3)) as database, pytest.raises(TooDear):
+    with Database([], QueryLimits(), stop := Stop(0.3)) as database, pytest.raises(TooDear):
         database.rows(LONG, [])
     with pytest.raises(TooDear):
         stop.check()
@@ -436,9 +436,9 @@ def test_a_query_ends_when_its_time_is_up():
 def test_a_query_ends_when_the_client_goes():
     stop = Stop(600)
     threading.Timer(0.2, stop.cancel).start()
-    with Database([], Limits(), stop) as database, pytest.raises(Cancelled):
+    with Database([], QueryLimits(), stop) as database, pytest.raises(Cancelled):
         database.rows(LONG, [])
-    with Database([], Limits(), stop) as database, pytest.raises(Cancelled):
+    with Database([], QueryLimits(), stop) as database, pytest.raises(Cancelled):
         database.rows("SELECT 1", [])
 
 
@@ -446,7 +446,7 @@ def test_a_cancelled_query_hashes_no_part(store):
     queries, stop = Queries(), Stop(600)
     stop.cancel()
     with pytest.raises(Cancelled):
-        queries.page(Documents(store, "kept", "d"), Filter(), Order(), 5, stop)
+        queries.page(DocumentKind(store, "kept", "d"), Filter(), SortOrder(), 5, stop)
 
 
 def test_hashing_goes_on_where_the_query_before_ended(tmp_path):
@@ -458,9 +458,9 @@ def test_hashing_goes_on_where_the_query_before_ended(tmp_path):
             self.time += 1.0
             return self.time
 
-    store, queries = Store(tmp_path / "store"), Queries(Limits(threads=1, wait_s=600), Ticking())
+    store, queries = Store(tmp_path / "store"), Queries(QueryLimits(threads=1, wait_s=600), Ticking())
     publish_rows(store, tmp_path / "scratch", documents(40, 1), 20)
-    at, told = Documents(store, "kept", "d"), []
+    at, told = DocumentKind(store, "kept", "d"), []
     for _ in range(30):
         try:
             queries.counts(at, Filter(), ["source"], Stop(12, Ticking()))
@@ -473,27 +473,27 @@ def test_hashing_goes_on_where_the_query_before_ended(tmp_path):
 
 
 def test_memory_is_bounded():
-    with Database([], Limits(memory_mb=30), Stop(600)) as database, pytest.raises(TooDear):
+    with Database([], QueryLimits(memory_mb=30), Stop(600)) as database, pytest.raises(TooDear):
         database.rows("SELECT list(repeat('x', 100) || range) AS x FROM range(10000000)", [])
 
 
 def test_no_more_queries_at_once_than_allowed(store):
-    queries = Queries(Limits(at_once=1, wait_s=0.05))
-    at, inside, go = Documents(store, "kept", "d"), threading.Event(), threading.Event()
+    queries = Queries(QueryLimits(at_once=1, wait_s=0.05))
+    at, inside, go = DocumentKind(store, "kept", "d"), threading.Event(), threading.Event()
 
     class Slow(Stop):
         def check(self) -> None:
             inside.set()
             assert go.wait(60)
 
-    held = threading.Thread(target=queries.page, args=(at, Filter(), Order(), 5, Slow(600)))
+    held = threading.Thread(target=queries.page, args=(at, Filter(), SortOrder(), 5, Slow(600)))
     held.start()
     try:
         assert inside.wait(60)
         with pytest.raises(Busy) as e:
-            queries.page(at, Filter(), Order(), 5, queries.stop())
+            queries.page(at, Filter(), SortOrder(), 5, queries.stop())
         assert e.value.status == 503
     finally:
         go.set()
         held.join()
-    assert len(queries.page(at, Filter(), Order(), 5, queries.stop()).rows) == 5
+    assert len(queries.page(at, Filter(), SortOrder(), 5, queries.stop()).rows) == 5

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from pipeline.cluster.attempts import note_attempt
 from pipeline.service import events as stream
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 from tests.service.conftest import BASE, events, problem, write_log, write_run
 
@@ -188,12 +188,12 @@ def test_a_store_that_vanishes_in_mid_stream_is_its_last_event(client, store, mo
 
 def test_a_stream_ends_after_its_time_without_saying_that_the_run_did(store):
     write_run(store, "live", "unknown-yet")
-    client = TestClient(create_app(Settings({"s": store.root}, stream_s=0.0)), base_url=BASE)
+    client = TestClient(create_app(ServiceSettings({"s": store.root}, stream_s=0.0)), base_url=BASE)
     assert "event: end" not in client.get(f"{RUNS}/live/events").text
 
 
 def test_there_is_a_most_of_streams(store):
-    app = create_app(Settings({"s": store.root}, streams=0))
+    app = create_app(ServiceSettings({"s": store.root}, streams=0))
     problem(TestClient(app, base_url=BASE).get(f"{RUNS}/first/events"), 429)
 
 
@@ -202,7 +202,7 @@ def test_many_who_ask_at_once_share_one_look(store, monkeypatch):
 
     looks, look_at = [], watch.look_at
     monkeypatch.setattr(watch, "look_at", lambda *args: looks.append(1) or look_at(*args))
-    client = TestClient(create_app(Settings({"s": store.root}, look_s=3600.0)), base_url=BASE)
+    client = TestClient(create_app(ServiceSettings({"s": store.root}, look_s=3600.0)), base_url=BASE)
     with client:
         threads = [threading.Thread(target=client.get, args=(f"{RUNS}/first",)) for _ in range(20)]
         for thread in threads:
@@ -218,7 +218,7 @@ def test_a_slow_look_holds_up_nobody_who_has_an_older_one(store, monkeypatch):
     gate, look_at = threading.Event(), watch.look_at
 
     async def main() -> None:
-        seen = watch.Watch(0.0)
+        seen = watch.RunWatch(0.0)
         first = await seen.look("s", store, "first")
         monkeypatch.setattr(watch, "PATIENCE_S", 0.01)
         monkeypatch.setattr(watch, "look_at", lambda *args: gate.wait() and look_at(*args))
@@ -361,8 +361,9 @@ def test_another_server_tells_the_same(store):
     """All that a server knows lies in the store, the ids of events too."""
     write_log(store, "first", "one\n", "two\n")
     paths = ("/api/v1/stores", RUNS, f"{RUNS}/first", f"{RUNS}/second/events", f"{RUNS}/first/log/events")
-    told = [[TestClient(create_app(Settings({"s": store.root})), base_url=BASE).get(path).content for path in paths]
-            for _ in range(2)]
+    told = [[
+        TestClient(create_app(ServiceSettings({"s": store.root})), base_url=BASE).get(path).content for path in paths
+    ] for _ in range(2)]
     assert told[0] == told[1]
 
 
@@ -375,7 +376,7 @@ def steady(tmp_path_factory):
     at = Store(tmp_path_factory.mktemp("steady"))
     write_run(at, "first")
     write_log(at, "first", "one\n")
-    return TestClient(create_app(Settings({"s": at.root}, rate=1e9)), base_url=BASE)
+    return TestClient(create_app(ServiceSettings({"s": at.root}, rate=1e9)), base_url=BASE)
 
 
 @given(data=st.data())

@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from tests.commands import command
 from tests.pipeline.test_engine_processes import until
 from tests.service.conftest import OPERATOR, write_log, write_run
@@ -163,7 +163,7 @@ def test_tls_and_what_it_does_to_the_cookie(store, tmp_path):
 def test_streams_end_with_their_clients(store):
     """A client that goes away without a word must not be followed for an hour."""
     write_run(store, "live", "not-ended")
-    app = create_app(Settings({"store": store.root}, look_s=0.01))
+    app = create_app(ServiceSettings({"store": store.root}, look_s=0.01))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, ws="none"))
     thread = threading.Thread(target=server.run)

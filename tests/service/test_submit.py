@@ -21,8 +21,8 @@ from pipeline.recipe.load import load_text
 from pipeline.service import audit
 from pipeline.service.app import create_app
 from pipeline.service.checks import CheckRoom, without_files
-from pipeline.service.problems import Problem
-from pipeline.service.settings import BadSettings, Settings
+from pipeline.service.problems import HttpProblem
+from pipeline.service.settings import BadSettings, ServiceSettings
 from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
@@ -48,8 +48,8 @@ class Site:
         (self.data / "docs").mkdir(parents=True, exist_ok=True)
         for i in range(6):
             (self.data / "docs" / f"d{i}.txt").write_text("\n".join(sentences()[i:i + 8]))
-        self.settings = Settings({"store": self.store.root}, viewer_token=VIEWER, operator_token=OPERATOR,
-                                 allowed_roots=(str(self.data), *roots), backend="inline", **settings)
+        self.settings = ServiceSettings({"store": self.store.root}, viewer_token=VIEWER, operator_token=OPERATOR,
+                                        allowed_roots=(str(self.data), *roots), backend="inline", **settings)
         self.app = create_app(self.settings)
         self.client = TestClient(self.app, base_url="http://127.0.0.1:8700", raise_server_exceptions=False)
 
@@ -175,7 +175,7 @@ def test_bad_bodies_are_problems(site):
 
 
 def test_a_server_that_allows_no_place_takes_no_recipe(site):
-    app = create_app(Settings({"store": site.store.root}))
+    app = create_app(ServiceSettings({"store": site.store.root}))
     answer = TestClient(app, base_url="http://127.0.0.1:8700").post(
         SITE + "/queue", json={"recipe": RECIPE}, headers={"X-Tokenmill": "1"})
     assert answer.status_code == 422 and answer.json()["key"] == "sources.docs.path"
@@ -254,7 +254,7 @@ def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
 
 def test_a_root_that_is_not_there_is_refused_at_the_start(site):
     with pytest.raises(BadSettings, match="--allow-root"):
-        Settings({"store": site.store.root}, allowed_roots=(str(site.data / "nothing"),))
+        ServiceSettings({"store": site.store.root}, allowed_roots=(str(site.data / "nothing"),))
 
 
 SLEEPY = """
@@ -357,7 +357,7 @@ def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
         checks = await begin(None, 8)
         assert len(processes) == 2
         for store in ("store", None):
-            with pytest.raises(Problem) as refused:
+            with pytest.raises(HttpProblem) as refused:
                 await asyncio.wait_for(room.check(Client(), {"store": store}), 5)
             assert refused.value.status == 503 and refused.value.headers["Retry-After"]
         for client, _ in [*plans[::-1], *checks[::-1]]:

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from pipeline.base.clock import SYSTEM
 from pipeline.service import training_files
 from pipeline.service.duck import Stop
-from pipeline.service.problems import Problem
+from pipeline.service.problems import HttpProblem
 from pipeline.service.training_files import WINDOW, LossWindow, MetricsFile
 from pipeline.service.training_starts import Options, Training, start
 from pipeline.store.fs import Store
@@ -104,7 +104,7 @@ def test_links_in_the_folder_of_a_training_are_not_followed(trained, tmp_path, n
     assert "own" not in {t["training"] for t in got(client)["trainings"]}
     for path in ("", "/log", "/losses.svg", "/steps/3?run=main"):
         assert "hunter2" not in json.dumps(problem(client.get(f"{API}/own{path}"), 404))
-    with pytest.raises(Problem, match="is a link"):
+    with pytest.raises(HttpProblem, match="is a link"):
         start(Store(trained), Training("own", "main", tmp_path / "more/own"), Options(), "operator")
     assert secret.read_text() == '{"password": "hunter2"}\n'
 
@@ -323,7 +323,7 @@ def test_of_two_servers_one_starts_a_training(trained, tmp_path):
     def try_it() -> None:
         try:
             results.append(start(Meeting(trained), training, Options(), "operator"))
-        except Problem as e:
+        except HttpProblem as e:
             results.append(e.status)
 
     threads = [threading.Thread(target=try_it) for _ in range(2)]

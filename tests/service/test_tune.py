@@ -17,7 +17,7 @@ from pipeline.cluster.queue import Submission
 from pipeline.recipe.marks import parse_yaml
 from pipeline.service.app import create_app
 from pipeline.service.playground import Changes, Playground
-from pipeline.service.settings import Settings
+from pipeline.service.settings import ServiceSettings
 from pipeline.service.tune import Playgrounds
 from pipeline.store.fs import Store
 from tests.service.tuned_site import make_site
@@ -33,7 +33,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def app(site):
-    return create_app(Settings({"s": str(site / "store")}, viewer_token=VIEWER, operator_token=OPERATOR))
+    return create_app(ServiceSettings({"s": str(site / "store")}, viewer_token=VIEWER, operator_token=OPERATOR))
 
 
 def client(app: Any, token: str = VIEWER) -> TestClient:

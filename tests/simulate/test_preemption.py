@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pipeline.engine.driver.losses import EVIDENCE, MAX_LOST, PROOF, BaseRate, Losses, improbable
+from pipeline.engine.driver.losses import EVIDENCE, MAX_LOST, PROOF, BaseRate, TaskLosses, improbable
 from tests.simulate.mutants import PREEMPTION_MUTANTS, Mutant
 from tests.simulate.preemption import Cluster, announcements, killers, run, storms
 
@@ -73,7 +73,7 @@ def test_a_task_that_nothing_compares_with_is_named_but_not_accused():
         base.began(100.0 * n)
         base.ended(100.0 * n, 100.0 * n + 50)
         base.failed("lost", 1)
-        losses = losses or Losses(base, 50.0)
+        losses = losses or TaskLosses(base, 50.0)
         losses.add("lost", 50.0, 1, 0)
         why = losses.judge("lost", 100.0 * n + 50)
         assert bool(why) == (n == MAX_LOST - 1)
@@ -92,7 +92,7 @@ def test_attempts_lost_with_a_task_show_nothing_of_others():
         base.failed("lost", 8)
 
     lost(0, 100)
-    losses = Losses(base, 100)
+    losses = TaskLosses(base, 100)
     losses.add("lost", 100, 8, 0)
     lost(100, 150)
     losses.add("lost", 50, 8, 0)

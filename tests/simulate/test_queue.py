@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.dispatch import MOST_DEATHS, ClaimLost, Dispatcher, begin, end
-from pipeline.cluster.queue import ENDED, STATES, Entry, Queue, Submission
+from pipeline.cluster.queue import ENDED, STATES, Queue, QueueEntry, Submission
 from pipeline.store.errors import StoreError
 from pipeline.store.lease import Holder, LeaseHeld
 from pipeline.store.log import Fenced, Log
@@ -104,7 +104,7 @@ class Server(Process):
             return None
         return any(p.living and p.holder["pid"] == holder["pid"] for p in self.world.processes)
 
-    def start(self, entry: Entry) -> Driver:
+    def start(self, entry: QueueEntry) -> Driver:
         self.point("start")                          # claimed, and dead before the driver is there
         claim = (entry.number, len(entry.events))
         self.world.started[claim] += 1
@@ -117,7 +117,7 @@ class Server(Process):
 class Driver(Process):
     """What `tokenmill resume --queued` does, with a wait in place of the tasks."""
 
-    def __init__(self, world: World, host: str, entry: Entry, claim: tuple[int, int]) -> None:
+    def __init__(self, world: World, host: str, entry: QueueEntry, claim: tuple[int, int]) -> None:
         super().__init__(world, f"driver{len(world.processes)}", host)
         self.entry, self.claim, self.ended = entry, claim, False
         self.holder["run"] = entry.run

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.task import Cursor, TaskSpec
+from pipeline.engine.task import CrashCursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.content_keys import content_key, task_key
 from pipeline.store.fs import Store
@@ -95,7 +95,7 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
         keys[wave.name] = keys.get(wave.name, []) + mine
         for i in order:
             d = drafts[i]
-            record = run_attempt(TaskSpec(mine[i], d.task, wave.name, args[i]), store, "a0", Cursor())
+            record = run_attempt(TaskSpec(mine[i], d.task, wave.name, args[i]), store, "a0", CrashCursor())
             results[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
             merge_counters(counters.setdefault(wave.name, {}), record.counters)
         done[wave.name] = [results[i] for i in range(len(drafts))]

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline import fetch as registry
 from pipeline.base.files import file_sha256
-from pipeline.fetch import FetchError, Model, Package
+from pipeline.fetch import Download, FetchError, Package
 from stages.document import Document
 from stages.filter.badwords import LISTS, Badwords
 from stages.scoring.models import MissingModel
@@ -200,7 +200,7 @@ def test_lists_are_fetched_by_npm_and_checked(tmp_path, monkeypatch):
     assert not (tmp_path / "models" / LISTS).exists()
     sha = file_sha256(archive)
     package = Package("naughty-words", "1.2.0", LISTS, sha, archive.stat().st_size, registry="npm")
-    monkeypatch.setitem(registry.MODELS, "badwords", Model(package, "", LISTS, sha))
+    monkeypatch.setitem(registry.MODELS, "badwords", Download(package, "", LISTS, sha))
     assert registry.fetch("badwords") == tmp_path / "models" / LISTS
     (tmp_path / "bin" / "npm").unlink()
     assert read_lists(registry.fetch("badwords")) == {"en": ("tulip",)}, "fetched once"

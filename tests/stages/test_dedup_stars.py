@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.shuffle.exchange import merge_segments
 from pipeline.engine.shuffle.merge import LIMITS, MergeLimits
-from pipeline.engine.task import Cursor, Inputs, Out, TaskSpec
+from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store
 from pipeline.store.records import merge_counters
@@ -57,7 +57,7 @@ class ReadMembers:
         return {str(k): v for k, v in found.items()}
 
 
-class LimitedInputs(Inputs):
+class LimitedInputs(TaskInputs):
     """Inputs that merge exchange files within other limits than the engine's."""
 
     limits = LIMITS
@@ -71,9 +71,9 @@ def run(store: Store, task: str, args: dict, limits: MergeLimits = LIMITS) -> Ta
     """Run a task as the engine does, without an attempt's name: its files stand under its key."""
     spec = TaskSpec(task_key(task, args), task, "t", args)
     with tempfile.TemporaryDirectory() as scratch:
-        inputs, out = LimitedInputs(spec, store, scratch), Out(scratch)
+        inputs, out = LimitedInputs(spec, store, scratch), TaskOutputs(scratch)
         inputs.limits = limits
-        counters = load(task).run(inputs, Cursor(), out)
+        counters = load(task).run(inputs, CrashCursor(), out)
         files = {}
         for name, note in out.names.items():
             path, data = f"objects/{spec.key}/{name}", Path(out.path(name)).read_bytes()

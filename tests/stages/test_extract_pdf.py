@@ -15,7 +15,7 @@ from stages import stage
 from stages.document import Document
 from stages.extract.pdf.chars import pieces_of
 from stages.extract.pdf.glyphs import logical
-from stages.extract.pdf.layout import Line, Page, blocks_of
+from stages.extract.pdf.layout import Line, PdfPage, blocks_of
 from stages.extract.pdf.step import Pdf, inflates_beyond
 from stages.extract.pdf.text import text_of
 from tests.conftest import shared_data
@@ -121,7 +121,7 @@ def text_lines(*texts: str, left: int = 0, top: int = 0, high: int = 640, pitch:
     ([["Contents . . . . . . . . . . 7"]], "Contents ... 7"),
 ])
 def test_paragraphs(pages, text):
-    assert text_of([Page([text_lines(*page)], 50_000) for page in pages]) == text
+    assert text_of([PdfPage([text_lines(*page)], 50_000) for page in pages]) == text
 
 
 def test_running_heads_and_page_numbers_go():
@@ -227,7 +227,7 @@ def test_lines_that_run_down(monkeypatch):
     monkeypatch.setattr("stages.extract.pdf.native.read", lambda layer, n: (
         np.array([*map(ord, "".join(text))], np.uint32), np.zeros(count, np.bool_), angle, loose, tight))
     page = pieces_of(None, count, (0, 0, 600, 800))
-    assert text_of([Page(blocks_of(page), page.height)]) == "".join(text)
+    assert text_of([PdfPage(blocks_of(page), page.height)]) == "".join(text)
     assert (page.width, page.height, page.across) == (800 * 64, 600 * 64, 0)
 
 

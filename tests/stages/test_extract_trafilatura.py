@@ -14,7 +14,7 @@ from lxml.html import document_fromstring
 from stages.extract.html import private, xpath_rules
 from stages.extract.html.private import settings, xpaths
 from stages.extract.html.step import Html
-from stages.extract.html.trafilatura import Engine
+from stages.extract.html.trafilatura import Trafilatura
 from stages.text.encoding import decode
 from tests.stages.texts import crawled_pages
 
@@ -38,7 +38,7 @@ def compare(pages: list[str], tmp_path, modes=MODES) -> int:
                            check=True).stdout.splitlines()
     ours = []
     for favor, fast, comments in modes:
-        engine = Engine(favor=favor, fast=fast, comments=comments)
+        engine = Trafilatura(favor=favor, fast=fast, comments=comments)
         ours += [engine.text(page) for page in pages]
     assert len(plain) == len(ours)
     for n, (expected, found) in enumerate(zip(plain, ours)):
@@ -133,7 +133,7 @@ def test_the_package_itself_is_untouched():
     from trafilatura import core, external, utils
     from trafilatura import xpaths as theirs
 
-    Engine().text(made_up_page(random.Random(0)))
+    Trafilatura().text(made_up_page(random.Random(0)))
     assert trafilatura is not private and isinstance(theirs.BODY_XPATH[0], etree.XPath)
     assert not hasattr(core, "Exception") and external.try_justext.__module__ == "trafilatura.external"
     assert external.ReadabilityDocument.__module__ == "trafilatura.readability_lxml"

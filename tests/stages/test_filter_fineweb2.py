@@ -10,7 +10,7 @@ import pytest
 from stages.catalog import stage_class
 from stages.document import Document
 from stages.filter.fineweb2 import FineWeb2
-from stages.filter.fineweb2_limits import Limits, read_limits, table
+from stages.filter.fineweb2_limits import LanguageLimits, read_limits, table
 from stages.text.languages import installed, splitter
 from tests.conftest import shared_data
 
@@ -43,7 +43,7 @@ def shaped(seed: str) -> list[str]:
             " ".join(word[::-1] + word for word in body.split()), body.replace(" ", "\u00a0")]
 
 
-def theirs(limits: Limits, name: str):
+def theirs(limits: LanguageLimits, name: str):
     from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
 
     return [

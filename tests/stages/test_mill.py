@@ -17,7 +17,7 @@ from benchmarks.mill_gold import features_digest
 from stages.document import Document
 from stages.extract.html.mill import choice, columns, forest
 from stages.extract.html.mill import features as f
-from stages.extract.html.mill.engine import ARRAYS, SIGNAL, Engine, Model
+from stages.extract.html.mill.engine import ARRAYS, SIGNAL, Mill, MillWeights
 from stages.extract.html.mill.page import serialised, walk
 from stages.extract.html.mill.render import render
 from stages.extract.html.step import Html
@@ -39,11 +39,11 @@ PAGE = f"""<html><head><title>A harbour for the town - The Daily Post</title></h
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine()
+def engine() -> Mill:
+    return Mill()
 
 
-def test_an_article_without_what_surrounds_it(engine: Engine) -> None:
+def test_an_article_without_what_surrounds_it(engine: Mill) -> None:
     text = engine.text(PAGE)
     assert text is not None
     lines = text.split("\n")
@@ -124,7 +124,7 @@ def test_what_a_block_must_have_depends_on_the_page(high: int, low: int, alone: 
 
 
 @pytest.mark.parametrize("n", [200, 1000, 6000])
-def test_a_book_is_kept_to_its_end(engine: Engine, n: int) -> None:
+def test_a_book_is_kept_to_its_end(engine: Mill, n: int) -> None:
     book = "".join(f"<p>{k}: {STORY}</p>" for k in range(n))
     for body in (book, f"<article class=content>{book}</article>"):
         title = "The book of harbours"
@@ -158,7 +158,7 @@ def test_no_document_pays_for_compiling() -> None:
 
 
 @pytest.mark.parametrize("page", ["", "\0", "<p>", "<html></html>", "<script>x</script>", "<title>only</title>"])
-def test_pages_without_text(engine: Engine, page: str) -> None:
+def test_pages_without_text(engine: Mill, page: str) -> None:
     assert engine.text(page) == "" == engine.markdown(page)
 
 
@@ -198,10 +198,10 @@ def test_weights_of_other_features_are_refused() -> None:
         arrays = dict(np.load(file, allow_pickle=False))
     arrays["second_feature"] = arrays["second_feature"] + f.FEATURES
     with pytest.raises(ValueError, match="train them anew"):
-        Model(arrays)
+        MillWeights(arrays)
 
 
-def test_trees_say_what_a_plain_walk_says(engine: Engine) -> None:
+def test_trees_say_what_a_plain_walk_says(engine: Mill) -> None:
     rng = np.random.default_rng(4)
     rows = rng.integers(-50, 1200, (40, f.FEATURES)).astype(np.int32)
     trees = dict(zip(ARRAYS, engine.model.forests[0]))
@@ -226,7 +226,7 @@ print([hashlib.sha256(engine.text(page).encode()).hexdigest() for page in json.l
 """
 
 
-def test_same_page_same_text_in_any_process_and_order(engine: Engine) -> None:
+def test_same_page_same_text_in_any_process_and_order(engine: Mill) -> None:
     files = sorted(shared_data("html", "wcxb-dev", "html").glob("*"))[:40:2]
     pages = [gzip.decompress(p.read_bytes()).decode("utf-8", "replace") for p in files]
     here = [hashlib.sha256((engine.text(page) or "").encode()).hexdigest() for page in pages]

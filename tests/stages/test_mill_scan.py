@@ -12,7 +12,7 @@ import pytest
 
 from stages.extract.html.mill import choice, columns
 from stages.extract.html.mill import features as f
-from stages.extract.html.mill.page import Page, serialised, table, walk
+from stages.extract.html.mill.page import PageArrays, serialised, table, walk
 from stages.extract.html.mill.render import render
 from stages.extract.html.mill.tags import BLOCK, BREAK, IN_A, IN_COMMENT, IN_PRE, KIND, NAMES, RAW, SKIP, VOID, fnv
 
@@ -116,7 +116,7 @@ def plainly(markup: str) -> list[tuple[str, str, int, int, int]]:
     return out
 
 
-def as_read(page: Page) -> list[tuple[str, str, int, int, int]]:
+def as_read(page: PageArrays) -> list[tuple[str, str, int, int, int]]:
     body = page.text.tobytes()
     return [
         (
@@ -285,7 +285,7 @@ HOSTILE = {
 }
 
 
-def all_of(markup: str) -> Page:
+def all_of(markup: str) -> PageArrays:
     """The page, after all that is done with one."""
     page = walk(serialised(markup), collect=True, deepest=255)
     assert page is not None

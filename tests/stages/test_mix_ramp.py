@@ -82,9 +82,15 @@ def test_a_file_with_another_ramp_is_refused(ramp):
 def test_a_recipe_says_so_before_anything_runs():
     from pydantic import ValidationError
 
-    from pipeline.recipe.token_models import Phase
+    from pipeline.recipe.token_models import PhaseSettings
 
-    assert Phase(name="a", until="100%", batch={"0": "64k", "1M": "0.5M"}).batch == {0: 64_000, 1_000_000: 500_000}
+    assert PhaseSettings(name="a", until="100%", batch={
+        "0": "64k",
+        "1M": "0.5M"
+    }).batch == {
+        0: 64_000,
+        1_000_000: 500_000
+    }
     for bad in ({"1M": "64k"}, {0: "64k", "1M": "32k"}, {0: "x"}):
         with pytest.raises(ValidationError, match=r"begins at token 0|not a count"):
-            Phase(name="a", until="100%", batch=bad)
+            PhaseSettings(name="a", until="100%", batch=bad)

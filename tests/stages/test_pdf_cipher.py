@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from stages.document import Document
-from stages.extract.pdf.chars import PageChars, Piece
+from stages.extract.pdf.chars import PageChars, TextPiece
 from stages.extract.pdf.cipher import is_shifted
 from stages.extract.pdf.step import Pdf
 from tests.conftest import shared_data
@@ -108,7 +108,7 @@ def test_one_font_of_a_page(by):
 
 def test_ocr_reads_a_shifted_page(monkeypatch):
     text = "what the picture shows"
-    seen = PageChars([Piece(0, 0, 9_000, 640, text, 0, False)], 38_400, 51_200, 19, 3, 0, 0)
+    seen = PageChars([TextPiece(0, 0, 9_000, 640, text, 0, False)], 38_400, 51_200, 19, 3, 0, 0)
     monkeypatch.setattr(Pdf, "_engine", property(lambda self: object()))
     monkeypatch.setattr(Pdf, "_read_by_ocr", lambda *args: (seen, 90))
     doc = Document("id", raw=document(page(*wrapped("G"))), mime="application/pdf")

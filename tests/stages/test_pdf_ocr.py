@@ -23,8 +23,8 @@ import pytest
 from pipeline.base.process import ProcessDied
 from stages.document import Document
 from stages.extract.pdf import ocr
-from stages.extract.pdf.chars import PageChars, Piece
-from stages.extract.pdf.ocr import Engine, MissingEngine, Word, engine, glyphs, page_of, words_of
+from stages.extract.pdf.chars import PageChars, TextPiece
+from stages.extract.pdf.ocr import MissingEngine, OcrEngine, Word, engine, glyphs, page_of, words_of
 from stages.extract.pdf.picture import ALONG, PIXELS, dots, draw, pictures, size
 from stages.extract.pdf.quality import DEGRADED, quality_of
 from stages.extract.pdf.step import Pdf
@@ -77,11 +77,11 @@ def word_f1(a: str, b: str) -> float:
     return 2 * (x & y).total() / max(1, x.total() + y.total())
 
 
-def command(folder: Path, name: str, body: str) -> Engine:
+def command(folder: Path, name: str, body: str) -> OcrEngine:
     file = folder / name
     file.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return Engine((str(file),), {})
+    return OcrEngine((str(file),), {})
 
 
 IMAGE = np.full((100, 80), 255, np.uint8)
@@ -217,7 +217,7 @@ def test_pictures_with_too_many_pixels_are_not_drawn(monkeypatch, tmp_path, widt
         seen.append(given)
 
     seen: list[object] = []
-    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: Engine(("true",), {}))
+    monkeypatch.setattr("stages.extract.pdf.step.engine", lambda name, languages: OcrEngine(("true",), {}))
     monkeypatch.setattr("stages.extract.pdf.step.words_of", asked)
     image = b"/Width %d/Height %d" % (width, height)
     assert extract(page_with(image), ocr="tesseract")[0] == "pdf_no_text" and bool(seen) == read
@@ -237,7 +237,7 @@ def test_pages_of_any_size_are_pictures_of_bounded_size(width, height):
 
 # -- the budget ------------------------------------------------------------------------------------------------------
 def test_cpu_and_memory_end_at_the_budget(tmp_path):
-    def died(engine: Engine, *, draw=lambda: IMAGE, cpu_s: int = 5, memory_mb: int = 500) -> int:
+    def died(engine: OcrEngine, *, draw=lambda: IMAGE, cpu_s: int = 5, memory_mb: int = 500) -> int:
         with pytest.raises(ProcessDied, match=f"`ocr_cpu_s: {cpu_s}`, `ocr_memory_mb: {memory_mb}`") as found:
             words_of(engine, draw, cpu_s, memory_mb)
         return -found.value.returncode
@@ -353,7 +353,7 @@ def test_no_words_are_a_page_without_text():
 # -- quality ---------------------------------------------------------------------------------------------------------
 def judged(text: str, garbled: int = 0) -> int:
     chars = sum(not c.isspace() for c in text)
-    return quality_of(PageChars([Piece(0, 0, 1, 1, text, 0, False)], 1, 1, chars, len(text) - chars, garbled,
+    return quality_of(PageChars([TextPiece(0, 0, 1, 1, text, 0, False)], 1, 1, chars, len(text) - chars, garbled,
                                 0)).confidence
 
 

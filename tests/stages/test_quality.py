@@ -10,7 +10,7 @@ import pytest
 from stages.document import Document
 from stages.filter.quality import Quality
 from stages.models.classifier import companion_path
-from stages.models.train_quality import Settings, train
+from stages.models.train_quality import FastTextSettings, train
 from stages.scoring.calibration import CalibrationError, Table
 from stages.scoring.models import FastText
 from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR
@@ -20,7 +20,7 @@ from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR
 def folder(tmp_path_factory):
     """quality.bin (hq, lq), grades.bin (0 … 3), topics.bin (three words) in one folder."""
     at = tmp_path_factory.mktemp("models")
-    small = Settings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
+    small = FastTextSettings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
     train(LABELLED, at / "quality.bin", seed=3, settings=small, held_out=0.6)
     train(GRADED, at / "grades.bin", seed=3, settings=small, held_out=0.6)
     topics = [(("rivers", "bags", "pills")[int(n) % 3], text) for n, text in GRADED]

@@ -14,12 +14,12 @@ from stages.filter.quality import Quality
 from stages.models import drift, model_card
 from stages.models.classifier import Classifier, Scores, companion_path, kind_of
 from stages.models.examples import Example, gather, near_duplicates, sample
-from stages.models.train_quality import Settings, train
+from stages.models.train_quality import FastTextSettings, train
 from stages.scoring.models import FastText
 from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR, own_word, shaped
 from tests.stages.lid import lid176_model
 
-SMALL = Settings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
+SMALL = FastTextSettings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
 
 
 @pytest.fixture(scope="module")

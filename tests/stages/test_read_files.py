@@ -34,7 +34,7 @@ from stages.read.files import HtmlFiles, PdfFiles, TextFiles
 from stages.read.jsonl import Jsonl
 from stages.read.parquet import Parquet
 from stages.read.reader import Reader, Skipped, Slice
-from stages.read.streams import Damaged, Stream
+from stages.read.streams import DamagedStream, DecompressedStream
 from stages.read.wiki import Wiki
 from tests.conftest import shared_data
 
@@ -317,7 +317,7 @@ def test_a_text_may_begin_like_a_compressed_file(tmp_path):
     assert item.text == "BZh is how bzip2 begins."
     for text in (b"", b"something"):
         (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(text))
-        with Stream(str(tmp_path / "a.txt.bz2")) as stream:
+        with DecompressedStream(str(tmp_path / "a.txt.bz2")) as stream:
             assert stream.coding == "bz2" and stream.read_all(100) == text
 
 
@@ -460,7 +460,7 @@ def test_a_fault_of_the_machine_fails_the_task_and_loses_no_documents(name, tmp_
         failing(error, good)
         with pytest.raises(type(error)) as raised:
             read(reader, local)
-        assert not isinstance(raised.value, Damaged) and raised.value.args == error.args
+        assert not isinstance(raised.value, DamagedStream) and raised.value.args == error.args
 
 
 def test_a_seek_no_file_can_make_is_damage_not_the_disk(tmp_path):

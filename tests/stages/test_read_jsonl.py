@@ -17,7 +17,7 @@ import pytest
 from stages.document import BadRecord, Document, document_id
 from stages.read.jsonl import Jsonl
 from stages.read.reader import Skipped, Slice
-from stages.read.streams import Damaged, Stream, read_elements, read_lines
+from stages.read.streams import DamagedStream, DecompressedStream, read_elements, read_lines
 from tests.conftest import shared_data
 
 
@@ -176,7 +176,7 @@ def test_read_lines_against_split(tmp_path, cap):
     rng = random.Random(cap)
     data = b"\n".join(b"y" * rng.randrange(0, 12) for _ in range(50_000))
     (tmp_path / "a").write_bytes(data)
-    with Stream(str(tmp_path / "a")) as stream:
+    with DecompressedStream(str(tmp_path / "a")) as stream:
         found = list(read_lines(stream, cap))
     expected, at = [], 0
     for line in data.split(b"\n"):
@@ -207,7 +207,7 @@ def elements(data: bytes, size: int, cap: int = 1 << 20) -> list:
     try:
         for _, element in read_elements(Blocks(data, size), cap):
             out.append(element.strip())
-    except Damaged as e:
+    except DamagedStream as e:
         out.append(e.reason)
     return out
 

@@ -11,9 +11,9 @@ import zipfile
 import pytest
 
 from stages.document import BadRecord, Document, document_id
-from stages.extract.latex.step import Latex as Extract
+from stages.extract.latex.step import LatexPapers as Extract
 from stages.read import latex
-from stages.read.latex import Latex, join, main_file
+from stages.read.latex import LatexPapers, join, main_file
 from stages.read.reader import Skipped, Slice
 
 MAIN = r"""\documentclass{article}
@@ -65,7 +65,7 @@ def tar(files: dict[str, str | bytes]) -> bytes:
 
 
 def read(path, **config) -> list[Document | BadRecord]:
-    return list(Latex(**config).read(str(path), Slice("papers", path.name)))
+    return list(LatexPapers(**config).read(str(path), Slice("papers", path.name)))
 
 
 def extracted(doc: Document) -> str:

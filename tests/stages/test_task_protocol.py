@@ -16,7 +16,7 @@ TASKS = ("cluster:Clusters", "exact:ExactMap", "exact:ExactReduce", "exact:Exact
          "verify:Verify")
 
 
-@pytest.mark.parametrize(("protocol", "built"), [(task.Inputs, engine.Inputs), (task.Out, engine.Out),
+@pytest.mark.parametrize(("protocol", "built"), [(task.Inputs, engine.TaskInputs), (task.Out, engine.TaskOutputs),
                                                  (task.Segments, SegmentWriter)])
 def test_methods_of_the_engine_take_what_the_protocol_says(protocol, built):
     methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"]

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import fsspec
 import pytest
 
-from pipeline.engine.task import ChangedInput, Inputs, TaskSpec
+from pipeline.engine.task import ChangedInput, TaskInputs, TaskSpec
 from pipeline.plan.inputs import list_source
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
@@ -104,7 +104,7 @@ def test_a_file_is_known_by_its_hash(hub, tmp_path):
     assert one.etag == hashlib.sha1(rows(5)).hexdigest()
     hub.files = {"data/a.jsonl": rows(5).upper()}
     with pytest.raises(ChangedInput):
-        Inputs(TaskSpec("k", "m:C", "d", {}), Store(tmp_path), str(tmp_path)).fetch(one.arg())
+        TaskInputs(TaskSpec("k", "m:C", "d", {}), Store(tmp_path), str(tmp_path)).fetch(one.arg())
 
 
 def test_the_hub_is_no_store(hub, tmp_path):

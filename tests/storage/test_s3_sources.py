@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.service.duck import Limits
+from pipeline.service.duck import QueryLimits
 from pipeline.service.fetch_source import fetch
 from pipeline.service.query import Queries
 from pipeline.store.remote import connect
@@ -142,7 +142,7 @@ def test_an_object_that_has_gone_or_is_too_large_is_said(top: Path, bucket: str)
     packed = next(row for row in documents(api, "rest", "lines") if row["text"].startswith("packed"))
     assert source(api, "rest", packed["id"]).status_code == 200
     connect(bucket).write("in/lines/b.jsonl.gz", os.urandom(5000))
-    small.state.queries = Queries(Limits(fetched_bytes=4000))
+    small.state.queries = Queries(QueryLimits(fetched_bytes=4000))
     assert re.search("5,000 bytes.*4,000", refused(api, "rest", packed["id"], 409)["detail"])
 
 
@@ -156,6 +156,6 @@ def test_storage_that_refuses_is_said_without_its_address(top: Path, bucket: str
 def test_storage_that_keeps_silent_is_given_up_in_time(top: Path, bucket: str, s3: Any) -> None:
     api: Any = client(top, f"{bucket}/in")
     [row] = documents(api, "rest", "files")
-    api.app.state.queries = Queries(Limits(seconds=4))
+    api.app.state.queries = Queries(QueryLimits(seconds=4))
     s3.trouble(lambda method, path, n: "hang")
     assert "not fetched" in refused(api, "rest", row["id"], 409)["detail"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.task import Inputs, TaskSpec
+from pipeline.engine.task import TaskInputs, TaskSpec
 from pipeline.store import retry
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store, StoreError
@@ -298,25 +298,25 @@ def test_an_input_that_changed_under_the_same_size(s3, bucket, tmp_path):
     first, second = tmp_path / "1", tmp_path / "2"
     first.mkdir()
     second.mkdir()
-    assert Path(Inputs(spec, source, str(first)).fetch(one.arg())).read_bytes() == b"the first text"
+    assert Path(TaskInputs(spec, source, str(first)).fetch(one.arg())).read_bytes() == b"the first text"
     source.write("in/a.txt", b"THE OTHER TEXT")
     [other] = list_source("s", [f"{bucket}/in/*.txt"])
     assert other.size == one.size and other.etag != one.etag
     # what was planned then is still in the cache; where it is not, nothing else stands in for it
-    assert Path(Inputs(spec, source, str(second)).fetch(one.arg())).read_bytes() == b"the first text"
+    assert Path(TaskInputs(spec, source, str(second)).fetch(one.arg())).read_bytes() == b"the first text"
     for path in (tmp_path / "cache").iterdir():
         path.unlink()
     third = tmp_path / "3"
     third.mkdir()
     with pytest.raises(ChangedInput, match=r"in/a\.txt|a\.txt"):
-        Inputs(spec, source, str(third)).fetch(one.arg())
+        TaskInputs(spec, source, str(third)).fetch(one.arg())
     assert not list(third.iterdir()) and not [p for p in (tmp_path / "cache").iterdir() if p.name[0] != "."]
-    assert Path(Inputs(spec, source, str(third)).fetch(other.arg())).read_bytes() == b"THE OTHER TEXT"
+    assert Path(TaskInputs(spec, source, str(third)).fetch(other.arg())).read_bytes() == b"THE OTHER TEXT"
     for path in (tmp_path / "cache").iterdir():
         path.unlink()
     source.remove("in/a.txt")
     with pytest.raises(ChangedInput):
-        Inputs(spec, source, str(first)).fetch(other.arg())
+        TaskInputs(spec, source, str(first)).fetch(other.arg())
 
 
 def test_sources_in_a_bucket_are_what_they_are_in_a_folder(s3_server, s3, bucket, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.prf import prf
-from pipeline.engine.task import Cursor, Skip, TaskSpec
+from pipeline.engine.task import CrashCursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.passes import encode as encode_module
 from pipeline.passes.encode import (
@@ -64,7 +64,7 @@ class Runner:
             d = drafts[i]
             args = json.loads(json.dumps(d.args))
             spec = TaskSpec(task_key(d.task, args), d.task, "t", args, memory_mb=d.memory_mb)
-            record = run_attempt(spec, self.store, "1", Cursor(), str(self.root))
+            record = run_attempt(spec, self.store, "1", CrashCursor(), str(self.root))
             self.records.append(record)
             out[i] = TaskResult({n: f.ref() for n, f in record.files.items()}, record.counters)
         return [out[i] for i in range(len(drafts))]
@@ -289,7 +289,7 @@ class Encode:
     def __call__(self, quarantined=lambda keys: [], where=None, **kw):
         [draft] = encode_drafts([self.part], self.tokenizer, {"val": 0.0, "where": where}, quarantined)
         spec = TaskSpec(task_key(draft.task, draft.args), draft.task, "t", draft.args)
-        return run_attempt(spec, self.run.store, "1", Cursor(), str(self.run.root), **kw)
+        return run_attempt(spec, self.run.store, "1", CrashCursor(), str(self.run.root), **kw)
 
     def lost(self, record) -> list[dict]:
         return pq.read_table(self.run.store.at(record.files["quarantine.parquet"].path)).to_pylist()

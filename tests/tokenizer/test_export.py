@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.cli.app import run_command
-from pipeline.cli.formats import Format
+from pipeline.cli.formats import TokenFormat
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
 from tests.tokenizer.test_encode_tasks import CONFIG, Runner, encode
 from tests.tokenizer.test_loss_spans import mixed
@@ -30,7 +30,7 @@ UNMASKED = [name for name in FORMATS if name not in MASKED]
 
 
 def test_the_command_offers_every_format():
-    assert {f.value for f in Format} == set(FORMATS)
+    assert {f.value for f in TokenFormat} == set(FORMATS)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

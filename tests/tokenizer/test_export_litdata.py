@@ -12,7 +12,7 @@ import pytest
 
 from tests.tokenizer.exports import VOCABS, Corpus, corpus
 from tokenizer.export.litdata import LitDataWriter
-from tokenizer.export.source import Source
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
@@ -28,7 +28,7 @@ def shard_set(request, tmp_path) -> Corpus:
 def write(shard_set: Corpus, out: Path, limit: int = LIMIT) -> None:
     with appearing(out, "--out") as folder:
         target = Target(folder)
-        LitDataWriter(limit).write(Source(ShardSet(shard_set.folder), False, lambda size: None), target)
+        LitDataWriter(limit).write(ExportSource(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 
 @pytest.mark.parametrize("limit", [LIMIT, 64_000_000])

@@ -16,7 +16,7 @@ from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
 from tokenizer.export.chunks import check_size, offsets_of, pack
 from tokenizer.export.export import export
 from tokenizer.export.mds import MdsWriter
-from tokenizer.export.source import ExportError, Source
+from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target, appearing
 from tokenizer.shards.reader import ShardSet
 
@@ -32,7 +32,7 @@ def shard_set(request, tmp_path) -> Corpus:
 def write(shard_set: Corpus, out: Path, limit: int) -> None:
     with appearing(out, "--out") as folder:
         target = Target(folder)
-        MdsWriter(limit).write(Source(ShardSet(shard_set.folder), False, lambda size: None), target)
+        MdsWriter(limit).write(ExportSource(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

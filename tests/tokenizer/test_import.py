@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pipeline.base.prf import below
 from pipeline.cli.app import run_command
-from pipeline.cli.formats import Format
+from pipeline.cli.formats import TokenFormat
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.tokenizer.exports import VOCABS, corpus, tree
@@ -40,7 +40,7 @@ NAMED = [name for name in FORMATS if name in ("olmo", "parquet", "mds")]
 
 
 def test_the_command_offers_every_format():
-    assert [f.value for f in Format] == list(FORMATS)
+    assert [f.value for f in TokenFormat] == list(FORMATS)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pipeline.base.domain import domain_of
 from pipeline.base.parquet import open_parquet, write_table
 from tokenizer.imports.assemble import Assembly
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.shards.find import places
 from tokenizer.shards.index_writer import EntrySorter, hex_keys, write_index
 from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
@@ -65,7 +65,7 @@ def make_set(top: Path, ids: list[str], urls: list[str | None], part_rows: int =
         lengths = np.array([1 + (first + i) % 4 for i in range(len(here))], np.int64)
         tokens = np.ones(int(lengths.sum()), np.uint16)
         tokens[np.cumsum(lengths) - 1] = 0
-        assembly.add(Documents("", 0, tokens, lengths, None, None), here, part, np.ones(len(here), bool))
+        assembly.add(ImportedDocuments("", 0, tokens, lengths, None, None), here, part, np.ones(len(here), bool))
         paths[f"{part:032x}"] = str(top / f"part-{part}.parquet")
         write_table(pa.table({"id": here, "url": pa.array(urls[first:first + part_rows], pa.string())}),
                     paths[f"{part:032x}"], row_group_size=1000)

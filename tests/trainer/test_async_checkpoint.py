@@ -23,7 +23,7 @@ from tests.trainer.processes import begin
 from tests.trainer.synthetic import losses, make_run, quiet
 from tests.trainer.test_checkpoint import FAST
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint.reader import Reader
+from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -53,11 +53,11 @@ def sync(folder, tmp_path_factory):
 
 def content(found: ckpt.Checkpoint) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint of one rank, by what they are called."""
-    reader = Reader(found.folder)
+    reader = SafeMetadataReader(found.folder)
     metadata = reader.read_metadata()
     state = {name: torch.empty(about.size, dtype=about.properties.dtype)
              for name, about in metadata.state_dict_metadata.items()}
-    torch.distributed.checkpoint.load(state, storage_reader=Reader(found.folder))
+    torch.distributed.checkpoint.load(state, storage_reader=SafeMetadataReader(found.folder))
     return state
 
 

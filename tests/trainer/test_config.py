@@ -13,7 +13,7 @@ import yaml
 
 import trainer.optim
 from pipeline.base.quantities import parse_count
-from pipeline.recipe.token_models import Phase
+from pipeline.recipe.token_models import PhaseSettings
 from tests.trainer.synthetic import make_run
 from tokenizer.mixture import curriculum, resolve
 from trainer.__main__ import main
@@ -216,7 +216,7 @@ class SignConfig(OptimizerConfig):
 
 def test_phases_may_have_the_rates_that_the_schedule_knows():
     for lr in curriculum.RATES:
-        assert Phase(name="p", lr=lr).lr == lr
+        assert PhaseSettings(name="p", lr=lr).lr == lr
         Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr=lr, tokens=100, extra=False)], 1e-3)
     with pytest.raises(ConfigError, match="lr: 'cosine' is not known"):
         Schedule(ScheduleConfig(), [SimpleNamespace(name="p", lr="cosine", tokens=100, extra=False)], 1e-3)

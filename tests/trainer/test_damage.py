@@ -19,7 +19,7 @@ from tests.trainer.test_checkpoint import committed, opened
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.damage import choose, damage, writer
-from trainer.checkpoint.reader import Reader
+from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.loop.train import train
 from trainer.observe.metrics import read
 
@@ -62,7 +62,10 @@ def out(trained, tmp_path):
 
 def zero_moments(found: ckpt.Checkpoint) -> Path:
     """12 kB of Adam's second moments become zeros; the size stays. Returns the file."""
-    stored = {index.fqn: where for index, where in Reader(found.folder).read_metadata().storage_data.items()}
+    stored = {
+        index.fqn: where
+        for index, where in SafeMetadataReader(found.folder).read_metadata().storage_data.items()
+    }
     where = stored[MOMENTS]
     path = found.folder / where.relative_path
     data = bytearray(path.read_bytes())

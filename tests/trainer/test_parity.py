@@ -13,7 +13,7 @@ from tests.trainer.processes import launch
 from tests.trainer.ranks import MODEL, STOP, TOTAL, TWO, initial_hashes, one_global_seed, text
 from tests.trainer.synthetic import losses, make_run, quiet
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint.reader import Reader
+from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.loop import resume
 from trainer.loop import train as loop
 from trainer.loop.run import open_run
@@ -50,7 +50,7 @@ def out(tmp_path_factory):
 
 def saved(out: Path) -> dict[str, tuple]:
     """{name: (shape, dtype)} of the tensors in the latest checkpoint."""
-    metadata = Reader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
+    metadata = SafeMetadataReader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
     return {name: (tuple(x.size), x.properties.dtype) for name, x in metadata.items()}
 
 

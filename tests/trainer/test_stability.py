@@ -19,7 +19,7 @@ import torch
 from tests.trainer.processes import launch
 from tests.trainer.stability_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.synthetic import make_run, quiet
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.base.config import ConfigError, TrainingError
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
@@ -321,7 +321,7 @@ def test_a_checkpoint_before_the_first_performed_step_is_resumed(folder, tmp_pat
 def test_an_infinite_loss_is_worst_and_no_number(tmp_path, alone):
     rows = HighLossRows(tmp_path, 2, ["web"], alone)
     nll = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
-    rows.add(Step(0, 0, 0, 3, 0), 0, nll, torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    rows.add(TrainingStep(0, 0, 0, 3, 0), 0, nll, torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
     rows.unpack(rows.packed().tolist())
     rows.write()
     assert [(line["sample"], line["loss"]) for line in read_high_loss(tmp_path, 1)] == [(1, None), (2, 2.0)]

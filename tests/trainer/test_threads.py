@@ -50,13 +50,13 @@ def test_what_others_use_is_not_free(monkeypatch, idle, own, expected):
     monkeypatch.setattr(threads, "time", clock)
     monkeypatch.setattr(threads, "idle", mock.Mock(side_effect=[100.0, 100.0 + idle]))
     monkeypatch.setattr(threads, "cores", lambda: 2.0)
-    assert threads.Watch().free() == expected
+    assert threads.CoreWatch().free() == expected
 
 
 def test_where_the_system_does_not_tell_all_cores_are_free(monkeypatch):
     monkeypatch.setattr(threads, "idle", lambda: None)
     monkeypatch.setattr(threads, "cores", lambda: 3.0)
-    assert threads.Watch(watched_s=0).free() == 3.0
+    assert threads.CoreWatch(watched_s=0).free() == 3.0
 
 
 def test_cores_are_those_this_process_may_use():

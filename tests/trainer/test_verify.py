@@ -16,7 +16,7 @@ import pytest
 from tests.trainer import synthetic
 from tests.trainer.synthetic import make_run, quiet
 from tokenizer.mixture.order import Order
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
@@ -103,7 +103,7 @@ def test_the_chain_is_what_its_definition_says(folder, run):
     for step in steps:
         one_by_one = chain(order, [step], one_by_one)
     assert at_once == one_by_one != chain(order, steps, passed=lambda n: "why" if n == 7 else None)
-    assert chain(order, [Step(0, 0, 0, 5, 0)]) != chain(order, [Step(0, 0, 0, 4, 0)])
+    assert chain(order, [TrainingStep(0, 0, 0, 5, 0)]) != chain(order, [TrainingStep(0, 0, 0, 4, 0)])
 
 
 def test_other_data_is_noticed(folder, run, capsys, tmp_path):

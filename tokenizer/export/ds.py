@@ -21,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.base.humanize import count
-from tokenizer.export.samples import Samples, each_token
-from tokenizer.export.source import Source
+from tokenizer.export.samples import ExportSamples, each_token
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 from tokenizer.shards.layout import ENDS
 
@@ -32,7 +32,7 @@ class DsWriter:
 
     holds_loss = True
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         folder = source.shards.folder
         for number in source.numbers:
             info = source.info(number)
@@ -48,7 +48,7 @@ class DsWriter:
                 target.write(f"{stem}.loss", source.targets(number))
             write_metadata(target, stem, source.manifest.tokenizer, source.dtype, info.tokens)
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         width = samples.sequence + 1
         for number, part in enumerate(samples.parts):
             stem, tokens = f"{number:05d}.ds", (part.stop - part.begin) * width

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenizer.export.ds import DsWriter
-from tokenizer.export.format import Format
+from tokenizer.export.format import ExportFormat
 from tokenizer.export.litdata import LitDataWriter
 from tokenizer.export.mds import MdsWriter
 from tokenizer.export.megatron import MegatronWriter
 from tokenizer.export.nanogpt import NanoGptWriter
 from tokenizer.export.olmo import OlmoWriter
 from tokenizer.export.parquet import ParquetWriter
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import ExportError, Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target, appearing
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.rows import RowSet
 
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, ExportFormat] = {
     "ds": DsWriter(), "megatron": MegatronWriter(), "olmo": OlmoWriter(), "nanogpt": NanoGptWriter(),
     "parquet": ParquetWriter(), "mds": MdsWriter(), "litdata": LitDataWriter()}
 
@@ -49,7 +49,7 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
         done += size
         progress(done, source.bytes())
 
-    source, format = Source(shards, drop_loss, read), FORMATS[name]
+    source, format = ExportSource(shards, drop_loss, read), FORMATS[name]
     if not source.numbers:
         raise ExportError(f"{shards.folder}: the shard set has no documents, so there is nothing to export")
     if source.masked:
@@ -72,7 +72,7 @@ def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, f
         done += size
         progress(done, samples.tokens * samples.dtype.itemsize)
 
-    samples = Samples(rows, curriculum, first, stop, drop_loss, read)
+    samples = ExportSamples(rows, curriculum, first, stop, drop_loss, read)
     if samples.masked:
         check_holds_loss(name, rows.folder)
     with appearing(out, f"--out {out}") as folder:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
 
-class Format(Protocol):
+class ExportFormat(Protocol):
     """A format in which another project stores tokens. The docstring of its module gives the layout of its files."""
 
     #: whether the format can say which tokens are targets
     holds_loss: bool
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         """Write all documents of `source`, in their order. Equal shard sets give equal bytes. Raises ExportError when
         the format cannot hold the shard set, as early as possible."""
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         """Write samples of a training, in their order, as rows of one length. A row has all L + 1 tokens of a sample,
         or the first L of them if the readers of the format want it so. Equal rows give equal bytes."""

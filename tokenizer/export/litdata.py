@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from tokenizer.export.chunks import check_size, pack, write_chunk
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
 #: litdata's numbers of NumPy's types, by the bytes of a token
@@ -38,10 +38,10 @@ class LitDataWriter:
     def __init__(self, chunk_bytes: int = 64_000_000) -> None:
         self.chunk_bytes = chunk_bytes
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         self.write_items(items(source), source.dtype.itemsize, source.manifest.sha256, target)
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         rows = (row.tobytes() for part in samples.parts for block in samples.blocks(part) for row in block.tokens)
         version = f"{samples.rows.manifest.order}:{samples.first}:{samples.stop}"
         self.write_items(rows, samples.dtype.itemsize, version, target)
@@ -63,7 +63,7 @@ class LitDataWriter:
         target.write("index.json", [np.frombuffer(json.dumps(index, sort_keys=True).encode(), np.uint8)])
 
 
-def items(source: Source) -> Iterator[bytes]:
+def items(source: ExportSource) -> Iterator[bytes]:
     """Yield the tokens of each document of a shard set."""
     for number in source.numbers:
         for documents in source.documents(number):

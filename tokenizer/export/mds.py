@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from tokenizer.export.chunks import check_size, pack, write_chunk
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
 
@@ -42,12 +42,12 @@ class MdsWriter:
     def __init__(self, size_limit: int = 1 << 26) -> None:
         self.size_limit = size_limit
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         loss = {"loss": "ndarray:uint8"} if source.masked else {}
         columns = {"id": "str", **loss, "tokens": f"ndarray:{source.dtype.name}"}
         self.write_files(documents(source), columns, [None] * len(columns), target)
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         length = samples.sequence
         loss = {"loss": (f"ndarray:uint8:{length}", length)} if samples.masked else {}
         columns: dict[str, tuple[str, int | None]] = {
@@ -76,7 +76,7 @@ class MdsWriter:
         target.write("index.json", [np.frombuffer(index, np.uint8)])
 
 
-def windows(samples: Samples) -> Iterator[bytes]:
+def windows(samples: ExportSamples) -> Iterator[bytes]:
     """Yield each sample of a training as a sample of the format."""
     for part in samples.parts:
         for block in samples.blocks(part):
@@ -88,7 +88,7 @@ def windows(samples: Samples) -> Iterator[bytes]:
                                 (block.first + row).to_bytes(8, "little"), names[stream], tokens.tobytes()))
 
 
-def documents(source: Source) -> Iterator[bytes]:
+def documents(source: ExportSource) -> Iterator[bytes]:
     """Yield each document of a shard set as a sample."""
     for number in source.numbers:
         for block in source.documents(number):

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import ExportError, Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -42,7 +42,7 @@ class MegatronWriter:
 
     holds_loss = False
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         check_vocab(source.manifest.vocab_size, source.shards.folder)
         for number in source.numbers:
             info = source.info(number)
@@ -57,7 +57,7 @@ class MegatronWriter:
                     file.write(numbers.data)
             target.share(f"shard_{info.index:05d}.bin", source.shards.folder / info.body, source.tokens(number))
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         check_vocab(samples.tokenizer.vocab_size, samples.rows.folder)
         width, size = samples.sequence + 1, samples.dtype.itemsize
         for number, part in enumerate(samples.parts):
@@ -90,7 +90,7 @@ def indices(documents: int) -> Iterator[np.ndarray]:
         yield np.arange(first, min(first + (1 << 20), documents + 1), dtype="<i8")
 
 
-def spans(source: Source, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def spans(source: ExportSource, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (first tokens, exclusive ends) of the documents of a shard, block by block, int64."""
     begin = 0
     for ends in source.ends(number):

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenizer.export.samples import Samples
-from tokenizer.export.source import ExportError, Source
+from tokenizer.export.samples import ExportSamples
+from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target
 from tokenizer.shards.layout import REMEDY, ShardError
 
@@ -36,7 +36,7 @@ class NanoGptWriter:
 
     holds_loss = False
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         infos = [source.info(number) for number in source.numbers]
         dtype = wide(source.dtype)
         headers = [header(info.body, info.tokens, dtype) for info in infos]                  # raises before all work
@@ -53,7 +53,7 @@ class NanoGptWriter:
                     raise ShardError(f"{source.shards.folder / info.body}: the last document does not end in EOS "
                                      f"({source.eos}): {REMEDY}")
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         length, dtype = samples.sequence, wide(samples.dtype)
         for number, part in enumerate(samples.parts):
             name = f"train_{number:06d}.bin"

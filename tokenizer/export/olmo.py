@@ -26,8 +26,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tokenizer.export.samples import Samples, each_token
-from tokenizer.export.source import Source
+from tokenizer.export.samples import ExportSamples, each_token
+from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
 
@@ -36,7 +36,7 @@ class OlmoWriter:
 
     holds_loss = True
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         folder, narrow = source.shards.folder, source.manifest.vocab_size <= 1 << 8
         for number in source.numbers:
             info = source.info(number)
@@ -51,7 +51,7 @@ class OlmoWriter:
             elif source.masked:
                 target.write(mask, source.targets(number))
 
-    def write_documents(self, source: Source, number: int, target: Target) -> None:
+    def write_documents(self, source: ExportSource, number: int, target: Target) -> None:
         place = 1 + sum(info.documents for info in source.manifest.shards[:number])
         with target.create(f"part-0-{source.info(number).index:05d}.csv.gz") as file, gzipped(file) as packed:
             begin = 0
@@ -63,7 +63,7 @@ class OlmoWriter:
                     begin, place = end, place + 1
                 packed.write(lines.getvalue().encode())
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         length, narrow = samples.sequence, samples.tokenizer.vocab_size <= 1 << 8
         for number, part in enumerate(samples.parts):
             with target.create(f"part-0-{number:05d}.npy") as body, \

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import parquet_writer
-from tokenizer.export.samples import Block, Samples
-from tokenizer.export.source import ExportError, Source
+from tokenizer.export.samples import ExportSamples, SampleBlock
+from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target
 from tokenizer.shards.rows import parquet_schema
 
@@ -30,7 +30,7 @@ class ParquetWriter:
 
     holds_loss = True
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         schema = pa.schema([("id", pa.string()), ("input_ids", pa.list_(pa.from_numpy_dtype(source.dtype))),
                             *([("loss", pa.list_(pa.bool_()))] if source.masked else [])])
         # a shard without documents has no file, but its number stays free
@@ -46,7 +46,7 @@ class ParquetWriter:
                         columns.append(pa.ListArray.from_arrays(offsets, pa.array(documents.targets.view(bool))))
                     writer.write_batch(pa.record_batch(columns, schema=schema))
 
-    def write_samples(self, samples: Samples, target: Target) -> None:
+    def write_samples(self, samples: ExportSamples, target: Target) -> None:
         schema = parquet_schema(samples.dtype, samples.masked)
         for number, part in enumerate(samples.parts):
             name = f"train-{number:05d}-of-{len(samples.parts):05d}.parquet"
@@ -55,7 +55,7 @@ class ParquetWriter:
                     writer.write_batch(pa.record_batch(columns_of(block, samples.streams), schema=schema))
 
 
-def columns_of(block: Block, streams: Sequence[str]) -> list[pa.Array]:
+def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
     """Return samples as the columns of `parquet_schema`."""
     count, width = block.tokens.shape
     rows, positions = np.nonzero(block.bounds)

@@ -17,7 +17,7 @@ from tokenizer.shards.rows import RowSet
 REMEDY = "run `tokenmill materialize` with this run again"
 
 
-class Block(NamedTuple):
+class SampleBlock(NamedTuple):
     """Consecutive samples of a training, each of L + 1 tokens."""
 
     first: int                    # number of the first of them
@@ -46,7 +46,7 @@ class RowPart(NamedTuple):
     stop: int
 
 
-class Samples:
+class ExportSamples:
     """Samples [first, stop) of a training, as an export reads them; all have L = `sequence` targets. With `drop_loss`,
     their loss masks are ignored. `progress` gets the number of bytes of tokens after they were read."""
 
@@ -90,7 +90,7 @@ class Samples:
         whole = (part.begin, part.stop) == (0, file.rows)
         return self.rows.folder / file.files[kind] if whole and kind in file.files else None
 
-    def blocks(self, part: RowPart) -> Iterator[Block]:
+    def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
         """Yield the samples of a part of a file, about BLOCK_TOKENS tokens at a time."""
         maps, length = self.rows.maps(part.file), self.sequence
         file, step = self.rows.manifest.files[part.file], max(1, BLOCK_TOKENS // (length + 1))
@@ -104,8 +104,8 @@ class Samples:
             if self.masked:
                 targets = unpacked(maps["loss"][rows], length) if "loss" in maps else \
                     np.ones((len(tokens), length), np.uint8)
-            yield Block(file.first + begin, tokens, unpacked(maps["bounds"][rows], length), targets, origin["stream"],
-                        origin["epoch"], origin["window"])
+            yield SampleBlock(file.first + begin, tokens, unpacked(maps["bounds"][rows], length), targets,
+                              origin["stream"], origin["epoch"], origin["window"])
             if (done := file.first + rows.stop) > self._reported:                # a format may read samples twice
                 self.progress((done - self._reported) * tokens[0].nbytes)
                 self._reported = done

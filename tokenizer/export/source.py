@@ -21,7 +21,7 @@ class ExportError(ShardError):
     exit_code = 2
 
 
-class Documents(NamedTuple):
+class ShardDocuments(NamedTuple):
     """Consecutive documents of a shard, with their tokens back to back."""
 
     ids: list[str]
@@ -30,14 +30,14 @@ class Documents(NamedTuple):
     targets: np.ndarray | None    # whether each token is a target, u8; None: the export has no loss masks
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Consecutive rows of a shard's document table."""
 
     ids: list[str]
     ends: np.ndarray              # exclusive end of each document in the shard, int64
 
 
-class Source:
+class ExportSource:
     """A shard set as an export reads it. With `drop_loss`, its loss masks are ignored. `progress` gets the number of
     bytes of tokens and of loss masks after they were read.
 
@@ -77,7 +77,7 @@ class Source:
             if len(ends := self._ends(number, start, stop)):
                 yield ends
 
-    def rows(self, number: int) -> Iterator[Rows]:
+    def rows(self, number: int) -> Iterator[TableRows]:
         """Yield the rows of a shard's document table. The table is compared with its sha256 first, and its ends with
         those in the file of ends."""
         info, begin = self.info(number), 0
@@ -89,10 +89,10 @@ class Source:
                 ends = batch.column("end").to_numpy().astype(np.int64)
                 if not np.array_equal(ends, self._ends(number, begin, int(ends[-1]))):
                     raise ShardError(f"{path}: `end` differs from {info.ends}: {REMEDY}")
-                yield Rows(batch.column("id").to_pylist(), ends)
+                yield TableRows(batch.column("id").to_pylist(), ends)
                 begin = int(ends[-1])
 
-    def documents(self, number: int) -> Iterator[Documents]:
+    def documents(self, number: int) -> Iterator[ShardDocuments]:
         """Yield the documents of a shard, about BLOCK_TOKENS tokens at a time and at least one document."""
         begin = 0
         for table in self.rows(number):
@@ -100,8 +100,9 @@ class Source:
             while first < len(table.ids):
                 last = max(first + 1, int(np.searchsorted(table.ends, begin + BLOCK_TOKENS, side="right")))
                 stop = int(table.ends[last - 1])
-                yield Documents(table.ids[first:last], table.ends[first:last] - begin, self._read(number, begin, stop),
-                                self._targets(number, begin, stop) if self.masked else None)
+                yield ShardDocuments(table.ids[first:last], table.ends[first:last] - begin,
+                                     self._read(number, begin, stop),
+                                     self._targets(number, begin, stop) if self.masked else None)
                 begin, first = stop, last
 
     def _blocks(self, number: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.base.files import sha256, sync
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.shards.layout import Shard, file_name, token_dtype
 from tokenizer.shards.writer import ShardWriter
 
@@ -25,7 +25,11 @@ class Assembly:
         self._index = -1                          # of the shard that is being written
         self._writer: ShardWriter | None = None
 
-    def add(self, documents: Documents, ids: Sequence[str], part: int, chosen: np.ndarray | None = None) -> None:
+    def add(self,
+            documents: ImportedDocuments,
+            ids: Sequence[str],
+            part: int,
+            chosen: np.ndarray | None = None) -> None:
         """Append the documents, or those for which `chosen` is true. `part` is the number of their file."""
         chosen = np.ones(len(ids), bool) if chosen is None else chosen
         rows, targets = documents.first + np.flatnonzero(chosen), documents.targets

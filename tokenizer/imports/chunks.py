@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenizer.imports import documents as cutting
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
 #: most bytes of an index, of which one for 10,000 files has ten million
@@ -31,7 +31,7 @@ class Samples(NamedTuple):
     data: bytes
 
 
-def read_index(source: Source) -> dict[str, Any]:
+def read_index(source: ImportSource) -> dict[str, Any]:
     """Return the contents of the index. Raises TokenFileError when there is none."""
     if not source.path.is_dir() and source.path.name != INDEX:
         raise TokenFileError(f"{source.path}: is no folder with {INDEX}; name such a folder")
@@ -48,7 +48,7 @@ def read_index(source: Source) -> dict[str, Any]:
     return index
 
 
-def field(source: Source, entry: Any, key: str, kind: type) -> Any:
+def field(source: ImportSource, entry: Any, key: str, kind: type) -> Any:
     """Return the value of `key` in a mapping of the index. Raises TokenFileError when it is not of the given type."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if type(value) is not kind:
@@ -57,7 +57,7 @@ def field(source: Source, entry: Any, key: str, kind: type) -> Any:
     return value
 
 
-def unset(source: Source, entry: dict[str, Any], *keys: str) -> None:
+def unset(source: ImportSource, entry: dict[str, Any], *keys: str) -> None:
     """Raise TokenFileError when a mapping of the index has a value for one of the keys, which ask for something that an
     import cannot undo."""
     for key in keys:
@@ -66,7 +66,7 @@ def unset(source: Source, entry: dict[str, Any], *keys: str) -> None:
                                  f"undo; write the files again without it")
 
 
-def file_names(source: Source, names: list[str]) -> list[str]:
+def file_names(source: ImportSource, names: list[str]) -> list[str]:
     """Return the names of files that an index has. Raises TokenFileError when one leaves the folder or comes twice."""
     for number, name in enumerate(names):
         path = PurePosixPath(name)
@@ -77,7 +77,7 @@ def file_names(source: Source, names: list[str]) -> list[str]:
     return names
 
 
-def check_names(source: Source, before: list[str], names: list[str]) -> None:
+def check_names(source: ImportSource, before: list[str], names: list[str]) -> None:
     """Raise TokenFileError if the index does not name the files that it named `before`: only those were checked."""
     if names != before:
         raise TokenFileError(f"{source.folder / INDEX}: changed while it was read; import it when nothing writes to it "

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenizer.export.target import Target, appearing
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of
-from tokenizer.imports.source import Coding, Source, TokenFileError
+from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
 #: least bytes of a full file of texts
 FILE_BYTES = 1 << 28
@@ -44,7 +44,7 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], Source(path, coding, read)
+    reader, source = FORMATS[format], ImportSource(path, coding, read)
     documents = tokens = damaged = 0
     with appearing(out, f"--out {out}") as folder:
         target = Target(folder)
@@ -65,7 +65,7 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
     return Decoded(target.files, target.bytes, documents, tokens, damaged)
 
 
-def lines_of(source: Source, blocks: Iterator[Documents],
+def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str]) -> Iterator[tuple[bytes, int, bool]]:
     """Yield (line, tokens, whether bytes are no UTF-8) of each document."""
     for documents in blocks:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
 
 #: tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 1 << 22
 LONGEST = 1 << 28
 
 
-class Documents(NamedTuple):
+class ImportedDocuments(NamedTuple):
     """Consecutive documents of a file, with their tokens back to back, in the type of the shard set and each with EOS
     at its end."""
 
@@ -39,7 +39,7 @@ class Ends(NamedTuple):
     ids: list[str] | None = None
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Consecutive tokens of a file, checked and in the type of the shard set. They may begin and end within a
     document."""
 
@@ -49,8 +49,13 @@ class Piece(NamedTuple):
     tokens: np.ndarray
 
 
-def cut_at_ends(source: Source, name: str, body: TokenFile, dtype: np.dtype, index: Iterable[Ends], index_path: object,
-                loss: TokenFile | None = None) -> Iterator[Documents]:
+def cut_at_ends(source: ImportSource,
+                name: str,
+                body: TokenFile,
+                dtype: np.dtype,
+                index: Iterable[Ends],
+                index_path: object,
+                loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
     """Yield the documents of the file `name`, opened as `body`, which has tokens of type `dtype` and nothing else.
     `index` gives the ends of all of them; `index_path` names it in error messages. `loss` has a u8 for each token, 1 if
     it is a target and else 0."""
@@ -75,8 +80,9 @@ def cut_at_ends(source: Source, name: str, body: TokenFile, dtype: np.dtype, ind
             tokens = source.checked(body.array(begin * dtype.itemsize, stop - begin, dtype), place)
             local = ends[first:last] - begin
             source.check_ends(tokens, local, place)
-            yield Documents(name, number, tokens, np.diff(local, prepend=0), None if ids is None else ids[first:last],
-                            None if loss is None else targets_of(loss, begin, stop))
+            yield ImportedDocuments(name, number, tokens, np.diff(local,
+                                                                  prepend=0), None if ids is None else ids[first:last],
+                                    None if loss is None else targets_of(loss, begin, stop))
             source.progress((stop - begin) * dtype.itemsize)
             begin, number, first = stop, number + last - first, last
     if begin != total:
@@ -94,11 +100,11 @@ def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
     return flags
 
 
-def cut_at_eos(source: Source, pieces: Iterable[Piece]) -> Iterator[Documents]:
+def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[ImportedDocuments]:
     """Yield the documents of pieces that follow one another; EOS ends each. A document belongs to the file in which it
     begins. Raises TokenFileError when the last piece does not end in EOS."""
     eos = source.coding.eos
-    begun: list[Piece] = []                       # the document that has not ended
+    begun: list[TokenRange] = []                       # the document that has not ended
     waiting = 0                                   # its tokens
     file, number = "", 0
     for piece in pieces:
@@ -118,13 +124,13 @@ def cut_at_eos(source: Source, pieces: Iterable[Piece]) -> Iterator[Documents]:
         if owner != piece.file:                   # only the end of the document is in this piece
             start = int(ends[0])
             head = np.concatenate([*(part.tokens for part in begun), piece.tokens[:start]])
-            yield Documents(file, number, head, np.array([len(head)]), None, None)
+            yield ImportedDocuments(file, number, head, np.array([len(head)]), None, None)
             begun, ends, file, number = [], ends[1:], piece.file, 0
         if len(ends):
             tokens = np.concatenate([*(part.tokens for part in begun), piece.tokens[start:ends[-1]]])
             lengths = np.diff(ends, prepend=start)
             lengths[0] += sum(len(part.tokens) for part in begun)
-            yield Documents(file, number, tokens, lengths, None, None)
+            yield ImportedDocuments(file, number, tokens, lengths, None, None)
             number, start = number + len(lengths), int(ends[-1])
         rest = piece._replace(byte=piece.byte + start * piece.width, tokens=piece.tokens[start:])
         begun, waiting = ([rest] if len(rest.tokens) else []), len(rest.tokens)
@@ -132,7 +138,7 @@ def cut_at_eos(source: Source, pieces: Iterable[Piece]) -> Iterator[Documents]:
         raise endless(source, begun[0])
 
 
-def endless(source: Source, piece: Piece) -> TokenFileError:
+def endless(source: ImportSource, piece: TokenRange) -> TokenFileError:
     """Return the error of a document that has no end. `piece` is its beginning."""
     return TokenFileError(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte "
                           f"{piece.byte:,}, so the end of the document there cannot be found; {OTHER}, or see that no "

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenizer.imports.documents import Documents, Ends, cut_at_ends
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 from tokenizer.shards.layout import ENDS
 
 #: entries of an index that are read at a time
@@ -22,10 +22,10 @@ BLOCK_ENDS = 1 << 18
 class DsReader:
     """Reads .ds files in the order of their names."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         return source.files(".ds")
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         masked = [name for name in names if source.has(f"{name}.loss")]
         if masked and len(masked) < len(names):
             missing = next(name for name in names if name not in masked)
@@ -41,7 +41,7 @@ class DsReader:
                     yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path)
 
 
-def width_in(source: Source, name: str) -> int | None:
+def width_in(source: ImportSource, name: str) -> int | None:
     """Return the bytes of a token that a file of metadata gives. None: it gives none, or there is no such file."""
     if not source.has(name):
         return None

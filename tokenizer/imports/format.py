@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from tokenizer.imports.documents import Documents
-from tokenizer.imports.source import Source
+from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.source import ImportSource
 
 
-class Format(Protocol):
+class ImportFormat(Protocol):
     """A format in which another project stores tokens. The module of the same name in `tokenizer.export` gives the
     layout of its files."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         """Return the files with tokens, relative to the folder of the source and in the order of their tokens."""
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         """Yield all documents of the files `names`, in their order. Raises TokenFileError when a file is not as the
         format wants it."""

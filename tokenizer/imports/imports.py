@@ -17,9 +17,9 @@ import numpy as np
 from pipeline.base.files import sync, write_synced
 from tokenizer.export.target import appearing
 from tokenizer.imports.assemble import Assembly
-from tokenizer.imports.documents import Documents
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.ds import DsReader
-from tokenizer.imports.format import Format
+from tokenizer.imports.format import ImportFormat
 from tokenizer.imports.ids import IdHashes, places_in
 from tokenizer.imports.litdata import LitDataReader
 from tokenizer.imports.mds import MdsReader
@@ -27,12 +27,12 @@ from tokenizer.imports.megatron import MegatronReader
 from tokenizer.imports.nanogpt import NanoGptReader
 from tokenizer.imports.olmo import OlmoReader
 from tokenizer.imports.parquet import ParquetReader
-from tokenizer.imports.source import Coding, Source, TokenFileError
+from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 
 #: most characters of a document's id. The table of a shard holds many ids in memory while it is written
 LONGEST_ID = 1 << 12
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, ImportFormat] = {
     "ds": DsReader(), "megatron": MegatronReader(), "olmo": OlmoReader(), "nanogpt": NanoGptReader(),
     "parquet": ParquetReader(), "mds": MdsReader(), "litdata": LitDataReader()}
 
@@ -62,7 +62,7 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], Source(path, coding, read)
+    reader, source = FORMATS[format], ImportSource(path, coding, read)
     parts: dict[str, int] = {}                    # file → its number
     with appearing(out, f"--name {name}") as folder:
         names = reader.files(source)
@@ -95,7 +95,7 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                     manifests["val"].documents if "val" in manifests else 0)
 
 
-def ids_of(source: Source, documents: Documents, make_id: Callable[[str, int], str]) -> list[str]:
+def ids_of(source: ImportSource, documents: ImportedDocuments, make_id: Callable[[str, int], str]) -> list[str]:
     """Return the ids of documents: those that their file gives, or made ones. Raises TokenFileError if one is too
     long."""
     file, first = documents.file, documents.first

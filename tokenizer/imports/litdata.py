@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tokenizer.imports.chunks import INDEX, check_names, field, file_names, read_index, samples_of, unset
-from tokenizer.imports.documents import Documents
-from tokenizer.imports.source import Source, TokenFileError
+from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.source import ImportSource, TokenFileError
 
 #: types of integers by litdata's names for them: those of NumPy, then those of PyTorch
 TYPES = {"no_header_numpy:1": "<i2", "no_header_numpy:2": "<i4", "no_header_numpy:3": "<i8", "no_header_numpy:4": "u1",
@@ -23,10 +23,10 @@ TYPES = {"no_header_numpy:1": "<i2", "no_header_numpy:2": "<i4", "no_header_nump
 class LitDataReader:
     """Reads the files that index.json names, in its order."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         return file_names(source, [name for name, _ in chunks(source, read_index(source))])
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         index = read_index(source)
         config = field(source, index, "config", dict)
         unset(source, config, "compression", "encryption")
@@ -48,11 +48,11 @@ class LitDataReader:
                     place = file.place(byte, dtype.itemsize)
                     tokens = source.checked(np.frombuffer(data, dtype), place)
                     source.check_ends(tokens, np.array(ends) // dtype.itemsize, place)
-                    yield Documents(name, first, tokens, sizes // dtype.itemsize, None, None)
+                    yield ImportedDocuments(name, first, tokens, sizes // dtype.itemsize, None, None)
                     source.progress(len(data))
 
 
-def chunks(source: Source, index: dict[str, Any]) -> list[tuple[str, int]]:
+def chunks(source: ImportSource, index: dict[str, Any]) -> list[tuple[str, int]]:
     """Return the name and the number of items of each file."""
     return [(field(source, chunk, "filename", str), field(source, chunk, "chunk_size", int))
             for chunk in field(source, index, "chunks", list)]

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenizer.imports.chunks import INDEX, Samples, check_names, field, file_names, read_index, samples_of, unset
-from tokenizer.imports.documents import Documents
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: encodings of tokens and the types of their values
 TYPES = {f"ndarray:{name}": np.dtype(name).newbyteorder("<")
          for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")}
 
 
-class Shard(NamedTuple):
+class MdsFile(NamedTuple):
     """The entry of a file in the index."""
 
     name: str
@@ -34,10 +34,10 @@ class Shard(NamedTuple):
 class MdsReader:
     """Reads the files that index.json names, in its order."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         return file_names(source, [shard.name for shard in shards_of(source)])
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         shards = shards_of(source)
         check_names(source, names, [shard.name for shard in shards])
         for shard in shards:
@@ -53,7 +53,7 @@ class MdsReader:
                     source.progress(len(samples.data))
 
 
-def shards_of(source: Source) -> list[Shard]:
+def shards_of(source: ImportSource) -> list[MdsFile]:
     """Return the entries of the index, checked."""
     index = read_index(source)
     if index.get("version") != 2:
@@ -62,7 +62,7 @@ def shards_of(source: Source) -> list[Shard]:
     return [shard_of(source, entry) for entry in field(source, index, "shards", list)]
 
 
-def shard_of(source: Source, entry: Any) -> Shard:
+def shard_of(source: ImportSource, entry: Any) -> MdsFile:
     where = source.folder / INDEX
     if field(source, entry, "format", str) != "mds":
         raise TokenFileError(f"{where}: format is {entry['format'][:80]!r}, not 'mds'; write the files as such")
@@ -82,11 +82,11 @@ def shard_of(source: Source, entry: Any) -> Shard:
         raise TokenFileError(f"{where}: the column loss is not ndarray:uint8, or id is not str; write them as such")
     if any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
         raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes; write a sample per document")
-    return Shard(field(source, raw, "basename", str), field(source, entry, "samples", int),
-                 field(source, raw, "bytes", int), columns, sizes)
+    return MdsFile(field(source, raw, "basename", str), field(source, entry, "samples", int),
+                   field(source, raw, "bytes", int), columns, sizes)
 
 
-def decoded(source: Source, file: TokenFile, shard: Shard, samples: Samples) -> Documents:
+def decoded(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
     """Return the documents in consecutive samples of a file."""
     dtype = TYPES[shard.columns["tokens"]]
     tokens: list[np.ndarray] = []
@@ -120,11 +120,11 @@ def decoded(source: Source, file: TokenFile, shard: Shard, samples: Samples) -> 
 
     flat = source.checked(np.concatenate(tokens), place)
     source.check_ends(flat, ends, place)
-    return Documents(shard.name, samples.first, flat, lengths, ids or None,
-                     np.concatenate(targets) if targets else None)
+    return ImportedDocuments(shard.name, samples.first, flat, lengths, ids or None,
+                             np.concatenate(targets) if targets else None)
 
 
-def columns_in(shard: Shard, sample: bytes) -> dict[str, tuple[int, int]]:
+def columns_in(shard: MdsFile, sample: bytes) -> dict[str, tuple[int, int]]:
     """Return where each column of a sample begins and ends. Raises ValueError when they are not the whole sample."""
     head = 4 * shard.sizes.count(None)
     if len(sample) < head:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.megatron import MAGIC
-from tokenizer.imports.documents import Documents, Ends, cut_at_ends
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: types of tokens by their code; 6 and 7 are floats
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -27,12 +27,12 @@ BLOCK = 1 << 18
 class MegatronReader:
     """Reads pairs of .bin and .idx files in the order of their names."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         if source.path.suffix == ".idx":
             raise TokenFileError(f"{source.path}: is an index; name the .bin file beside it")
         return source.files(".bin")
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         for name in names:
             with source.open(name) as body, source.open(f"{name.removesuffix('.bin')}.idx") as index:
                 dtype, sequences, documents = header(index)

@@ -13,8 +13,8 @@ import numpy as np
 
 from tokenizer.export.nanogpt import HEADS
 from tokenizer.imports import documents as cutting
-from tokenizer.imports.documents import Documents, Piece, cut_at_eos
-from tokenizer.imports.source import AGAIN, OTHER, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
 
 HEADER_BYTES = 1024
 
@@ -22,14 +22,14 @@ HEADER_BYTES = 1024
 class NanoGptReader:
     """Reads .bin files in the order of their names."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         return source.files(".bin")
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         return cut_at_eos(source, pieces(source, names))
 
 
-def pieces(source: Source, names: list[str]) -> Iterator[Piece]:
+def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
     """Yield the tokens of all files, with EOS at the ends of documents instead of at their beginnings."""
     eos, first = source.coding.eos, True
     for name in names:
@@ -44,9 +44,9 @@ def pieces(source: Source, names: list[str]) -> Iterator[Piece]:
                                          f"({eos}), with which a document begins; {OTHER}, or import this file with "
                                          f"those before it")
                 skip, first = int(first), False
-                yield Piece(name, byte + skip * dtype.itemsize, dtype.itemsize, block[skip:])
+                yield TokenRange(name, byte + skip * dtype.itemsize, dtype.itemsize, block[skip:])
     if not first:
-        yield Piece(names[-1], HEADER_BYTES, 0, np.array([eos], source.dtype))
+        yield TokenRange(names[-1], HEADER_BYTES, 0, np.array([eos], source.dtype))
 
 
 def header(file: TokenFile) -> tuple[np.dtype, int]:

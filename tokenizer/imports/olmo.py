@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.imports import documents as cutting
-from tokenizer.imports.documents import Documents, Ends, Piece, cut_at_ends, cut_at_eos
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: how the files of NumPy begin. OLMo's have no such header
 NUMPY = b"\x93NUMPY"
@@ -31,13 +31,13 @@ TELLING = 32
 class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         names = [name for name in source.files(".npy") if not base(name).startswith(MASK)]
         if not names:
             raise TokenFileError(f"{source.path}: has loss masks alone, no *.npy with tokens; add them")
         return names
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         masks = {name for name in source.files(".npy") if base(name).startswith(MASK)}
         masks |= {mask_of(name) for name in names if source.has(mask_of(name))}
         for name in names:
@@ -79,7 +79,7 @@ def table_of(name: str) -> str:
     return f"{name.removesuffix('.npy')}.csv.gz"
 
 
-def pieces(source: Source, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[Piece]:
+def pieces(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[TokenRange]:
     """Yield the tokens of a file."""
     tokens = body.count(dtype)
     for start in range(0, tokens, cutting.BLOCK_TOKENS):
@@ -89,7 +89,7 @@ def pieces(source: Source, name: str, body: TokenFile, dtype: np.dtype) -> Itera
             raise TokenFileError(f"{body.path}: byte {byte:,}: every second token is 0, as if a token had "
                                  f"{2 * dtype.itemsize} bytes and not {dtype.itemsize}, which the vocabulary of "
                                  f"--tokenizer takes; write the tokens again with {dtype.itemsize} bytes")
-        yield Piece(name, byte, dtype.itemsize, source.checked(block, body.place(byte, dtype.itemsize)))
+        yield TokenRange(name, byte, dtype.itemsize, source.checked(block, body.place(byte, dtype.itemsize)))
 
 
 def ends_of(table: TokenFile) -> Iterator[Ends]:

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
 from tokenizer.imports import documents as cutting
-from tokenizer.imports.documents import Documents
-from tokenizer.imports.source import AGAIN, Source, TokenFile, TokenFileError
+from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: most rows that are read at a time
 ROWS = 1 << 4
@@ -31,10 +31,10 @@ Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 class ParquetReader:
     """Reads .parquet files in the order of their names."""
 
-    def files(self, source: Source) -> list[str]:
+    def files(self, source: ImportSource) -> list[str]:
         return source.files(".parquet")
 
-    def documents(self, source: Source, names: list[str]) -> Iterator[Documents]:
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         masked: dict[bool, str] = {}              # whether files have loss masks → the first of them
         for name in names:
             with source.open(name) as file:
@@ -122,7 +122,8 @@ def batches(table: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatc
         yield from table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
 
-def documents_of(source: Source, file: TokenFile, name: str, row: int, batch: pa.RecordBatch) -> Documents:
+def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
+                 batch: pa.RecordBatch) -> ImportedDocuments:
     """Return the documents of a batch, whose first row is `row` of the file."""
     batch.validate(full=True)
     for column in batch.schema.names:
@@ -152,7 +153,7 @@ def documents_of(source: Source, file: TokenFile, name: str, row: int, batch: pa
                                  f"token: {AGAIN}")
         targets = flags.astype(np.uint8)
     ids = batch.column("id").to_pylist() if "id" in batch.schema.names else None
-    return Documents(name, row, tokens, lengths, ids, targets)
+    return ImportedDocuments(name, row, tokens, lengths, ids, targets)
 
 
 def flat(lists: Lists) -> tuple[np.ndarray, np.ndarray]:

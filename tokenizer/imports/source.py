@@ -106,7 +106,7 @@ class TokenFile:
         return TokenFileError(f"{self.path}: changed while it was read; import it when nothing writes to it any more")
 
 
-class Source:
+class ImportSource:
     """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` gets the
     number of bytes after they were read."""
 

@@ -12,7 +12,7 @@ from tokenizer.mixture.order import Order
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One step of a training. It reads samples [first, first + batch), which all belong to one phase (stretch of the
     training). `number` counts steps from 0 over the whole run; `phase` is the index of the phase."""
 
@@ -27,7 +27,7 @@ class Step:
         return self.first + self.batch
 
 
-def steps(curriculum: Curriculum, sample: int = 0) -> Iterator[Step]:
+def steps(curriculum: Curriculum, sample: int = 0) -> Iterator[TrainingStep]:
     """Yield the steps from sample number `sample` to the end, in O(1) memory. Raises CurriculumError when `sample` is
     not the first sample of a step."""
     number = tokens = 0
@@ -37,18 +37,20 @@ def steps(curriculum: Curriculum, sample: int = 0) -> Iterator[Step]:
             if done % batch:
                 raise CurriculumError(f"sample {sample} is inside a step of phase {phase.name!r} (batch {batch})")
             for i in range(done // batch, (stop - first) // batch):
-                yield Step(number + i, p, phase.start + first + i * batch, batch, tokens + i * batch * phase.sequence)
+                yield TrainingStep(number + i, p, phase.start + first + i * batch, batch,
+                                   tokens + i * batch * phase.sequence)
             number, tokens = number + (stop - first) // batch, tokens + (stop - first) * phase.sequence
 
 
-def step_at(curriculum: Curriculum, number: int) -> Step | None:
+def step_at(curriculum: Curriculum, number: int) -> TrainingStep | None:
     """Return the step that is printed as number `number` (from 1), or None if the curriculum has no such step."""
     before = tokens = 0
     for p, phase in enumerate(curriculum.phases):
         for first, stop, batch in phase.stretches:
             count, i = (stop - first) // batch, number - 1 - before
             if 0 <= i < count:
-                return Step(number - 1, p, phase.start + first + i * batch, batch, tokens + i * batch * phase.sequence)
+                return TrainingStep(number - 1, p, phase.start + first + i * batch, batch,
+                                    tokens + i * batch * phase.sequence)
             before, tokens = before + count, tokens + (stop - first) * phase.sequence
     return None
 
@@ -81,7 +83,7 @@ def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, lengt
     return sorted(result, key=lambda r: r["sample"])
 
 
-def rows_of(curriculum: Curriculum, step: Step) -> list[dict[str, Any]]:
+def rows_of(curriculum: Curriculum, step: TrainingStep) -> list[dict[str, Any]]:
     """Return the windows that a step reads, as a mapping for each row (sample) of its batch: {row (from 1), sample,
     stream, epoch, window, tokens}. `window` is the number of the window in its stream, and `tokens` is its length L."""
     at = Order(curriculum).locate(step.first, step.stop)

@@ -145,7 +145,7 @@ class EntrySorter:
         """Yield all entries in order, as arrays [n, 2] of at most as many entries as are held in memory."""
         self._spill()
         size = max(1, self._run // len(self._ends))
-        runs = [_Run(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]
+        runs = [_IndexRun(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]
         while runs := [run for run in runs if len(run.block)]:
             # the last key that is in memory of every run: smaller keys are complete
             bound = min(run.block[-1, 0] for run in runs)
@@ -159,7 +159,7 @@ def _by_key(blocks: Sequence[np.ndarray]) -> np.ndarray:
     return entries[np.argsort(entries[:, 0], kind="stable")]
 
 
-class _Run:
+class _IndexRun:
     """A sorted run of entries in a file. `block` has the next entries, at most `size`; it is empty at the end."""
 
     def __init__(self, descriptor: int, first: int, stop: int, size: int) -> None:

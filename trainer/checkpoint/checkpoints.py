@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from pipeline.base.files import link, sha256, sync, write_synced
 from trainer.base.config import CheckpointError as CheckpointError
 from trainer.checkpoint.config import CheckpointConfig
-from trainer.checkpoint.reader import MetadataError, Reader
+from trainer.checkpoint.reader import MetadataError, SafeMetadataReader
 from trainer.parallel.world import World, reshard
 
 VERSION = 1
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedCheckpoint:
     """A checkpoint that was completely written but can no longer be used, because a file is missing or damaged. `why`
     says which file and what is wrong."""
 
@@ -89,7 +89,7 @@ def put_absent(path: Path, data: bytes) -> bool:
         part.unlink(missing_ok=True)
 
 
-def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
+def survey(folder: Path) -> tuple[list[Checkpoint], list[DamagedCheckpoint]]:
     """Return (undamaged, damaged) checkpoints of a run, each list oldest first. Only committed checkpoints (those with
     a file COMPLETE) are considered. COMPLETE, meta.json and the sizes of files are checked; `trainer.checkpoint.damage`
     checks the contents of files."""
@@ -100,7 +100,7 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[Damaged]]:
         except FileNotFoundError:            # just being deleted
             continue
         except CheckpointError as error:
-            damaged.append(Damaged(int(marker.parent.name.removeprefix("step_")), str(error)))
+            damaged.append(DamagedCheckpoint(int(marker.parent.name.removeprefix("step_")), str(error)))
     return sorted(sound, key=lambda c: c.step), damaged
 
 
@@ -393,7 +393,7 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimi
     if checkpoint.meta.get("version") != VERSION:
         raise CheckpointError(f"{checkpoint.folder}: version {checkpoint.meta.get('version')!r}; this trainer reads "
                               f"{VERSION}")
-    reader = Reader(checkpoint.folder)
+    reader = SafeMetadataReader(checkpoint.folder)
     try:
         reader.read_metadata()                   # read here first, where its errors are not wrapped
     except MetadataError as error:

@@ -26,7 +26,7 @@ from trainer.base.config import ConfigError, build
 from trainer.checkpoint.checkpoints import Checkpoint, CheckpointError
 from trainer.checkpoint.damage import damage
 from trainer.checkpoint.hf_config import DTYPES, read_config, to_json
-from trainer.checkpoint.reader import Reader
+from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.model.config import ModelConfig
 from trainer.model.tensor import fill
 from trainer.model.transformer import Transformer, phase_rope
@@ -140,7 +140,11 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
         parameters = {n: torch.empty(sizes[n]) for names in tensors.values() for n in names}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it warns that there is no process group; none is needed
-            dcp.load({f"model.{n}": x for n, x in parameters.items()}, storage_reader=Reader(checkpoint.folder),
+            dcp.load({
+                f"model.{n}": x
+                for n, x in parameters.items()
+            },
+                     storage_reader=SafeMetadataReader(checkpoint.folder),
                      no_dist=True)
         save_file({their: torch.cat([parameters[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
                    for their, names in tensors.items()}, out / name, metadata={"format": "pt"})

@@ -17,7 +17,7 @@ class MetadataError(ValueError):
     """Raised if the file `.metadata` of a checkpoint is damaged or hostile."""
 
 
-class Reader(FileSystemReader):
+class SafeMetadataReader(FileSystemReader):
     """A variant of torch's FileSystemReader that restricts the unpickling of `.metadata`. torch would load any class
     from this pickle. This reader allows only the classes of which a genuine `.metadata` consists, so that a hostile
     checkpoint cannot run code. (The tensors need no such protection, because torch reads them with weights_only.)"""

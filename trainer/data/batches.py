@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Located, Order
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS
 from tokenizer.shards.reader import ShardSet
@@ -413,16 +413,16 @@ class Prefetch:
     trainer computes with the current one. `skipped` is called with a step's number, from 1, and returns the reason why
     the step is skipped, or None. No data is read for a skipped step, and its batch is None."""
 
-    def __init__(self, data: Data, steps: Iterable[Step], data_rank: int, data_size: int,
+    def __init__(self, data: Data, steps: Iterable[TrainingStep], data_rank: int, data_size: int,
                  skipped: Callable[[int], str | None] = lambda _number: None) -> None:
         self.data, self.steps, self.skipped = data, steps, skipped
         self.data_rank, self.data_size = data_rank, data_size
         self.waited = 0.0                 # seconds spent waiting for the latest batch
 
-    def __iter__(self) -> Iterator[tuple[Step, Batch | None]]:
+    def __iter__(self) -> Iterator[tuple[TrainingStep, Batch | None]]:
         self.data.forget_requests()
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            waiting: tuple[Step, Future[Batch] | None] | None = None
+            waiting: tuple[TrainingStep, Future[Batch] | None] | None = None
             for step in self._requested(pool) if self.data.reads_ahead else self.steps:
                 ahead = None if self.skipped(step.number + 1) else \
                     pool.submit(self.data.step, step.first, step.batch, self.data_rank, self.data_size)
@@ -432,9 +432,9 @@ class Prefetch:
             if waiting is not None:
                 yield waiting[0], self._take(waiting[1])
 
-    def _requested(self, pool: ThreadPoolExecutor) -> Iterator[Step]:
+    def _requested(self, pool: ThreadPoolExecutor) -> Iterator[TrainingStep]:
         """Yield the steps. Before a step is yielded, its samples and those of the next STEPS steps are requested."""
-        requested: deque[Step] = deque()
+        requested: deque[TrainingStep] = deque()
         for step in self.steps:
             if not self.skipped(step.number + 1):
                 pool.submit(self.data.request, step.first, step.batch, self.data_rank, self.data_size)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tokenizer.mixture.order import Order
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 
 #: value of the hash chain before the first step
 GENESIS = bytes(16)
@@ -29,12 +29,12 @@ GENESIS = bytes(16)
 CHUNK = 1 << 16
 
 
-def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
+def chain(order: Order, steps: Iterable[TrainingStep], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
     """Extend a hash chain (a hash over all data that a training has read, in order) by the consecutive `steps`. Returns
     its value after them, 16 bytes; `before` is its value before them. `passed` is called with a step's number, from 1,
     and returns why the step was skipped, or None. Skipped steps do not change the chain."""
-    waiting: list[Step] = []
+    waiting: list[TrainingStep] = []
     for step in steps:
         waiting.append(step)
         if step.first + step.batch - waiting[0].first >= CHUNK:
@@ -42,7 +42,7 @@ def chain(order: Order, steps: Iterable[Step], before: bytes = GENESIS,
     return _links(order, waiting, before, passed)
 
 
-def _links(order: Order, steps: list[Step], value: bytes, passed: Callable[[int], str | None]) -> bytes:
+def _links(order: Order, steps: list[TrainingStep], value: bytes, passed: Callable[[int], str | None]) -> bytes:
     if not steps:
         return value
     first = steps[0].first

@@ -30,7 +30,7 @@ REQUESTS = 32
 STEPS = 16
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Consecutive blocks of a file: number of the shard, kind of the file (body or loss), and the blocks [first,
     stop)."""
 
@@ -51,10 +51,10 @@ class RemoteShardSet(ShardSet):
         super().__init__(path, sha256, packing=packing)
         self._remote, self._place, self._pool = remote, folder, pool
         self._files: dict[str, Any] = {}
-        self._coming: dict[Range, Future[bytes]] = {}
+        self._coming: dict[ByteRange, Future[bytes]] = {}
         #: the ranges that were read since the last call of `prefetch`. Short documents of one batch often lie in the
         #: same block, which is thus requested once for all of them
-        self._read: dict[Range, bytes] = {}
+        self._read: dict[ByteRange, bytes] = {}
 
     def prefetch(self, start: int, stop: int) -> None:
         """Request tokens [start, stop) and their loss mask, without waiting for them."""
@@ -92,24 +92,24 @@ class RemoteShardSet(ShardSet):
                 flags[offset:offset + end - first] = np.frombuffer(data, np.uint8) != 0
         return flags
 
-    def _ranges(self, start: int, stop: int) -> list[Range]:
+    def _ranges(self, start: int, stop: int) -> list[ByteRange]:
         """Return the blocks that hold tokens [start, stop) and their loss mask."""
         ranges = []
         for shard, first, end, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             size = self.dtype.itemsize
-            ranges.append(Range(shard, "body", first * size // BLOCK, blocks_of(end * size)))
+            ranges.append(ByteRange(shard, "body", first * size // BLOCK, blocks_of(end * size)))
             if self.manifest.shards[shard].loss:
-                ranges.append(Range(shard, "loss", first // BLOCK, blocks_of(end)))
+                ranges.append(ByteRange(shard, "loss", first // BLOCK, blocks_of(end)))
         return ranges
 
     def _bytes(self, shard: int, kind: str, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of a file, after a comparison of their blocks with the checksums."""
-        wanted = Range(shard, kind, start // BLOCK, blocks_of(stop))
+        wanted = ByteRange(shard, kind, start // BLOCK, blocks_of(stop))
         if wanted not in self._read:
             self._read[wanted] = self._checked(wanted)
         return self._read[wanted][start - wanted.first * BLOCK:stop - wanted.first * BLOCK]
 
-    def _checked(self, wanted: Range) -> bytes:
+    def _checked(self, wanted: ByteRange) -> bytes:
         """Return the bytes of a range, which is requested now if it was not requested before. Raises ShardError if they
         differ from their checksums twice."""
         coming = self._coming.pop(wanted, None)
@@ -122,12 +122,12 @@ class RemoteShardSet(ShardSet):
             raise ShardError(f"{self._path(wanted)}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
         return data
 
-    def _damaged(self, wanted: Range, data: bytes) -> int | None:
+    def _damaged(self, wanted: ByteRange, data: bytes) -> int | None:
         """Return the number of the first block in `data` whose checksum is wrong, or None."""
         sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
         return damaged_block(memoryview(data), wanted.first, sums)
 
-    def _request(self, wanted: Range) -> bytes:
+    def _request(self, wanted: ByteRange) -> bytes:
         path = self._path(wanted)
         info = self.manifest.shards[wanted.shard]
         size = info.tokens * (self.dtype.itemsize if wanted.kind == "body" else 1)
@@ -147,5 +147,5 @@ class RemoteShardSet(ShardSet):
                              f"again, start the training again: it continues from its last checkpoint") from None
         return data
 
-    def _path(self, wanted: Range) -> str:
+    def _path(self, wanted: ByteRange) -> str:
         return f"{self._place}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"

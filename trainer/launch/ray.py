@@ -88,7 +88,7 @@ class Rank:
         request_stop(signal.SIGINT)
 
 
-class Lost(Exception):
+class RankLost(Exception):
     """Raised when a rank has died, or has raised an unexpected error."""
 
 
@@ -129,7 +129,7 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
                 return attempt(list(arguments), size, least, gpu, possible)
             except Pause:
                 continue
-            except Lost as error:
+            except RankLost as error:
                 now = progress()
                 failed, reached = 1 if now > reached else failed + 1, max(now, reached)
                 if failed > restarts:
@@ -168,7 +168,7 @@ def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Ca
             places.sort()
             host, port = ray.get(members[0].address.remote(), timeout=PLACEMENT_S)
         except ray.exceptions.RayError as error:
-            raise Lost(f"a rank could not start: {type(error).__name__}: {error}") from None
+            raise RankLost(f"a rank could not start: {type(error).__name__}: {error}") from None
         nodes = [node for node, _ in places]
         meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(started),
                    "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -258,7 +258,7 @@ def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
             except ray.exceptions.RayError as error:
                 if stop_requested:                        # a requested end must not lead to a restart
                     raise KeyboardInterrupt from None
-                raise Lost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
+                raise RankLost(f"a rank died: {type(error).__name__}: {last_line(error)}") from None
             if 0 < code < 128:  # an error, even in a requested stop: that rank's checkpoint may have failed
                 say(stderr.rstrip(), sys.stderr)
                 return code

@@ -39,9 +39,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.loop.threads import Watch, settle, threads
+    from trainer.loop.threads import CoreWatch, settle, threads
 
-    watch = Watch()                       # measures the load of the cores while torch is imported
+    watch = CoreWatch()                       # measures the load of the cores while torch is imported
     from trainer.base.config import ConfigError
     from trainer.data.remote import fetch_shards, is_url
     from trainer.loop.run import open_run

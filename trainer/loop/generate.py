@@ -52,7 +52,7 @@ def load_tokenizer(path: Path) -> tuple[Any | None, str]:
         except ImportError:
             return None, "no sample: the package `tokenizers` is not installed"
         try:
-            return HuggingFace(Tokenizer.from_file(str(path))), ""
+            return HuggingFaceTokenizer(Tokenizer.from_file(str(path))), ""
         except Exception as error:         # the library raises bare Exception for anything wrong with the file
             return None, f"no sample: {path.name}: {error}"
     if path.suffix == ".model":
@@ -67,7 +67,7 @@ def load_tokenizer(path: Path) -> tuple[Any | None, str]:
     return None, f"no sample: {path.name} is neither a tokenizer.json nor a SentencePiece .model"
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """Wraps a `tokenizers.Tokenizer` in the two methods that `load_tokenizer` promises."""
 
     def __init__(self, inner: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.base.files import appending
 from trainer.observe.worst_rows import NAME, VERSION
 from trainer.parallel.world import World
@@ -34,7 +34,7 @@ class HighLossRows:
         self.rows = None
         self._append([{"event": "from", "step": step}])
 
-    def add(self, step: Step, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
+    def add(self, step: TrainingStep, start: int, nll: Tensor, targets: Tensor, stream: Tensor) -> None:
         """Consider R rows (samples) that this rank has computed in a step, and keep those with the highest loss.
         `start` is the index of the first of these R rows among this rank's rows of the step. `nll` (summed loss),
         `targets` (number of targets that count) and `stream` (index) are [R]. Never waits for the device."""

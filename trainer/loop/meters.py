@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.base.humanize import count
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.loop.run import Run
 from trainer.observe import hardware, mfu, norms
 from trainer.observe import metrics as log
@@ -88,7 +88,7 @@ class Meters:
         return number % self.run.config.log_every == 0 or number == self.steps
 
     # -- around a step -----------------------------------------------------------------------------------------------
-    def begin(self, step: Step, waited: float) -> None:
+    def begin(self, step: TrainingStep, waited: float) -> None:
         """Start the measurements of a step. Called before every step that is not skipped. `waited` is how long the
         training waited for the step's batch, in seconds."""
         phase = self.run.curriculum.phases[step.phase]
@@ -100,7 +100,7 @@ class Meters:
         if self.due(step.number + 1):
             self.micro.start()
 
-    def before(self, step: Step) -> None:
+    def before(self, step: TrainingStep) -> None:
         """Prepare to measure the update of a step. Called when the gradients are computed, before the optimiser
         steps."""
         if self.due(step.number + 1):

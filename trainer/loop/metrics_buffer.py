@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.loop.high_loss import HighLossRows
 from trainer.loop.meters import Meters
@@ -21,15 +21,15 @@ from trainer.observe import mfu
 from trainer.observe.goodput import clock
 from trainer.parallel.world import World
 
-#: number of sums at the beginning of `Row.sums`, before the sums of each stream: Σ log²Z, Σ length² of documents, and
-#: the number of targets left out as repetitions
+#: number of sums at the beginning of `StepNumbers.sums`, before the sums of each stream: Σ log²Z, Σ length² of
+#: documents, and the number of targets left out as repetitions
 HEAD = 3
 
 
-class Row(NamedTuple):
+class StepNumbers(NamedTuple):
     """The numbers of one step, which are still on the device."""
 
-    step: Step
+    step: TrainingStep
     tokens: int               # targets read by the end of the step
     rate: float               # learning rate
     sums: torch.Tensor  # [HEAD + 2 · streams] float64, over all ranks; after HEAD each stream's nll, then its targets
@@ -44,7 +44,7 @@ class MetricsBuffer:
     def __init__(self, run: Run, streams: list[str], metrics: log.Metrics, meters: Meters, high_loss: HighLossRows,
                  world: World, say: Callable[[str], None]) -> None:
         self.run, self.streams, self.metrics, self.world, self.say = run, streams, metrics, world, say
-        self.meters, self.high_loss, self.rows = meters, high_loss, list[Row]()
+        self.meters, self.high_loss, self.rows = meters, high_loss, list[StepNumbers]()
         self.steps = run.curriculum.steps
         self.busy, self.trained = 0.0, 0
         self.restart()
@@ -52,10 +52,10 @@ class MetricsBuffer:
     def restart(self) -> None:
         self.since = time.perf_counter()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StepNumbers) -> None:
         self.rows.append(row)
 
-    def skipped(self, step: Step, tokens: int, why: str) -> None:
+    def skipped(self, step: TrainingStep, tokens: int, why: str) -> None:
         """Write the metrics line of a step that is skipped without being computed, and print it when a line is due.
         `why` is the reason."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
@@ -99,7 +99,7 @@ class MetricsBuffer:
         self.metrics.flush()
         return signalled, records
 
-    def describe(self, pending: Row, row: list[float], speed: float,
+    def describe(self, pending: StepNumbers, row: list[float], speed: float,
                  utilisation: float | None) -> tuple[StepRecord, dict[str, Any]]:
         """Turn the numbers of the step `pending` into (record for the stability monitor, metrics line). `row` holds the
         step's numbers after they were copied to the host. `speed` is in tokens per second; `utilisation` is the MFU."""

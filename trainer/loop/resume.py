@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint import hf
 from trainer.checkpoint.damage import choose
@@ -29,7 +29,7 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
-                 say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, Step | None, bool]:
+                 say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, TrainingStep | None, bool]:
     """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
     start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
     Every rank must call this. Rank 0 decides for all ranks: if ranks disagreed, they would wait for each other forever
@@ -42,7 +42,7 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
         raise TrainingError(f"rank {world.rank} has read another recipe or curriculum than the first rank: "
                             f"{run.folder} has just been changed, or is not one folder for all; start again")
 
-    def following(checkpoint: ckpt.Checkpoint | None) -> Step | None:
+    def following(checkpoint: ckpt.Checkpoint | None) -> TrainingStep | None:
         return next(run.steps(checkpoint.meta["samples"] if checkpoint else 0), None)
 
     def nothing_left(checkpoint: ckpt.Checkpoint | None) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from tokenizer.mixture.apportion import is_flat
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Phase
-from tokenizer.mixture.steps import Step, step_of, steps
+from tokenizer.mixture.steps import TrainingStep, step_of, steps
 from trainer.base.config import ConfigError, build, override, read_train
 from trainer.base.config import TrainingError as TrainingError
 from trainer.data import remote
@@ -87,7 +87,7 @@ class Run:
         except CurriculumError as error:
             raise ConfigError(str(error)) from None
 
-    def steps(self, sample: int = 0) -> Iterator[Step]:
+    def steps(self, sample: int = 0) -> Iterator[TrainingStep]:
         """Yield the steps from sample number `sample` to the end, in O(1) memory. `sample` must be the first sample of
         a step."""
         try:

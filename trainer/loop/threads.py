@@ -48,7 +48,7 @@ def affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-class Watch:
+class CoreWatch:
     """Measures how busy the CPU cores are. The measurement begins when the object is created and ends when `free` is
     called, which waits until it has lasted at least `watched_s` seconds."""
 
@@ -93,7 +93,7 @@ def threads(run: Run, ranks: int, free: float, device: str) -> int:
     return max(1, min(most, int(work / WORTH)))
 
 
-def settle(run: Run, watch: Watch, device: str) -> None:
+def settle(run: Run, watch: CoreWatch, device: str) -> None:
     """Choose how many CPU threads this process computes with, and set the number in torch. Does nothing if
     OMP_NUM_THREADS is set."""
     import torch

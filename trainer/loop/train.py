@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tokenizer.mixture.steps import Step
+from tokenizer.mixture.steps import TrainingStep
 from trainer.base.files import replace
 from trainer.base.interrupts import interruptions
 from trainer.checkpoint import checkpoints as ckpt
@@ -24,7 +24,7 @@ from trainer.loop import threads
 from trainer.loop.evaluate import Heldout
 from trainer.loop.high_loss import HighLossRows
 from trainer.loop.meters import Meters
-from trainer.loop.metrics_buffer import HEAD, MetricsBuffer, Row, diverged
+from trainer.loop.metrics_buffer import HEAD, MetricsBuffer, StepNumbers, diverged
 from trainer.loop.resume import history, position, probe_loss, restore, resume_point
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
@@ -196,7 +196,7 @@ class Trainer:
             self.buffer.restart()                       # evaluation and checkpoints are not part of the speed
         return None
 
-    def perform(self, step: Step, batch: Batch, waited: float) -> None:
+    def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
         """Learn from one batch: compute gradients, decide whether they are an outlier (then the update is skipped),
         step the optimiser. `waited` is how long training waited for the batch, in seconds. This method never waits for
         the device."""
@@ -216,7 +216,7 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.world.first:
             self.chain = chain(self.data.order, [step], self.chain)
-        self.buffer.add(Row(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
+        self.buffer.add(StepNumbers(step, self.tokens, self.run.config.optimizer.lr * factor, sums, norm, verdict))
 
     def rewind(self, rewind: Rewind) -> None:
         """Go back to the checkpoint that `rewind_to_checkpoint` chooses, from before a loss spike. When training
@@ -257,7 +257,7 @@ class Trainer:
             self.meters.evaluated(self.number, self.tokens, values)
         return values
 
-    def save(self, step: Step, heldout: float | None) -> None:
+    def save(self, step: TrainingStep, heldout: float | None) -> None:
         """Write a checkpoint after `step`; with the setting `async`, only start to write it in the background.
         `heldout` is the held-out loss at this step, or None. Before the checkpoint is written, the loss on some samples
         of the step is computed, so that a resume can compare it. Raises TrainingError when this loss is not finite."""
@@ -316,11 +316,12 @@ class Trainer:
         return summary
 
 
-def forward_backward(model: Transformer, step: Step, batch: Batch, run: Run, data: Data, high_loss: HighLossRows,
-                     micro: MicroNorms, world: World, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_backward(model: Transformer, step: TrainingStep, batch: Batch, run: Run, data: Data,
+                     high_loss: HighLossRows, micro: MicroNorms, world: World,
+                     dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
-    targets per stream; see `trainer.loop.metrics_buffer.Row`), float64 [HEAD + 2 · streams], and the global gradient
-    norm before clipping."""
+    targets per stream; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams], and the global
+    gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.mixture.steps import Step, rows_of, step_at
+from tokenizer.mixture.steps import TrainingStep, rows_of, step_at
 from trainer.base.config import ConfigError
 from trainer.checkpoint.ledger import Ledger
 from trainer.observe.metrics import TURNS, scan, standing
@@ -65,7 +65,7 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
             "stale": stale, **metrics, "unranked": unranked, "rows": rows, "not_at_hand": absent}
 
 
-def beside(curriculum: Curriculum, out: Path, window: int, step: Step, ledger: Ledger,
+def beside(curriculum: Curriculum, out: Path, window: int, step: TrainingStep, ledger: Ledger,
            check: Callable[[], object]) -> tuple[dict[str, Any], str | None]:
     """Return (metrics of a step and its neighbours, None). If the curriculum was edited after the step was performed,
     the step may have read other samples than the present curriculum says. Then the metrics are left out, and a text

@@ -17,7 +17,7 @@ from trainer.base.files import replace
 PREFIX = "tokenmill_train_"
 
 
-class Metric(NamedTuple):
+class MetricFormat(NamedTuple):
     """How a value of the training becomes a Prometheus metric. `kind` is gauge or counter. Values are in a nested
     mapping, and `key` is the dotted path to the value of this metric. If the value is a mapping, each of its entries
     becomes a sample; the key of the entry is the value of the label `label`. If an entry is itself a mapping, `field`
@@ -32,48 +32,48 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("step", "gauge", "Steps done.", "step"),
-    Metric("tokens_total", "counter", "Targets read (falls when a training goes back).", "tokens"),
-    Metric("tokens_planned", "gauge", "Targets of the whole curriculum.", "planned"),
-    Metric("loss_nats", "gauge", "Training loss, nats per token.", "loss"),
-    Metric("stream_loss_nats", "gauge", "Training loss of each stream.", "streams", "stream"),
-    Metric("z_squared", "gauge", "Mean of log Z squared (what the z-loss punishes).", "z"),
-    Metric("gradient_norm", "gauge", "Global gradient norm before clipping.", "grad_norm"),
-    Metric("parameter_norm", "gauge", "Norm of all parameters.", "parameter_norm"),
-    Metric("update_ratio", "gauge", "Norm of a step's update over the norm of the parameters.", "updates", "group",
-           "ratio"),
-    Metric("update_norm", "gauge", "Norm of a step's update.", "updates", "group", "update_norm"),
-    Metric("learning_rate", "gauge", "Learning rate.", "lr"),
-    Metric("tokens_per_second", "gauge", "Targets per second, without evaluation, checkpoints and compilation.",
-           "tokens_per_s"),
-    Metric("flops_per_second", "gauge", "Model FLOPs per second of all devices.", "flops_per_s"),
-    Metric("mfu_ratio", "gauge", "Step MFU: without evaluation, checkpoints and compilation.", "mfu"),
-    Metric("wall_mfu_ratio", "gauge", "Wall MFU: over all the wall time, restarts included.", "wall_mfu"),
-    Metric("goodput_ratio", "gauge", "Share of the wall time spent on steps that count.", "goodput_share"),
-    Metric("wall_seconds_total", "counter", "Wall time by cause.", "wall", "cause"),
-    Metric("data_wait_seconds", "gauge", "Time a step waited for its batch since the last line, over ranks.",
-           "data_wait_s", "quantile"),
-    Metric("critical_batch_tokens", "gauge", "Gradient noise scale (B_simple).", "noise.critical_batch_tokens"),
-    Metric("host_memory_bytes", "gauge", "Resident memory of the largest rank.", "host_memory_bytes"),
-    Metric("gpu_memory_bytes", "gauge", "Peak allocated GPU memory of the largest rank.", "gpu_memory_bytes"),
-    Metric("gpu_reserved_bytes", "gauge", "GPU memory the allocator holds.", "gpu_reserved_bytes"),
-    Metric("gpu_temperature_celsius", "gauge", "Hottest GPU.", "gpu_temperature_c"),
-    Metric("gpu_utilization_ratio", "gauge", "Mean GPU utilisation.", "gpu_utilization"),
-    Metric("gpu_power_watts", "gauge", "Power of all GPUs.", "gpu_power_w"),
-    Metric("straggler_ratio", "gauge", "Time of a fixed piece of work: slowest rank over the median.",
-           "straggler.ratio"),
-    Metric("skipped_steps_total", "counter", "Steps whose update was skipped.", "skips"),
-    Metric("spike_score_ratio", "gauge", "Share of the last 1000 steps out of all proportion.",
-           "spike_score"),
-    Metric("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_s"),
-    Metric("checkpoint_step", "gauge", "Step of the last checkpoint.", "checkpoint_step"),
-    Metric("heldout_loss_nats", "gauge", "Held-out loss, nats per token.", "heldout"),
-    Metric("heldout_stream_loss_nats", "gauge", "Held-out loss of each stream.", "heldout_streams", "stream", "loss"),
-    Metric("heldout_bits_per_byte", "gauge", "Held-out bits per byte of each stream.", "heldout_streams", "stream",
-           "bits_per_byte"),
-    Metric("ranks", "gauge", "Processes.", "world"),
-    Metric("alert", "gauge", "1 while the alert stands.", "alerts", "rule"),
-    Metric("updated_timestamp_seconds", "gauge", "When this file was written.", "time"),
+    MetricFormat("step", "gauge", "Steps done.", "step"),
+    MetricFormat("tokens_total", "counter", "Targets read (falls when a training goes back).", "tokens"),
+    MetricFormat("tokens_planned", "gauge", "Targets of the whole curriculum.", "planned"),
+    MetricFormat("loss_nats", "gauge", "Training loss, nats per token.", "loss"),
+    MetricFormat("stream_loss_nats", "gauge", "Training loss of each stream.", "streams", "stream"),
+    MetricFormat("z_squared", "gauge", "Mean of log Z squared (what the z-loss punishes).", "z"),
+    MetricFormat("gradient_norm", "gauge", "Global gradient norm before clipping.", "grad_norm"),
+    MetricFormat("parameter_norm", "gauge", "Norm of all parameters.", "parameter_norm"),
+    MetricFormat("update_ratio", "gauge", "Norm of a step's update over the norm of the parameters.", "updates",
+                 "group", "ratio"),
+    MetricFormat("update_norm", "gauge", "Norm of a step's update.", "updates", "group", "update_norm"),
+    MetricFormat("learning_rate", "gauge", "Learning rate.", "lr"),
+    MetricFormat("tokens_per_second", "gauge", "Targets per second, without evaluation, checkpoints and compilation.",
+                 "tokens_per_s"),
+    MetricFormat("flops_per_second", "gauge", "Model FLOPs per second of all devices.", "flops_per_s"),
+    MetricFormat("mfu_ratio", "gauge", "Step MFU: without evaluation, checkpoints and compilation.", "mfu"),
+    MetricFormat("wall_mfu_ratio", "gauge", "Wall MFU: over all the wall time, restarts included.", "wall_mfu"),
+    MetricFormat("goodput_ratio", "gauge", "Share of the wall time spent on steps that count.", "goodput_share"),
+    MetricFormat("wall_seconds_total", "counter", "Wall time by cause.", "wall", "cause"),
+    MetricFormat("data_wait_seconds", "gauge", "Time a step waited for its batch since the last line, over ranks.",
+                 "data_wait_s", "quantile"),
+    MetricFormat("critical_batch_tokens", "gauge", "Gradient noise scale (B_simple).", "noise.critical_batch_tokens"),
+    MetricFormat("host_memory_bytes", "gauge", "Resident memory of the largest rank.", "host_memory_bytes"),
+    MetricFormat("gpu_memory_bytes", "gauge", "Peak allocated GPU memory of the largest rank.", "gpu_memory_bytes"),
+    MetricFormat("gpu_reserved_bytes", "gauge", "GPU memory the allocator holds.", "gpu_reserved_bytes"),
+    MetricFormat("gpu_temperature_celsius", "gauge", "Hottest GPU.", "gpu_temperature_c"),
+    MetricFormat("gpu_utilization_ratio", "gauge", "Mean GPU utilisation.", "gpu_utilization"),
+    MetricFormat("gpu_power_watts", "gauge", "Power of all GPUs.", "gpu_power_w"),
+    MetricFormat("straggler_ratio", "gauge", "Time of a fixed piece of work: slowest rank over the median.",
+                 "straggler.ratio"),
+    MetricFormat("skipped_steps_total", "counter", "Steps whose update was skipped.", "skips"),
+    MetricFormat("spike_score_ratio", "gauge", "Share of the last 1000 steps out of all proportion.", "spike_score"),
+    MetricFormat("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_s"),
+    MetricFormat("checkpoint_step", "gauge", "Step of the last checkpoint.", "checkpoint_step"),
+    MetricFormat("heldout_loss_nats", "gauge", "Held-out loss, nats per token.", "heldout"),
+    MetricFormat("heldout_stream_loss_nats", "gauge", "Held-out loss of each stream.", "heldout_streams", "stream",
+                 "loss"),
+    MetricFormat("heldout_bits_per_byte", "gauge", "Held-out bits per byte of each stream.", "heldout_streams",
+                 "stream", "bits_per_byte"),
+    MetricFormat("ranks", "gauge", "Processes.", "world"),
+    MetricFormat("alert", "gauge", "1 while the alert stands.", "alerts", "rule"),
+    MetricFormat("updated_timestamp_seconds", "gauge", "When this file was written.", "time"),
 )
 
 
@@ -91,7 +91,7 @@ def render(run: str, values: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def labelled_numbers(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def labelled_numbers(metric: MetricFormat, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (value of the label, number) for each sample of `metric` in `values`. The label is '' for a metric without
     one. Values that are missing or not finite numbers are left out."""
     value: Any = values

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.model.tensor import local
 from trainer.optim.config import MupRule, OptimizerConfig
-from trainer.optim.groups import Rule, gradients, like
+from trainer.optim.groups import MoveOptimizer, gradients, like
 
 #: lower bounds: a second moment is at least EPS1², and the root mean square of a parameter at least EPS2
 EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
@@ -58,7 +58,7 @@ def summed(x: Tensor, dim: int | None = None) -> Tensor:
     return x
 
 
-class Adafactor(Rule):
+class Adafactor(MoveOptimizer):
     """The optimiser Adafactor. The state of a parameter p, `state[p]`, has the keys step, row and column for a matrix,
     and step and variance for a vector."""
 

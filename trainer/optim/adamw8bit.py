@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainer.base.config import ConfigError
 from trainer.model.tensor import local
 from trainer.optim.config import Moments
-from trainer.optim.groups import Rule, gradients, like
+from trainer.optim.groups import MoveOptimizer, gradients, like
 
 BLOCK = 256
 #: matrices with fewer entries, and all vectors, keep their moments in float32
@@ -78,7 +78,7 @@ def unpack(codes: Tensor, scale: Tensor, table: Tensor) -> Tensor:
     return (blocks(table[codes.int()]) * scale[..., None]).flatten(1)[:, :codes.shape[1]]
 
 
-class AdamW8bit(Rule):
+class AdamW8bit(MoveOptimizer):
     """The optimiser AdamW with moments in 8 bits. The state of a parameter p, `state[p]`, has the keys step, first and
     second (the moments). If the moments are quantised, it also has first_scale and second_scale (the scales of the
     blocks)."""

@@ -32,7 +32,7 @@ MupRule = Literal["applies", "inherent", "unknown"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """The description of an optimiser in trainer/optim, made without importing it: the optimiser's name, the name of
     the class of its settings, and the names of the settings."""
 
@@ -87,7 +87,7 @@ class OptimizerConfig:
     groups: tuple[Override, ...] | None = None
 
     @classmethod
-    def variants(cls) -> Mapping[str, Kind]:
+    def variants(cls) -> Mapping[str, OptimizerKind]:
         """Return {kind: description} for all optimisers, where `kind` is the name by which a recipe chooses the
         optimiser. `trainer.base.config.build` calls this."""
         return kinds()
@@ -139,11 +139,11 @@ class Moments(OptimizerConfig):
 
 
 @functools.cache
-def kinds() -> Mapping[str, Kind]:
+def kinds() -> Mapping[str, OptimizerKind]:
     """Return all optimisers in trainer/optim as {name: description}. A file NAME.py in this folder is an optimiser if
     it has a class with a field `kind: Literal["NAME"]`. The files are not imported."""
     bases = {cls.__name__: tuple(f.name for f in dataclasses.fields(cls)) for cls in (OptimizerConfig, Moments)}
-    result: dict[str, Kind] = {}
+    result: dict[str, OptimizerKind] = {}
     for path in sorted(path for folder in trainer.optim.__path__ for path in Path(folder).glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
             if isinstance(node, ast.ClassDef):
@@ -157,7 +157,7 @@ def kinds() -> Mapping[str, Kind]:
                                           f"without torch")
                     inherited = [key for name in names for key in bases[name]]
                     own = [key for key, hint in fields.items() if not hint.startswith("ClassVar")]
-                    result[path.stem] = Kind(path.stem, node.name, tuple(dict.fromkeys([*inherited, *own])))
+                    result[path.stem] = OptimizerKind(path.stem, node.name, tuple(dict.fromkeys([*inherited, *own])))
     return result
 
 

@@ -1,5 +1,5 @@
 """Makes parameter groups, which decide the learning rate, the weight decay and the kind of update of each parameter.
-Also has the base class of optimisers that work on sharded parameters (`Rule`), and functions that they use."""
+Also has the base class of optimisers that work on sharded parameters (`MoveOptimizer`), and functions that they use."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gradients(params: Iterable[Tensor]) -> list[Tensor]:
     return [local(p.grad) for p in params if p.grad is not None]
 
 
-class Rule(torch.optim.Optimizer):
+class MoveOptimizer(torch.optim.Optimizer):
     """Base class of this trainer's own optimisers, which implement `move`. `step` calls `move` once per parameter
     group, with the parameters that have a gradient."""
 

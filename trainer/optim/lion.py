@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.model.tensor import local
 from trainer.optim.config import OptimizerConfig
-from trainer.optim.groups import Rule, gradients
+from trainer.optim.groups import MoveOptimizer, gradients
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LionConfig(OptimizerConfig):
         return Lion(groups, self)
 
 
-class Lion(Rule):
+class Lion(MoveOptimizer):
     """The optimiser Lion. The state of a parameter p, `state[p]`, has the key momentum, a tensor sharded like p. The
     update is elementwise, so every rank works on its own part."""
 

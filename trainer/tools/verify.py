@@ -266,7 +266,7 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Hit:
+class FoundDocument:
     """A document of the given list that is in the training shards. `stream` is the data source that has it; `steps` are
     the steps that read parts of it."""
 
@@ -287,7 +287,7 @@ def read_ids(path: Path) -> list[str]:
     return sorted({line.split()[0] for line in lines if line.strip() and not line.startswith("#")})
 
 
-def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[Hit]:
+def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[FoundDocument]:
     """Look for the documents with the ids `ids` in the training shards. Returns a Hit for each one found. Its steps are
     those that read a part of the document before sample number `samples` and were not skipped."""
     from tokenizer.mixture.order import Order
@@ -300,7 +300,7 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
         for name, begin, end in spans(shards, ids):
             numbers = readers(order, s, begin, end, shards.packed)
             steps = sorted({run.step_of(n) for n in numbers[numbers < samples].tolist()})
-            hits.append(Hit(name, stream.name, tuple(n for n in steps if ledger.why(n) is None)))
+            hits.append(FoundDocument(name, stream.name, tuple(n for n in steps if ledger.why(n) is None)))
     return hits
 
 

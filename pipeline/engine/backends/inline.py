@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.scratch import Scratch
 from pipeline.engine.messages import Assignment, Done, Event, Failed
-from pipeline.engine.task import Cursor, ResourceRequest
+from pipeline.engine.task import CrashCursor, ResourceRequest
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.engine.worker.crash_triage import failure
 from pipeline.store.fs import Store
@@ -59,7 +59,7 @@ class InlineBackend:
         if not self._queue:
             return []
         assignment = self._queue.popleft()
-        cursor = Cursor()
+        cursor = CrashCursor()
         try:
             return [Done(assignment.id, run_attempt(assignment.spec, self.store, assignment.attempt, cursor,
                                                     self.scratch, skip=assignment.skip, clock=self._clock))]

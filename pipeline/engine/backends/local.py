@@ -15,7 +15,7 @@ from pipeline.engine.backends.pools import Capacity, StarvationGuard, cannot, ro
 from pipeline.engine.messages import Assignment, Done, Event, Failed
 from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
 
@@ -28,7 +28,7 @@ class ProcessBackend:
 
     interruptible = False
 
-    def __init__(self, store: Store, workers: int | None = None, *, limits: Limits | None = None,
+    def __init__(self, store: Store, workers: int | None = None, *, limits: ProcessLimits | None = None,
                  memory_mb: int | None = None, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.slots = store, workers or len(os.sched_getaffinity(0))
         self.limits, self.memory_mb, self._scratch, self._clock = limits, memory_mb, scratch, clock

@@ -59,7 +59,7 @@ from pipeline.engine.messages import (
 )
 from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
-from pipeline.engine.worker.limits import Limits
+from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
@@ -86,7 +86,7 @@ class SupervisorActor:
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        self._supervisor = Supervisor(store, slots, Limits(**limits), devices=devices, **options)
+        self._supervisor = Supervisor(store, slots, ProcessLimits(**limits), devices=devices, **options)
 
     def poll(self, assignments: list[dict[str, Any]], timeout: float, linger: float) -> list[dict[str, Any]]:
         events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout, linger)
@@ -116,13 +116,13 @@ class RayBackend:
     interruptible = False
 
     def __init__(self, store: Store, workers: int | None = None, address: str | None = None, *,
-                 object_store_mb: int = 200, child_memory_mb: int = 500, limits: Limits | None = None,
+                 object_store_mb: int = 200, child_memory_mb: int = 500, limits: ProcessLimits | None = None,
                  scratch: str | None = None, ship_code: bool = False, idle_s: float = IDLE_S,
                  clock: Clock = SYSTEM) -> None:
         self.ship_code, self._clock = ship_code, clock
         self.store, self.workers, self.address = store, workers, address
         self.object_store_mb, self.child_memory_mb = object_store_mb, child_memory_mb
-        self.limits, self.scratch = limits or Limits(), scratch
+        self.limits, self.scratch = limits or ProcessLimits(), scratch
         self.fleet = Fleet(workers, idle_s=idle_s)
         self.nodes_lost = 0                           # supervisors that died after they were ready
         self._placement = Placement(lambda: self.fleet.usable)

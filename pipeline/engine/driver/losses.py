@@ -78,7 +78,7 @@ class BaseRate:
         return self._ended_s + self._running * now - self._began
 
 
-class Losses:
+class TaskLosses:
     """The losses of one task, that is, its attempts that ended because a node died or the machine was at fault. `base`
     holds the statistics of all attempts on the same class of machines. The object is made at the task's first loss,
     which `base` already counts."""
@@ -156,7 +156,7 @@ class History:
     tracebacks: list[str] = field(default_factory=list)
     raised: tuple[str, int] | None = None        # message and row of the latest failure that the task itself raised
     exceptions: int = 0
-    losses: Losses | None = None
+    losses: TaskLosses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
         """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or the task

@@ -35,7 +35,7 @@ from typing import Any
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
-from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, Losses
+from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, TaskLosses
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stragglers import Flight, to_double
@@ -390,7 +390,7 @@ class Scheduler:
         past, why = self._history[spec.key], ""
         final = past.failed(failure, self.max_attempts)
         if failure.kind in CAUSES:
-            past.losses = past.losses or Losses(self._base_rate(spec), now)
+            past.losses = past.losses or TaskLosses(self._base_rate(spec), now)
             past.losses.add(failure.kind, now - flight.started, together, self.executed)
             why = past.losses.judge(failure.kind, now, self.max_lost)
         self._hindered += failure.kind == "environment"

@@ -76,7 +76,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
 
     Memory: about `limits.memory` bytes, however long the runs are and however many records share a key.
     """
-    runs, memory = [_Run(read, n) for read, n in sources if n], limits.memory
+    runs, memory = [_SortedRun(read, n) for read, n in sources if n], limits.memory
     if (key is not None and not key) or len(runs) == 1:
         step = max(1, memory // 2 // itemsize)
         for run in runs:
@@ -109,7 +109,7 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
                 run.fill(step, key)
 
 
-class _Run:
+class _SortedRun:
     """A sorted run of records, and the block of its records that is in memory."""
 
     def __init__(self, read: Read, length: int) -> None:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.engine.task import ChangedInput, Cursor, Inputs, Out, Skip, Task, TaskSpec
+from pipeline.engine.task import ChangedInput, CrashCursor, Skip, Task, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.store.content_keys import ref_contents
 from pipeline.store.errors import FULL, DamagedFile, EnvironmentFailure, StoreError, disk_full
 from pipeline.store.fs import Store
@@ -30,7 +30,7 @@ from stages.catalog import load
 COVERS = 1000
 
 
-def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch: str | None = None, *,
+def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, scratch: str | None = None, *,
                 skip: Iterable[Skip] = (), only: Iterable[int] | None = None,
                 batch_rows: int | None = None, file: int | None = None,
                 confine: Callable[[Sequence[str]], None] = lambda programs: None,
@@ -47,9 +47,16 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
     cursor.clear()
     folder = tempfile.mkdtemp(prefix="attempt-", dir=scratch)
     try:
-        inputs = Inputs(spec, store, folder, skip=skip, only=only, batch_rows=batch_rows, file=file, confine=confine)
+        inputs = TaskInputs(spec,
+                            store,
+                            folder,
+                            skip=skip,
+                            only=only,
+                            batch_rows=batch_rows,
+                            file=file,
+                            confine=confine)
         covered = ref_contents(inputs.args)
-        out = Out(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
+        out = TaskOutputs(folder, covered if len(covered) <= COVERS else ref_contents(spec.args))
         with disk_full(folder):
             task = load(spec.task)
             if not getattr(task, "sets_up", False):
@@ -67,7 +74,7 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: Cursor, scratch
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
     """Run the task and return its counters. If the task raises and a file that it read by range is damaged, DamagedFile
     is raised instead of the task's own error. Damaged records can cause any error, because the checksum of a range is
     compared only at the end of the range."""
@@ -85,7 +92,7 @@ def _run(task: Task, inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         raise
 
 
-def _deliver(spec: TaskSpec, store: Store, attempt: str, out: Out) -> dict[str, FileInfo]:
+def _deliver(spec: TaskSpec, store: Store, attempt: str, out: TaskOutputs) -> dict[str, FileInfo]:
     """Hash the output files of an attempt and move them into the store. If moving one fails, all are removed from the
     store."""
     files: dict[str, FileInfo] = {}

@@ -27,7 +27,7 @@ from pipeline.base import confinement, process
 from pipeline.base.compiled import keep_in
 from pipeline.base.process import ProcessDied
 from pipeline.engine.messages import ORDERS, Answer, Finished, NeedsFreshProcess, Raised, Work, pack
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import CrashCursor
 from pipeline.engine.worker import limits
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.engine.worker.crash_triage import MEMORY_EXIT, failure
@@ -65,7 +65,7 @@ def main() -> None:
     os.dup2(devnull, 0)
     os.close(devnull)
     faulthandler.enable()
-    cursor = Cursor(mmap.mmap(cursor_fd, mmap.PAGESIZE))
+    cursor = CrashCursor(mmap.mmap(cursor_fd, mmap.PAGESIZE))
     os.close(cursor_fd)
 
     import pyarrow as pa
@@ -89,7 +89,7 @@ def main() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _work(order: Work, cursor: Cursor, empty: int, confined: bool) -> Answer:
+def _work(order: Work, cursor: CrashCursor, empty: int, confined: bool) -> Answer:
     store, spec, rows = Store(order.store), order.spec, order.rows
     confine = partial(_seal, store, order.scratch) if confined else _stay_open
     only = range(rows[0], rows[1] + 1) if rows is not None else None if order.file is None else ()

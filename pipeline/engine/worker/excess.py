@@ -5,12 +5,12 @@ from __future__ import annotations
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.crash_triage import CPU_LIMIT, ENDLESS, MEMORY, STALLED, Fault
 from pipeline.engine.worker.job import Job
-from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, Limits
+from pipeline.engine.worker.limits import READING_BYTES, RECORD_BYTES, ProcessLimits
 from pipeline.engine.worker.process import ChildProcess
 from pipeline.store.records import READING
 
 
-def excess(child: ChildProcess, job: Job, limits: Limits, now: float) -> Fault | None:
+def excess(child: ChildProcess, job: Job, limits: ProcessLimits, now: float) -> Fault | None:
     """Returns the fault if the child process exceeds a limit, otherwise None.
 
     The CPU limits apply to the time that the child spends at one position of its crash cursor: on a batch of documents

@@ -32,7 +32,7 @@ RECORD_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """The limits of the child processes in which a supervisor runs tasks."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)

@@ -21,7 +21,7 @@ from pipeline.base.auth import TOKEN
 from pipeline.base.clock import Clock
 from pipeline.base.process import import_path
 from pipeline.engine.messages import ANSWERS, Answer, ProtocolError, Work, pack
-from pipeline.engine.task import Cursor
+from pipeline.engine.task import CrashCursor
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.job import Job
 
@@ -50,7 +50,7 @@ class ChildProcess:
         try:
             os.ftruncate(memory, mmap.PAGESIZE)
             self._map = mmap.mmap(memory, mmap.PAGESIZE)
-            self.cursor = Cursor(self._map)
+            self.cursor = CrashCursor(self._map)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.engine.worker.child", str(memory), str(os.getpid()),
                  *confined_arguments],

@@ -55,7 +55,7 @@ from pipeline.engine.worker.crash_triage import (
 )
 from pipeline.engine.worker.excess import excess
 from pipeline.engine.worker.job import Job
-from pipeline.engine.worker.limits import Devices, Limits, visible_gpus
+from pipeline.engine.worker.limits import Devices, ProcessLimits, visible_gpus
 from pipeline.engine.worker.process import ChildProcess
 from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
@@ -68,17 +68,17 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 
 class Supervisor:
     """Runs tasks in up to `slots` child processes, which it starts and watches. `memory_mb` bounds the memory that
-    concurrent tasks declare together (default: the share `Limits.memory_share` of the memory of the cgroup or machine,
-    less the memory in use and OWN_MB). `devices` are the GPUs that the children share (default: all of this machine).
-    The first event, `Ready`, contains the versions of `libraries`, and says whether the path `witness` exists in the
-    store."""
+    concurrent tasks declare together (default: the share `ProcessLimits.memory_share` of the memory of the cgroup or
+    machine, less the memory in use and OWN_MB). `devices` are the GPUs that the children share (default: all of this
+    machine). The first event, `Ready`, contains the versions of `libraries`, and says whether the path `witness` exists
+    in the store."""
 
-    def __init__(self, store: str, slots: int, limits: Limits | None = None, *, memory_mb: int | None = None,
+    def __init__(self, store: str, slots: int, limits: ProcessLimits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
                  libraries: list[str] | None = None, witness: str | None = None, clock: Clock = SYSTEM) -> None:
         if sys.platform != "linux":
             raise OSError("child processes need Linux (parent-death signal, /proc); use the inline backend here")
-        self.store, self.slots, self.limits, self._clock = store, slots, limits or Limits(), clock
+        self.store, self.slots, self.limits, self._clock = store, slots, limits or ProcessLimits(), clock
         used, total = measure.memory_use()
         self.memory_mb = memory_mb or max(0, int((self.limits.memory_share * total - used) / 2**20) - OWN_MB)
         confinement.not_dumpable()               # parsing children must not read our environment

@@ -224,7 +224,7 @@ def _neighbours(classes: list[str]) -> list[tuple[str, str]]:
     return out
 
 
-class Engine:
+class JusText:
     """The extraction engine `justext` of the step `html`. It keeps prose. It does not recognise tables or readers'
     comments."""
 

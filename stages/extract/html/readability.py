@@ -97,7 +97,7 @@ class Gentle(Bounded):
 private.readability_lxml.text_length = work
 
 
-class Engine:
+class Readability:
     """The extraction engine `readability` of the step `html`. With `tables=False`, tables are left out. The engine does
     not recognise readers' comments."""
 

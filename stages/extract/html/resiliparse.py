@@ -19,7 +19,7 @@ _HARMLESS = 5_000
 _LOOKS = 6_000_000
 
 
-class Engine:
+class Resiliparse:
     """The extraction engine `resiliparse` of the step `html`. Its Markdown has headings, lists and code; each row of a
     table becomes a line of text."""
 

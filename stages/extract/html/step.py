@@ -54,11 +54,11 @@ class Engine(Protocol):
 EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]
 #: name → "module:Class" of an Engine. To add an engine, add its name to `EngineName` and a line here.
 ENGINES: dict[EngineName, str] = {
-    "trafilatura": "stages.extract.html.trafilatura:Engine",
-    "resiliparse": "stages.extract.html.resiliparse:Engine",
-    "justext": "stages.extract.html.justext:Engine",
-    "readability": "stages.extract.html.readability:Engine",
-    "mill": "stages.extract.html.mill.engine:Engine",
+    "trafilatura": "stages.extract.html.trafilatura:Trafilatura",
+    "resiliparse": "stages.extract.html.resiliparse:Resiliparse",
+    "justext": "stages.extract.html.justext:JusText",
+    "readability": "stages.extract.html.readability:Readability",
+    "mill": "stages.extract.html.mill.engine:Mill",
 }
 #: Python distributions whose versions may change an engine's text. `resiliparse` is added for every engine, because it
 #: detects the encoding.

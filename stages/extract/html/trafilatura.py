@@ -99,7 +99,7 @@ private.xml.unescape = private.baseline.unescape = unescape    # `html.unescape`
 xpath_rules.install()
 
 
-class Engine:
+class Trafilatura:
     """The extraction engine `trafilatura` of the step `html`. It extracts the same text as `trafilatura.extract(page,
     …)`, but parses the page only once.
 

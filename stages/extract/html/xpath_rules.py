@@ -71,7 +71,7 @@ def first_of(element: etree._Element, a: str, b: str) -> str:
     return ""
 
 
-class Rule:
+class XPathRule:
     """Replaces a compiled XPath expression (`etree.XPath`) of trafilatura. A call with a tree returns the elements that
     have one of the tags `tags` and pass `test`, in document order."""
 
@@ -83,7 +83,7 @@ class Rule:
         return [element for element in tree.iterdescendants(*self.tags) if test(element)]
 
 
-class First(Rule):
+class First(XPathRule):
     """A rule that returns only the first matching element, for callers that use no further one."""
 
     def __call__(self, tree: Any) -> list[Any]:
@@ -97,7 +97,7 @@ class First(Rule):
 _BLOCKS = ("div", "item", "list", "p", "section", "span")
 
 
-def _overall() -> Rule:
+def _overall() -> XPathRule:
     """Returns the rule that replaces trafilatura's list of expressions OVERALL_DISCARD_XPATH. The rule tests both
     expressions of the list in one walk over the elements, because the callers remove every element that either of the
     two selects, in any order."""
@@ -137,10 +137,10 @@ def _overall() -> Rule:
             return True
         return get("data-lp-replacement-content") is not None or "MostPopularStories" in get("data-component", "")
 
-    return Rule(("*",), test)
+    return XPathRule(("*",), test)
 
 
-def _raw_prune() -> Rule:
+def _raw_prune() -> XPathRule:
     """Returns the rule that replaces trafilatura's list of expressions RAW_TREE_PRUNE_XPATH. trafilatura prunes by the
     two expressions of the list one after the other. The rule tests both in one walk over the elements, which gives the
     same result even if matches are nested."""
@@ -157,10 +157,10 @@ def _raw_prune() -> Rule:
                     or next(e.iterdescendants("h1"), None) is None)
         return False
 
-    return Rule(("div", "section", "aside"), test)
+    return XPathRule(("div", "section", "aside"), test)
 
 
-def _comments_and_lists() -> Rule:
+def _comments_and_lists() -> XPathRule:
     """Returns the rule that replaces trafilatura's expression REMOVE_COMMENTS_AND_LISTS_XPATH."""
     path = xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH[0].path
     anywhere, in_list = (_searcher(p) for p in _tests(path, "@id"))
@@ -173,28 +173,28 @@ def _comments_and_lists() -> Rule:
         id_ = e.get("id")
         return id_ is not None and anywhere[id_] and (in_list[id_] or e.tag not in ("ol", "ul"))
 
-    return Rule(("div", "list", "section", "details", "ol", "ul"), test)
+    return XPathRule(("div", "list", "section", "details", "ol", "ul"), test)
 
 
-def _teaser() -> Rule:
+def _teaser() -> XPathRule:
     word = Memo(lambda value: "teaser" in value.replace("T", "t"))
 
     def test(e: Any) -> bool:
         id_, class_ = e.get("id"), e.get("class")
         return (class_ is not None and word[class_]) or (id_ is not None and word[id_])
 
-    return Rule(_BLOCKS, test)
+    return XPathRule(_BLOCKS, test)
 
 
-def _caption() -> Rule:
+def _caption() -> XPathRule:
     def test(e: Any) -> bool:
         id_, class_ = e.get("id"), e.get("class")
         return (class_ is not None and "caption" in class_) or (id_ is not None and "caption" in id_)
 
-    return Rule(_BLOCKS, test)
+    return XPathRule(_BLOCKS, test)
 
 
-def _basic() -> Rule:
+def _basic() -> XPathRule:
     """Returns the rule that replaces trafilatura's expression BASIC_CLEAN_XPATH."""
     path = settings.BASIC_CLEAN_XPATH.path
     consent = _searcher(_tests(path, "@class")[0], re.IGNORECASE)
@@ -208,7 +208,7 @@ def _basic() -> Rule:
             return True
         return e.tag == "div" and "footer" in first_of(e, "id", "class")
 
-    return Rule(("*",), test)
+    return XPathRule(("*",), test)
 
 
 # -- where the main text is ----------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ _FRAMES = ("article", "div", "main", "section")
 
 
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
-           more: Callable[[str], bool] | None = None) -> Rule:
+           more: Callable[[str], bool] | None = None) -> XPathRule:
     """Returns the rule that replaces trafilatura's expression `BODY_XPATH[index]`, which finds the element with the
     main text. The rule compares attributes with the values in `exact`, and searches id and class for the expression's
     patterns. `ignoring_case` is the pattern that is searched for without regard to case. `more` is a further test of an
@@ -241,7 +241,7 @@ def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str =
     return First(_FRAMES, test)
 
 
-def _main() -> Rule:
+def _main() -> XPathRule:
     """Returns the rule that replaces the last of trafilatura's expressions BODY_XPATH, which find the element with the
     main text. The rule finds the first element that is a `main`, or that is an article, div or section whose class, id
     or role begins with 'main'."""
@@ -303,7 +303,7 @@ def install() -> bool:
     """Replace XPath expressions and fallback extractors in this project's copy of trafilatura with the faster functions
     of this package. Returns False, and changes nothing, when another version of trafilatura is installed, or the
     installed one has other expressions."""
-    if isinstance(xpaths.BODY_XPATH[0], Rule):
+    if isinstance(xpaths.BODY_XPATH[0], XPathRule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:
         return False

@@ -21,7 +21,7 @@ _FAR = 1 << 24
 HYPHEN = "\x02"
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A stretch of one line of a PDF page without a wide gap: its text in reading order, with single spaces between
     words, and its box in units of 1/64 point (`UNIT`)."""
 
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class PageChars(NamedTuple):
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     width: int            # width of the turned page, units
     height: int
     chars: int            # characters that are not spaces
@@ -69,7 +69,7 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
     rtl = is_rtl_code(code)
     rtl_counts = np.add.reduceat(rtl, starts).tolist() if rtl.any() and len(starts) else [0] * len(starts)
     places, pitches = edges.tolist(), mono.tolist()
-    out: list[Piece] = []
+    out: list[TextPiece] = []
     for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
         content = text[start:end]
         if rtl_counts[k]:
@@ -77,7 +77,8 @@ def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -
         content = " ".join(content.replace("\0", "").split())
         if content:
             left, top, right, bottom = places[k]
-            out.append(Piece(left, top, right, bottom, content, pitches[k], bool(rtl_counts[k]) and is_rtl(content)))
+            out.append(TextPiece(left, top, right, bottom, content, pitches[k],
+                                 bool(rtl_counts[k]) and is_rtl(content)))
     control = (code < 32) & (code > 0) & ~hyphen & (code != 9) & (code != 10) & (code != 13)
     garbled = control | (code == 0xFFFD) | ((code >= 0xE000) & (code <= 0xF8FF)) | ((code >= 0x7F) & (code < 0xA0))
     spaces = (code == 32) | (code == 0xA0) | (code == 13)

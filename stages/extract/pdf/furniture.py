@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
-from stages.extract.pdf.layout import Line, Page
+from stages.extract.pdf.layout import Line, PdfPage
 
 _DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"[-–—\s(\[|]*(?:(?:page|seite|p\.|pg\.?) ?)?(?:\d{1,5}|[ivxlc]{1,7})"
@@ -46,7 +46,7 @@ class _Row(NamedTuple):
     sparse: bool          # short, with a gap of a sixth of the page's height within it
 
 
-def furniture(pages: list[Page]) -> list[set[int]]:
+def furniture(pages: list[PdfPage]) -> list[set[int]]:
     """Returns, for each page, the set of the id() of its lines that are running heads, running feet or page numbers,
     and are therefore to be removed.
 
@@ -136,7 +136,7 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
     return sorted(out)
 
 
-def _edge(page: Page) -> list[_Row]:
+def _edge(page: PdfPage) -> list[_Row]:
     """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows nearest
     to the top, and up to three nearest to the bottom, both from the outside inwards. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)

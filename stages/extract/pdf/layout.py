@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.base.compiled import njit
-from stages.extract.pdf.chars import UNIT, PageChars, Piece
+from stages.extract.pdf.chars import UNIT, PageChars, TextPiece
 
 #: fewest lines on either side of a gutter
 _LINES = 3
@@ -49,7 +49,7 @@ class Line(NamedTuple):
 Block = list[Line]
 
 
-class Page(NamedTuple):
+class PdfPage(NamedTuple):
     blocks: list[Block]
     height: int           # units; 0: the lines have no positions
 
@@ -61,12 +61,12 @@ def blocks_of(page: PageChars) -> list[Block]:
         return [[Line(*p) for p in pieces]]
     rtl = 2 * sum(len(p.text) for p in pieces if p.rtl) > sum(len(p.text) for p in pieces)
     pieces = _initials(pieces)
-    result: list[list[list[Piece]]] = []
+    result: list[list[list[TextPiece]]] = []
     _cut(rows_of(pieces), rtl, result, 0)
     return [block for rows in result if (block := _lines(rows, rtl))]
 
 
-def _initials(pieces: list[Piece]) -> list[Piece]:
+def _initials(pieces: list[TextPiece]) -> list[TextPiece]:
     """Returns the pieces (stretches of a line) of a page with each drop initial, a letter about two lines high or more,
     merged into the first line beside it."""
     heights = sorted(p.bottom - p.top for p in pieces)
@@ -82,10 +82,10 @@ def _initials(pieces: list[Piece]) -> list[Piece]:
     return pieces
 
 
-def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
+def rows_of(pieces: list[TextPiece]) -> list[list[TextPiece]]:
     """Groups pieces (stretches of a line) that stand side by side into rows, each sorted from left to right. A piece
     joins a row when it overlaps the row's tallest piece by more than half of the smaller of their heights."""
-    rows: list[tuple[int, int, list[Piece]]] = []
+    rows: list[tuple[int, int, list[TextPiece]]] = []
     for piece in sorted(pieces, key=lambda p: (p.top + p.bottom, p.left)):
         middle, best = piece.top + piece.bottom, None
         for k in range(len(rows) - 1, max(-1, len(rows) - 4), -1):
@@ -106,7 +106,7 @@ def rows_of(pieces: list[Piece]) -> list[list[Piece]]:
     return [sorted(row, key=lambda p: (p.left, p.top)) for _, _, row in rows]
 
 
-def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth: int) -> None:
+def _cut(rows: list[list[TextPiece]], rtl: bool, out: list[list[list[TextPiece]]], depth: int) -> None:
     """Cut `rows` (rows of pieces, which are stretches of a line) into columns, and append each column to `out` as a
     list of rows. `rtl` says whether columns are read from right to left, and `depth` is the nesting of the cut."""
     if not rows:
@@ -129,7 +129,7 @@ def _cut(rows: list[list[Piece]], rtl: bool, out: list[list[list[Piece]]], depth
     out.append(rows)
 
 
-def _columns(rows: list[list[Piece]], at: int) -> bool:
+def _columns(rows: list[list[TextPiece]], at: int) -> bool:
     """Whether the parts of `rows` left and right of the position `at` are two columns of text and not cells of one
     table. They are columns in three cases: their lines are long, their lines seldom stand side by side, or both have at
     least twelve lines and the difference in height between lines side by side varies."""
@@ -219,7 +219,7 @@ def _gutters(boxes, row, rows, wide, lines):
 
 
 # -- rows to lines -----------------------------------------------------------------------------------------------------
-def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
+def _lines(rows: list[list[TextPiece]], rtl: bool) -> Block:
     out: Block = []
     at = 0
     while at < len(rows):
@@ -234,14 +234,14 @@ def _lines(rows: list[list[Piece]], rtl: bool) -> Block:
     return out
 
 
-def _box(row: list[Piece]) -> tuple[int, int, int, int]:
+def _box(row: list[TextPiece]) -> tuple[int, int, int, int]:
     """Returns the box of a row: (left, top, right, bottom). The box is as wide as all pieces of the row, and as high as
     the piece with the longest text."""
     longest = max(row, key=lambda p: len(p.text))
     return min(p.left for p in row), longest.top, max(p.right for p in row), longest.bottom
 
 
-def _joined_line(row: list[Piece], rtl: bool) -> Line:
+def _joined_line(row: list[TextPiece], rtl: bool) -> Line:
     """Joins the pieces (stretches of a line) of a row to one line. In a fixed-pitch font, a gap becomes as many spaces
     as fit into it."""
     mono = _pitch(row)
@@ -260,10 +260,10 @@ def _joined_line(row: list[Piece], rtl: bool) -> Line:
     return Line(*_box(row), text, 0, right_to_left, (), widest)
 
 
-def _read_leftwards(row: list[Piece]) -> list[Piece]:
+def _read_leftwards(row: list[TextPiece]) -> list[TextPiece]:
     """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script: from right to
     left, except that adjacent pieces in Latin script stay in the order from left to right."""
-    out: list[Piece] = []
+    out: list[TextPiece] = []
     words = 0
     for p in row[::-1]:
         words = words + 1 if not p.rtl and any("a" <= c <= "z" for c in p.text.lower()) else 0
@@ -271,14 +271,14 @@ def _read_leftwards(row: list[Piece]) -> list[Piece]:
     return out
 
 
-def _pitch(row: list[Piece]) -> int:
+def _pitch(row: list[TextPiece]) -> int:
     """Returns the width of a character if a row is set in a fixed-pitch font, else 0. Digits are ignored, because they
     are equally wide in most fonts."""
     pitch = max((p.mono for p in row if p.mono and len({c for c in p.text if not c.isdigit()}) >= 4), default=0)
     return pitch if pitch and all(abs(p.mono - pitch) <= 3 for p in row) else 0
 
 
-def _run(rows: list[list[Piece]], at: int) -> int:
+def _run(rows: list[list[TextPiece]], at: int) -> int:
     """Returns the end (an index) of the longest run of rows from index `at` on that may be one table. The rows of such
     a run have two or more pieces (stretches of a line), but a row of a single piece may stand between two of them. No
     row is in a fixed-pitch font, and no gap between rows exceeds two and a half lines."""
@@ -294,7 +294,7 @@ def _run(rows: list[list[Piece]], at: int) -> int:
     return end
 
 
-def _edges(rows: list[list[Piece]]) -> list[int]:
+def _edges(rows: list[list[TextPiece]]) -> list[int]:
     """Returns the left edges of the columns of a table; an empty list if `rows` are not a table.
 
     A column is a horizontal stretch that cells cover. The strips between columns are at least half a line's height
@@ -334,16 +334,16 @@ def _edges(rows: list[list[Piece]]) -> list[int]:
     return edges if filled >= 3 and 3 * filled >= len(full) and not listing else []
 
 
-def _column(edges: list[int], piece: Piece) -> int:
+def _column(edges: list[int], piece: TextPiece) -> int:
     return max((k for k, left in enumerate(edges) if left <= piece.left), default=0)
 
 
-def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
+def _table_lines(rows: list[list[TextPiece]], edges: list[int], rtl: bool) -> Block:
     """Returns the rows of a table as lines with cells. `edges` are the left edges of its columns. A row that consists
     of a single piece outside the first column, close below the previous row, continues the previous row."""
     out: Block = []
     for row in rows:
-        inside: list[list[Piece]] = [[] for _ in edges]
+        inside: list[list[TextPiece]] = [[] for _ in edges]
         for p in row:
             inside[_column(edges, p)].append(p)
         cells = [_joined_line(cell, rtl).text if cell else "" for cell in inside]
@@ -352,7 +352,7 @@ def _table_lines(rows: list[list[Piece]], edges: list[int], rtl: bool) -> Block:
         if out and len(row) == 1 and not cells[0] and 3 * (row[0].top - out[-1].bottom) < row[0].bottom - row[0].top:
             previous = out.pop()
             cells = [" ".join(filter(None, pair)) for pair in zip(previous.cells, cells)]
-            out.append(Line(*_box([Piece(*previous[:7]), *row]), "", 0, rtl, tuple(cells)))
+            out.append(Line(*_box([TextPiece(*previous[:7]), *row]), "", 0, rtl, tuple(cells)))
         else:
             out.append(Line(*_box(row), "", 0, rtl, tuple(cells)))
     return out

@@ -31,7 +31,7 @@ import numpy as np
 from pipeline.base import process
 from pipeline.base.compiled import njit
 from pipeline.base.process import ProcessDied
-from stages.extract.pdf.chars import UNIT, PageChars, Piece, is_rtl
+from stages.extract.pdf.chars import UNIT, PageChars, TextPiece, is_rtl
 from stages.scoring.models import MissingModel
 
 #: dots per inch at which pictures are drawn
@@ -56,7 +56,7 @@ class MissingEngine(MissingModel):
     to install what is missing."""
 
 
-class Engine(NamedTuple):
+class OcrEngine(NamedTuple):
     command: tuple[str, ...]          # reads a PGM picture and writes words as tesseract's TSV
     files: dict[str, str]             # the files that affect its output: name → path
     glyphs: int = GLYPHS["tesseract"]
@@ -72,7 +72,7 @@ class Word(NamedTuple):
     text: str
 
 
-def engine(name: str, languages: str) -> Engine:
+def engine(name: str, languages: str) -> OcrEngine:
     """Returns the installed OCR engine: `tesseract` with its languages ("eng+deu"), or `rapidocr`.
 
     Raises:
@@ -83,14 +83,14 @@ def engine(name: str, languages: str) -> Engine:
     return _rapidocr() if name == "rapidocr" else _tesseract(languages)
 
 
-def _rapidocr() -> Engine:
+def _rapidocr() -> OcrEngine:
     spec = importlib.util.find_spec("rapidocr_onnxruntime")
     if spec is None or spec.origin is None:
         raise MissingEngine("pdf: `ocr: rapidocr` is not installed: pip install 'tokenmill[ocr]'")
     models = sorted(Path(spec.origin).parent.rglob("*.onnx"))
     script = Path(__file__).with_name("ocr_rapid.py")
-    return Engine((sys.executable, "-P", str(script)), {f"rapidocr {m.stem}": str(m) for m in models},
-                  GLYPHS["rapidocr"])
+    return OcrEngine((sys.executable, "-P", str(script)), {f"rapidocr {m.stem}": str(m) for m in models},
+                     GLYPHS["rapidocr"])
 
 
 def languages_of_tesseract() -> tuple[str, str, set[str]]:
@@ -108,7 +108,7 @@ def languages_of_tesseract() -> tuple[str, str, set[str]]:
     return binary, folder[1], {name for name in listed.split("\n")[1:] if name}
 
 
-def _tesseract(languages: str) -> Engine:
+def _tesseract(languages: str) -> OcrEngine:
     binary, folder, installed = languages_of_tesseract()
     missing = [language for language in languages.split("+") if language not in installed]
     if missing:
@@ -119,8 +119,8 @@ def _tesseract(languages: str) -> Engine:
     models = [*languages.split("+"), *(["osd"] if "osd" in installed else [])]
     files = {"tesseract": os.path.realpath(binary), **_parts(binary),
              **{f"tesseract {m}": str(Path(folder) / f"{m}.traineddata") for m in models}}
-    return Engine((binary, "stdin", "stdout", "-l", languages, "--dpi", str(DPI), "--psm",
-                   "1" if "osd" in installed else "3", "-c", "tessedit_create_tsv=1"), files)
+    return OcrEngine((binary, "stdin", "stdout", "-l", languages, "--dpi", str(DPI), "--psm",
+                      "1" if "osd" in installed else "3", "-c", "tessedit_create_tsv=1"), files)
 
 
 def _parts(binary: str) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _parts(binary: str) -> dict[str, str]:
     return {name: path for name, path in result.items() if name.startswith(_PARTS)}
 
 
-def words_of(engine: Engine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
+def words_of(engine: OcrEngine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
     """Returns the words that OCR recognises in a picture, in the order in which the OCR engine reads them. The result
     is None for a blank picture. A picture with more than `engine.glyphs` letters is not read; the result is then [].
     `draw` is called in the process of the OCR engine and returns the picture: (height, width) uint8, black on white.
@@ -298,8 +298,8 @@ def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageC
         text = group[0].text
         for before, word in pairwise(group):
             text += word.text if _WIDE.match(before.text[-1]) and _WIDE.match(word.text[0]) else " " + word.text
-        pieces.append(Piece(left * 72 * UNIT // dpi, top * 72 * UNIT // dpi, right * 72 * UNIT // dpi,
-                            bottom * 72 * UNIT // dpi, text, 0, is_rtl(text)))
+        pieces.append(TextPiece(left * 72 * UNIT // dpi, top * 72 * UNIT // dpi, right * 72 * UNIT // dpi,
+                                bottom * 72 * UNIT // dpi, text, 0, is_rtl(text)))
     chars = sum(len(w.text) for w in words)
     # OCR confidence is low for dot leaders, so only letters and digits count
     letters = [sum(map(str.isalnum, w.text)) for w in words]

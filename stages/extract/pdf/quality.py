@@ -30,7 +30,7 @@ _ATTACHED = ("Mn", "Mc", "Me", "Cf")
 _LATIN = re.compile("[a-zÀ-ɏḀ-ỿ]+", re.IGNORECASE)
 
 
-class Quality(NamedTuple):
+class TextQuality(NamedTuple):
     chars: int            # characters that are not spaces
     spaces: int
     garbled: int          # U+FFFD, private, control
@@ -39,7 +39,7 @@ class Quality(NamedTuple):
     confidence: int       # 0 to 99
 
 
-def quality_of(page: PageChars) -> Quality:
+def quality_of(page: PageChars) -> TextQuality:
     """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted.
     Each stretch of text between spaces that has at least two letters is judged. It looks like a word when it meets four
     conditions:
@@ -83,7 +83,7 @@ def quality_of(page: PageChars) -> Quality:
     if not joined and ((chars >= 200 and words and 100 * spaces < 3 * (chars + spaces)) or single > max(40, 2 * words)
                        or (letters >= 100 and (100 * vowels < 22 * letters or 2 * beyond_ascii > letters))):
         share = share * 4 // 10
-    return Quality(chars, spaces, garbled, words, wordlike, share * 99 // 1000)
+    return TextQuality(chars, spaces, garbled, words, wordlike, share * 99 // 1000)
 
 
 _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)

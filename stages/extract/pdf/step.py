@@ -18,11 +18,11 @@ import pypdfium2.raw as pdfium_c
 from stages.document import Document
 from stages.extract.pdf.chars import PageChars, pieces_of
 from stages.extract.pdf.cipher import is_shifted
-from stages.extract.pdf.layout import blocks_of
-from stages.extract.pdf.ocr import LIBRARIES, PROGRAMS, Engine, engine, glyphs, page_of, words_of
+from stages.extract.pdf.layout import PdfPage, blocks_of
+from stages.extract.pdf.ocr import LIBRARIES, PROGRAMS, OcrEngine, engine, glyphs, page_of, words_of
 from stages.extract.pdf.picture import DECODED, dots, draw, pictures, size
-from stages.extract.pdf.quality import DEGRADED, FEW, Quality, quality_of
-from stages.extract.pdf.text import Page, text_of
+from stages.extract.pdf.quality import DEGRADED, FEW, TextQuality, quality_of
+from stages.extract.pdf.text import text_of
 from stages.stage import Stage, StageConfig, file_sha256, signal
 
 _CONTROL = re.compile("[\x00-\x1f\x7f\ufffe\uffff]")
@@ -52,8 +52,8 @@ class _PageRead(NamedTuple):
     empty page. It is s for a page that shows something but gave no text, even if OCR was not tried. It is c if the
     letters of the text layer differ from the letters that the page shows, and OCR did not help."""
 
-    page: Page
-    quality: Quality
+    page: PdfPage
+    quality: TextQuality
     route: str
     ocr_tried: bool = False
 
@@ -131,7 +131,7 @@ class Pdf(Stage):
             self.memory_mb = Pdf.memory_mb + self.config.ocr_memory_mb
 
     @cached_property
-    def _engine(self) -> Engine | None:
+    def _engine(self) -> OcrEngine | None:
         if self.config.ocr == "none":
             return None
         glyphs(_specimen())                              # compiles it here, not in every process that draws
@@ -227,7 +227,7 @@ class Pdf(Stage):
         covered, pixels = pictures(page) if quality.chars < _STAMP or quality.confidence < DEGRADED else (False, 0)
         missing = quality.chars < FEW or (quality.chars < _STAMP and covered)
         if not missing and quality.confidence >= DEGRADED:
-            return _PageRead(Page(blocks_of(chars), chars.height), quality, "t")
+            return _PageRead(PdfPage(blocks_of(chars), chars.height), quality, "t")
         route = "t" if quality.chars else "s" if pdfium_c.FPDFPage_CountObjects(page.raw) > 0 else "e"
         ocr_tried = False
         dpi = dots(page) if pixels <= DECODED and tries < self.config.ocr_pages else 0
@@ -237,14 +237,14 @@ class Pdf(Stage):
                 ocr_quality = quality_of(ocr[0])._replace(confidence=ocr[1])
                 is_better = ocr_quality.chars > 2 * quality.chars if missing else ocr[1] > quality.confidence
                 if is_better and ocr[1] > _SURE:
-                    return _PageRead(Page(blocks_of(ocr[0]), ocr[0].height), ocr_quality, "o", ocr_tried)
+                    return _PageRead(PdfPage(blocks_of(ocr[0]), ocr[0].height), ocr_quality, "o", ocr_tried)
             elif route == "s":
                 route = "e"
         if cipher:
-            return _PageRead(Page([], chars.height), quality, "c", ocr_tried)
-        return _PageRead(Page(blocks_of(chars), chars.height), quality, route, ocr_tried)
+            return _PageRead(PdfPage([], chars.height), quality, "c", ocr_tried)
+        return _PageRead(PdfPage(blocks_of(chars), chars.height), quality, route, ocr_tried)
 
-    def _read_by_ocr(self, engine: Engine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
+    def _read_by_ocr(self, engine: OcrEngine, page: pdfium.PdfPage, dpi: int) -> tuple[PageChars, int] | None:
         """Reads a page by OCR. Returns (words and their positions, in the form of a text layer; confidence, 0 to 99);
         None for a blank page. A page of little text and low confidence is also read upside down, since OCR engines
         detect the orientation only of longer text."""

@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 from stages.extract.pdf.chars import HYPHEN
 from stages.extract.pdf.furniture import furniture
-from stages.extract.pdf.layout import ITEM, LEADER, Block, Line, Page
+from stages.extract.pdf.layout import ITEM, LEADER, Block, Line, PdfPage
 
 _LETTERS: dict[str, str | int] = {
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ", "\u2002": " ",
@@ -36,12 +36,12 @@ _ENTRY = re.compile(r" \.\.\. ?[\divxlc]+$")
 _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "：", "؟", "।")
 
 
-def text_of(pages: list[Page]) -> str:
+def text_of(pages: list[PdfPage]) -> str:
     """Returns the text of a document from the lines of its pages. Each paragraph, row of a table and line of code
     becomes one line. A blank line is written at a wide gap between lines, where the size of letters changes, and where
     a table begins or ends. A blank line is also written between columns and between pages, except where a sentence runs
     on."""
-    pages = [Page([[_clean(line) for line in block] for block in page.blocks], page.height) for page in pages]
+    pages = [PdfPage([[_clean(line) for line in block] for block in page.blocks], page.height) for page in pages]
     out: list[str] = []
     for page, drop in zip(pages, furniture(pages)):
         for block in page.blocks:

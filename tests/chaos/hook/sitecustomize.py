@@ -1,7 +1,8 @@
 """Imported by every Python process of a scenario before anything else: what goes wrong inside of processes.
 
 By variables of the environment:
-CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.worker.limits.Limits` (a driver hands them to its supervisors)
+CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.worker.limits.ProcessLimits` (a driver hands them to its
+                supervisors)
 CHAOS_STORAGE   a folder for notes: stores at `chaos://PATH` are folders whose requests fail (`chaos_storage`)
 CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards and backwards
 
@@ -33,11 +34,11 @@ if _OURS and any(name.startswith("CHAOS") for name in os.environ):
         programs, [*writable, *filter(None, [os.environ.get("CHAOS_FOLDER")])])
 
 if _OURS and "CHAOS_LIMITS" in os.environ:
-    from pipeline.engine.worker.limits import Limits
+    from pipeline.engine.worker.limits import ProcessLimits
 
-    Limits.__init__.__defaults__ = tuple(
+    ProcessLimits.__init__.__defaults__ = tuple(
         json.loads(os.environ["CHAOS_LIMITS"]).get(n, d)
-        for n, d in zip(Limits.__dataclass_fields__, Limits.__init__.__defaults__))
+        for n, d in zip(ProcessLimits.__dataclass_fields__, ProcessLimits.__init__.__defaults__))
 
 if _OURS and "CHAOS_STORAGE" in os.environ:
     from fsspec.registry import known_implementations
@@ -79,12 +80,12 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
     import errno
     import time
 
-    from pipeline.engine.task import Cursor
+    from pipeline.engine.task import CrashCursor
     from pipeline.engine.worker import attempt
     from pipeline.store import disk
     from pipeline.store.errors import cannot_write
 
-    _move, _run, _folder, _init = disk.move, attempt.run_attempt, os.environ["CHAOS_FOLDER"], Cursor.__init__
+    _move, _run, _folder, _init = disk.move, attempt.run_attempt, os.environ["CHAOS_FOLDER"], CrashCursor.__init__
     _held, _inside = os.path.join(_folder, "held"), os.path.join(_folder, "inside")
 
     def _full(local, target):
@@ -123,6 +124,6 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
         if buffer is not None:                     # that of a child; others only serve messages
             self.set = set_
 
-    Cursor.__init__ = _watched
+    CrashCursor.__init__ = _watched
     disk.move = _full
     attempt.run_attempt = _slow

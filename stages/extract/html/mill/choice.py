@@ -7,7 +7,7 @@ import numpy as np
 
 from stages.extract.html.mill.columns import B_BOX, B_FLAGS, B_LINKED, B_STOPS, B_TITLED, B_UNITS, B_WORDS, E_TAG
 from stages.extract.html.mill.features import structures
-from stages.extract.html.mill.page import Page
+from stages.extract.html.mill.page import PageArrays
 from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
 
 #: weight of recall against precision: β² of F_β, in 1/1000
@@ -28,9 +28,9 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
     """Chooses the blocks (stretches of text between block-level tags) that make up the main text of a page. Returns
     (chosen blocks, as bool[blocks]; the expected F1 of their words, in 1/1000).
 
-    `blocks` are the rows of `Page.blocks`, and `chances` holds the probability that each block is main text, in 1/1000.
-    `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000, the weight
-    of recall in F_β. Blocks in the page's <title> are never chosen.
+    `blocks` are the rows of `PageArrays.blocks`, and `chances` holds the probability that each block is main text, in
+    1/1000. `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000,
+    the weight of recall in F_β. Blocks in the page's <title> are never chosen.
 
     The choice maximises an approximate F_β. If w are the numbers of words of the blocks, p their chances and S the
     chosen blocks, F_β is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp). The best S holds all blocks above some chance
@@ -57,7 +57,7 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
     return chosen, int(2000 * plain[:n + 1].sum() // (1000 * size[n] + plain.sum()))
 
 
-def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
+def select(page: PageArrays, chances: np.ndarray, shifts: np.ndarray, *, favor: str = "balanced",
            comments: bool = False) -> tuple[np.ndarray, int]:
     """Selects the main text of a page: the blocks (stretches of text between block-level tags) that `choose` picks, and
     the headline above them. Returns (selected blocks, as bool[blocks]; the expected F1 of their words, in 1/1000).
@@ -77,7 +77,7 @@ def select(page: Page, chances: np.ndarray, shifts: np.ndarray, *, favor: str = 
     return chosen, expected
 
 
-def level(page: Page, chances: np.ndarray) -> np.ndarray:
+def level(page: PageArrays, chances: np.ndarray) -> np.ndarray:
     """Returns the chances (the probability of each block, in 1/1000), levelled over similar paragraphs. If more than
     MANY paragraphs have the same tags and classes, as in a book, each of these paragraphs gets the mean of their
     chances.
@@ -96,7 +96,7 @@ def level(page: Page, chances: np.ndarray) -> np.ndarray:
     return np.where(prose & many[structure], mean[structure], chances)
 
 
-def headline(page: Page, chosen: np.ndarray) -> int | None:
+def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
     """Returns the number of the block that is the headline above the chosen blocks; None when the headline is already
     chosen or there is none.
 
@@ -114,7 +114,7 @@ def headline(page: Page, chosen: np.ndarray) -> int | None:
     return int(above[-1]) if len(above) else None
 
 
-def comment_texts(page: Page) -> np.ndarray:
+def comment_texts(page: PageArrays) -> np.ndarray:
     """Returns which blocks could be readers' comments, as bool[blocks]. A block could be one if it has enough text, and
     the text is mostly outside links and not in a form, a button, navigation or a hidden element."""
     b = page.blocks

@@ -10,7 +10,7 @@ import numpy as np
 
 from stages.extract.html.mill import choice, forest
 from stages.extract.html.mill import features as f
-from stages.extract.html.mill.page import Page, serialised, table, walk
+from stages.extract.html.mill.page import PageArrays, serialised, table, walk
 from stages.extract.html.mill.render import render
 
 #: the signal: the expected F1 of the extracted words
@@ -18,7 +18,7 @@ SIGNAL = "html_expected_f1"
 ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
-class Model:
+class MillWeights:
     """The trained weights of the engine `mill`, as arrays: weights of the words in class and id attributes, the
     decision trees of the first and the second pass over a page, a table that maps log odds to probabilities, and shifts
     of probabilities (see `choice.choose`).
@@ -39,12 +39,12 @@ class Model:
                                  "(benchmarks/train_mill.py)")
 
     @classmethod
-    def load(cls, path: Any = None) -> Model:
+    def load(cls, path: Any = None) -> MillWeights:
         """Returns the model in the file `path`, or the model that the package contains if `path` is None."""
         with (path or resources.files("stages.extract.html.mill") / "weights.npz").open("rb") as file:
             return cls(dict(np.load(file, allow_pickle=False)))
 
-    def chances(self, page: Page) -> np.ndarray:
+    def chances(self, page: PageArrays) -> np.ndarray:
         """Returns the probability that each block of a page is main text: int32[blocks], in 1/1000."""
         n, m = len(page.elements), len(page.blocks)
         rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
@@ -58,14 +58,14 @@ class Model:
         return chances
 
 
-class Engine:
+class Mill:
     """The extraction engine `mill` of the step `html`. `favor` weighs precision against recall (a key of
     `choice.FAVORS`). With `comments`, readers' comments are extracted, too. With `tables=False`, tables of data are
     left out, but not the cells of tables that serve for layout."""
 
     def __init__(self, *, favor: str = "balanced", tables: bool = True, comments: bool = False, max_depth: int = 255,
-                 model: Model | None = None, **_: Any) -> None:
-        self.model = model or Model.load()
+                 model: MillWeights | None = None, **_: Any) -> None:
+        self.model = model or MillWeights.load()
         self.favor, self.tables, self.comments, self.max_depth = favor, tables, comments, max_depth
         #: the expected F1 of the words of the last page
         self.signals: dict[str, float] = {}

@@ -16,7 +16,7 @@ _NONE = np.frombuffer(b"display:none", np.uint8)
 _HIDDEN = np.frombuffer(b"display: none", np.uint8)
 
 
-class Page(NamedTuple):
+class PageArrays(NamedTuple):
     """A web page as arrays. Their columns are named in `stages.extract.html.mill.columns`.
 
     - `elements`: int32[n, ELEMENT], a row for each element. The first row stands for the document.
@@ -65,11 +65,11 @@ NO_WORDS = table(np.zeros(0, np.uint32), np.zeros(0, np.int32))
 
 
 def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, deepest: int = 255,
-         collect: bool = False) -> Page | None:
+         collect: bool = False) -> PageArrays | None:
     """Returns the arrays of a page from its normalised markup; None when its elements nest deeper than `deepest`.
 
     `tokens` holds the learned weights of words in class, id and similar attributes, as a hash table made by `table`.
-    With `collect`, `Page.words` holds the hashes of these words on the page.
+    With `collect`, `PageArrays.words` holds the hashes of these words on the page.
     """
     most = markup.count(b"<") + 2
     elements = np.empty((most, ELEMENT), np.int32)
@@ -84,4 +84,5 @@ def walk(markup: bytes, tokens: tuple[np.ndarray, np.ndarray] = NO_WORDS, *, dee
                                 word_elements, deepest)
     if n < 0:
         return None
-    return Page(elements[:n], blocks[:m], text[:size], marks[:k], markup, class_words[:words], word_elements[:words])
+    return PageArrays(elements[:n], blocks[:m], text[:size], marks[:k], markup, class_words[:words],
+                      word_elements[:words])

@@ -16,7 +16,7 @@ from stages.extract.html.mill.columns import (
     E_TAG,
     M_BLOCK,
 )
-from stages.extract.html.mill.page import Page
+from stages.extract.html.mill.page import PageArrays
 from stages.extract.html.mill.structure import (
     P_COLUMN,
     P_DEFINED,
@@ -43,7 +43,7 @@ _Group = tuple[str, int]
 _Block = tuple[int, list[int], list[int]]
 
 
-def render(page: Page, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
+def render(page: PageArrays, chosen: np.ndarray, *, markup: bool = False, tables: bool = True) -> str:
     """Returns the text of the chosen blocks (bool[blocks]) of a page in their order, as plain text or, with `markup`,
     as Markdown. A block is a stretch of text between block-level tags. Without `tables`, data tables are left out.
 
@@ -156,7 +156,7 @@ def _code(body: bytes, blocks: list[_Block]) -> str:
     return text.expandtabs(4).strip("\n").rstrip()
 
 
-def _language(page: Page, pre: int) -> str:
+def _language(page: PageArrays, pre: int) -> str:
     """Returns the programming language that the class of a code block names, or else the class of the <code> at its
     beginning, or else the class of its parent; "" if none names a language. `pre` is the number of the code block's
     element."""
@@ -175,7 +175,7 @@ _Part = tuple[int, list[str]]
 CODE = MARKS.index("`")
 
 
-def _marks_of(page: Page, which: np.ndarray) -> dict[int, list[list[int]]]:
+def _marks_of(page: PageArrays, which: np.ndarray) -> dict[int, list[list[int]]]:
     """Returns {number of a block: its inline marks, such as emphasis} for the blocks whose numbers are in `which`.
     Blocks without marks are left out."""
     of = page.marks[:, M_BLOCK]

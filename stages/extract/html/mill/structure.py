@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.base.compiled import njit
 from stages.extract.html.mill.columns import B_BOX, B_END, B_ROW, B_START, E_NUMBER, E_PARENT, E_TAG
-from stages.extract.html.mill.page import Page
+from stages.extract.html.mill.page import PageArrays
 from stages.extract.html.mill.tags import NAMES, TAG
 
 #: Columns of the array that `places` returns. They hold numbers of elements (0: none), except P_COLUMN, P_LEVEL,
@@ -37,7 +37,7 @@ _LEVELS = np.zeros(len(NAMES), np.int32)
 _LEVELS[[TAG[f"h{n}"] for n in range(1, 7)]] = np.arange(1, 7)
 
 
-def places(page: Page, chosen: np.ndarray) -> np.ndarray:
+def places(page: PageArrays, chosen: np.ndarray) -> np.ndarray:
     """Returns, for each chosen block, the table, list, quote and so on that contains it, as int32[blocks, PLACES]. The
     constants P_… name the columns. The rows of other blocks are 0."""
     return _places(page.elements, page.blocks, chosen, _KINDS, _LEVELS, TAG["ol"])
