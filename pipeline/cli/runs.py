@@ -173,18 +173,18 @@ def _known_mixture(name: str, tokens: list[str], json_lines: bool) -> None:
     from pipeline.forecast import epochs
     from pipeline.forecast.mixtures import load_mixture
 
-    found = load_mixture(name)
-    missing = sorted(found.recipe.shards.keys() - found.tokens.keys())
+    mixture = load_mixture(name)
+    missing = sorted(mixture.recipe.shards.keys() - mixture.tokens.keys())
     if missing and not tokens:
         document: dict[str, Any] = {"mixture": [], "notes": [f"give the tokens of {', '.join(missing)} with --tokens"]}
         lines = [f"note: {note}" for note in document["notes"]]
     else:
-        uses, notes = epochs.phase_uses(found.recipe, epochs.given_tokens(tokens, found.recipe, found.tokens))
+        uses, notes = epochs.phase_uses(mixture.recipe, epochs.given_tokens(tokens, mixture.recipe, mixture.tokens))
         document, lines = epochs.as_document(uses, notes), epochs.as_lines(uses, notes)
     if json_lines:
-        typer.echo(json.dumps({**document, "curriculum": found.recipe.plain()["curriculum"]}))
+        typer.echo(json.dumps({**document, "curriculum": mixture.recipe.plain()["curriculum"]}))
     else:
-        typer.echo(visible("\n".join([found.text.rstrip(), "", *(f"# {line}" for line in lines)])))
+        typer.echo(visible("\n".join([mixture.text.rstrip(), "", *(f"# {line}" for line in lines)])))
 
 
 def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | None, workers: int | None,

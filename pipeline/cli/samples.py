@@ -65,10 +65,10 @@ def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: 
         raise BadUsage("give one of --step and --sample")
     if sample is not None and sample >= curriculum.samples:
         raise BadUsage(f"--sample {sample}: the curriculum has the samples 0 to {curriculum.samples - 1}")
-    found = step_at(curriculum, step if sample is None else step_of(curriculum, sample))     # type: ignore[arg-type]
-    if found is None:
+    training_step = step_at(curriculum, step if sample is None else step_of(curriculum, sample))     # type: ignore[arg-type]
+    if training_step is None:
         raise BadUsage(f"--step {step}: the curriculum has {curriculum.steps} steps")
-    rows = [row for row in rows_of(curriculum, found) if sample in (None, row["sample"])]
+    rows = [row for row in rows_of(curriculum, training_step) if sample in (None, row["sample"])]
     streams = {stream.name: stream for stream in curriculum.streams}
     sets: dict[str, StoredSet] = {}
     for row in rows:
@@ -87,8 +87,9 @@ def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: 
         mask(document)
         if "text" in document:
             document["text"] = (document["text"] or "")[:EXCERPT]
-    return {"step": found.number + 1, "steps": curriculum.steps, "phase": curriculum.phases[found.phase].name,
-            "samples": [found.first, found.stop], "rows": rows, "not_at_hand": (
+    return {"step": training_step.number + 1, "steps": curriculum.steps,
+            "phase": curriculum.phases[training_step.phase].name,
+            "samples": [training_step.first, training_step.stop], "rows": rows, "not_at_hand": (
                 f"{missing} of {len(documents)} documents are not in the datasets of the store any more; of them only "
                 f"what the shards know is shown") if missing else None}
 

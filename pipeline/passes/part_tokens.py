@@ -106,9 +106,9 @@ class GroupedTokensWriter:
                 before = writer.tokens
                 for first in range(0, len(members), COPY_DOCUMENTS):
                     rows = members[first:first + COPY_DOCUMENTS]
-                    some = table.take(rows)
-                    writer.add([body[starts[r]:ends[r]] for r in rows], some["id"].to_pylist(),
-                               some["row"].to_numpy(), some["n_bytes"].to_pylist(),
+                    batch = table.take(rows)
+                    writer.add([body[starts[r]:ends[r]] for r in rows], batch["id"].to_pylist(),
+                               batch["row"].to_numpy(), batch["n_bytes"].to_pylist(),
                                None if loss is None else np.concatenate([loss[starts[r]:ends[r]] for r in rows]))
                 groups.append((label, len(members), writer.tokens - before))
         writer.close()

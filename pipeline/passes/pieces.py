@@ -50,11 +50,11 @@ def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str,
     inside = np.cumsum(lengths) - lengths + piece["offset"]
     here, after = (int(n) for n in np.searchsorted(inside, (args["start"], args["stop"])))
     for place in range(here, after, BATCH):
-        some = order[place:min(place + BATCH, after)]
-        batch = rows.take(some)
-        writer.add(np.concatenate([body[starts[r]:ends[r]] for r in some]), lengths[place:place + len(some)],
+        chosen = order[place:min(place + BATCH, after)]
+        batch = rows.take(chosen)
+        writer.add(np.concatenate([body[starts[r]:ends[r]] for r in chosen]), lengths[place:place + len(chosen)],
                    batch["id"].to_pylist(), piece["part"], batch["row"].to_numpy(), batch["n_bytes"].to_numpy(),
-                   None if loss is None else np.concatenate([loss[starts[r]:ends[r]] for r in some]))
+                   None if loss is None else np.concatenate([loss[starts[r]:ends[r]] for r in chosen]))
 
 
 def _table_rows(table: pq.ParquetFile, first: int, stop: int) -> pa.Table:

@@ -107,9 +107,9 @@ class Shuffle:
         expected = 0.0
         for stream in np.unique(located.stream).tolist() if self._sets is not None else ():
             documents = self._of(stream, length)
-            mine = located.stream == stream
-            first[mine], last[mine] = documents.edges(located.window[mine])
-            starts, stops = np.sort(first[mine]), np.sort(last[mine])
+            of_stream = located.stream == stream
+            first[of_stream], last[of_stream] = documents.edges(located.window[of_stream])
+            starts, stops = np.sort(first[of_stream]), np.sort(last[of_stream])
             self._repeats += int((np.searchsorted(starts, stops, "right") - 1 - np.arange(len(starts))).sum())
             expected += float(pairs_of[stream]) * documents.common
         self._expected_repeats += expected

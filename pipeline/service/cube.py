@@ -140,12 +140,12 @@ class _CubeBuilder:
         """Return the edges of the bins and, for these edges, what `_switches` returns: each document's side (kept,
         dropped or unknown) at both ends, and where it changes."""
         edges = self._edges(value)
-        for some in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
-            if len(some) < 2:
+        for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
+            if len(values) < 2:
                 break
-            first, last, switch = self._switches(some)
-            if self._once(some, first, last, switch):
-                return some, first, last, switch
+            first, last, switch = self._switches(values)
+            if self._once(values, first, last, switch):
+                return values, first, last, switch
         raise PlaygroundError("documents change sides more than once while this threshold moves, or no document is "
                               "judged by it; ask for each value", self.key)
 
@@ -190,13 +190,13 @@ class _CubeBuilder:
         every edge; their sides must be those that `first`, `last` and `switch` predict. About half of these documents
         are ones that change sides."""
         switching = np.flatnonzero(first != last)
-        some = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
+        sample = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))
         values = np.empty(len(self.table))
         for number, edge in enumerate(edges):
-            values[some] = edge
-            expected = np.where(number >= switch[some], last[some], first[some])
-            if (self._sides(values, some) != expected).any():
+            values[sample] = edge
+            expected = np.where(number >= switch[sample], last[sample], first[sample])
+            if (self._sides(values, sample) != expected).any():
                 return False
         return True
 

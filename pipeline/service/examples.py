@@ -41,9 +41,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
                                                      prf(SEED, PURPOSE, ids[i]), ids[i]))
     shown: dict[tuple[int, int], list[int]] = {}
     for i in order:
-        some = shown.setdefault((int(was[places[i]]), int(now[places[i]])), [])
-        if len(some) < EXAMPLES:
-            some.append(i)
+        indices = shown.setdefault((int(was[places[i]]), int(now[places[i]])), [])
+        if len(indices) < EXAMPLES:
+            indices.append(i)
     names = sorted(name for place in moved.now for name in moved.links[place].stage.signals)
     picked = [i for key in sorted(shown) for i in shown[key]]
     documents = _read(store, replayed, [int(replayed.rows[places[i]]) for i in picked], names)

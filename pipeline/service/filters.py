@@ -112,10 +112,10 @@ def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any
         values.extend(bound)
 
     for name in ("source", "reason", "stage", "language"):
-        if some := getattr(filter, name):
-            if len(some) > MOST:
-                raise QueryError(f"{len(some)} values, and the limit is {MOST}", name, "give fewer")
-            add(f"{column(name, columns)} IN ({', '.join('?' * len(some))})", *(checked(v, name) for v in some))
+        if allowed := getattr(filter, name):
+            if len(allowed) > MOST:
+                raise QueryError(f"{len(allowed)} values, and the limit is {MOST}", name, "give fewer")
+            add(f"{column(name, columns)} IN ({', '.join('?' * len(allowed))})", *(checked(v, name) for v in allowed))
     for r in filter.signals:
         signal = column(f"signals.{r.signal}", columns)
         for sign, bound in ((">=", r.least), ("<=", r.most)):

@@ -200,11 +200,11 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
         else:
             wanted.append((document, label))
     for first in range(0, len(wanted), AT_A_TIME):
-        some = dict(wanted[first:first + AT_A_TIME])
-        for row in published_rows(queries, store, dataset, list(some), WRITTEN + MARGIN, stop):
-            if row["id"] not in some:                             # listed twice, as only in a damaged store
+        batch = dict(wanted[first:first + AT_A_TIME])
+        for row in published_rows(queries, store, dataset, list(batch), WRITTEN + MARGIN, stop):
+            if row["id"] not in batch:                             # listed twice, as only in a damaged store
                 continue
-            label = some.pop(row["id"])
+            label = batch.pop(row["id"])
             read = {by_person.text for by_person in of[row["id"]].values() if by_person.label == label}
             if text_hash(row["text"] or "") not in read:
                 counts["changed"] += 1
@@ -213,7 +213,7 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
             yield {"id": row["id"], "text": scrub_text(text)[:WRITTEN] if masked else text[:WRITTEN], "label": label,
                    "source": row["source"], "language": row["language"] or "",
                    "url": scrub_text(url) if masked else url, "people": sorted(of[row["id"]])}
-        counts["gone"] += len(some)
+        counts["gone"] += len(batch)
 
 
 def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str], chars: int,

@@ -34,8 +34,8 @@ class Plans:
 
     def get(self, key: Key) -> dict[str, Any] | None:
         with self._lock:
-            made, result = self._results.get(key, (0.0, None))
-        return result if result is not None and self._clock.now() - made < KEPT_S else None
+            computed, result = self._results.get(key, (0.0, None))
+        return result if result is not None and self._clock.now() - computed < KEPT_S else None
 
     def put(self, key: Key, result: dict[str, Any]) -> None:
         with self._lock:

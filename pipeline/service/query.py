@@ -167,19 +167,19 @@ class Queries:
         hits: list[QueryHit] = []
         size, at = 1, first
         while at < len(parts) and len(hits) < most:
-            some = range(at, min(at + size, len(parts)))
-            known = {name for i in some for name in reader.columns[i]}
+            numbers = range(at, min(at + size, len(parts)))
+            known = {name for i in numbers for name in reader.columns[i]}
             conditions, values = where(filter, known)
             if at == first and row >= 0:
                 conditions.append("(file_index > 0 OR file_row_number > ?)")
                 values.append(row)
-            with reader.source(some) as (source, bound):
+            with reader.source(numbers) as (source, bound):
                 rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
                                    f"ORDER BY file_index, file_row_number LIMIT ?",
                                    [*bound, *values, most - len(hits)])
             hits += [QueryHit(at + r["file_index"], r["file_row_number"],
                               (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
-            at, size = at + len(some), min(2 * size, AT_A_TIME)
+            at, size = at + len(numbers), min(2 * size, AT_A_TIME)
         return hits
 
     def _sorted(self, reader: PartReader, filter: Filter, order: SortOrder, most: int, query: str,
@@ -318,7 +318,7 @@ class Queries:
     def columns(self, of: DocumentKind, stop: Stop) -> list[str]:
         """Return the names of the columns that the parts of a dataset have. A signal (a number computed for each
         document) is named 'signals.NAME'."""
-        return self._over(of, stop, lambda reader: list(dict.fromkeys(n for some in reader.columns for n in some)))
+        return self._over(of, stop, lambda reader: list(dict.fromkeys(n for part in reader.columns for n in part)))
 
     def _over(self, of: DocumentKind, stop: Stop, work: Callable[[PartReader], T]) -> T:
         """Call `work` with a reader of the published parts (data files) that have rows, and return its result. If the

@@ -21,7 +21,7 @@ class PartReader:
     def __init__(self, checked: Checked, limits: QueryLimits, store: Store, parts: Sequence[PublishedPart],
                  columns: Sequence[tuple[str, ...]], stop: Stop) -> None:
         self.parts, self.columns = parts, columns
-        self.known = {name for some in columns for name in some}
+        self.known = {name for names in columns for name in names}
         self._checked, self._limits, self._store, self._stop = checked, limits, store, stop
         self._open = contextlib.ExitStack()
         self._database: Database | None = None

@@ -134,9 +134,9 @@ class _Counts:
         for name, values in self._sums.items():
             values = _at(values, places)
             squares = np.bincount(numbers, values * values, different).tolist()
-            for count, found, square in zip(result, np.bincount(numbers, values, different).tolist(), squares):
-                count[name] = int(found) if self._sampled >= self._total else _rounded(
-                    sum_interval(found, square, self._sampled, self._total))
+            for count, total, square in zip(result, np.bincount(numbers, values, different).tolist(), squares):
+                count[name] = int(total) if self._sampled >= self._total else _rounded(
+                    sum_interval(total, square, self._sampled, self._total))
         return result
 
 

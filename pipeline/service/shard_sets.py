@@ -180,9 +180,9 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
     inside(shards.store, path)
     try:
         with shards.store.open(path) as file:
-            found = by_id(shards, Lookup(file, shards.manifest, path), id)
-            if found is not None:
-                yield from found
+            hits = by_id(shards, Lookup(file, shards.manifest, path), id)
+            if hits is not None:
+                yield from hits
                 return
     except FileNotFoundError:
         pass
@@ -215,9 +215,9 @@ def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict
     for row in place.get("rows", ())[:MOST_STEPS]:
         steps += readers_of(curriculum, stream, row, row, curriculum.longest)
     for length, (first, last) in place["windows"].items():
-        some = min(last, first + MOST_STEPS - 1)      # a book may have thousands of windows
-        steps += readers_of(curriculum, stream, first, some, int(length))
-        more = more or some < last
+        stop = min(last, first + MOST_STEPS - 1)      # a book may have thousands of windows
+        steps += readers_of(curriculum, stream, first, stop, int(length))
+        more = more or stop < last
     steps.sort(key=lambda r: r["sample"])
     return {"steps": steps[:MOST_STEPS], "more_steps": more or len(steps) > MOST_STEPS}
 

@@ -210,7 +210,7 @@ def _extreme(dues: np.ndarray, weights: np.ndarray, latest: bool) -> np.ndarray:
     best = np.zeros(dues.shape[1], np.int64)
     columns = np.arange(dues.shape[1])
     for k in range(1, len(dues)):
-        mine, theirs = dues[k] * weights[best, columns], dues[best, columns] * weights[k]
-        better = (weights[k] > 0) & ((mine >= theirs) if latest else (mine < theirs))
+        ours, theirs = dues[k] * weights[best, columns], dues[best, columns] * weights[k]
+        better = (weights[k] > 0) & ((ours >= theirs) if latest else (ours < theirs))
         best[better] = k
     return best

@@ -72,7 +72,7 @@ class ShardIndex:
         """Return the document of each of the tokens `positions`, which are all of one shard. Every row group of the
         document table is read at most once."""
         shard = bisect.bisect_right(self.offsets, min(positions)) - 1
-        offset, begin, found = self.offsets[shard], 0, {}
+        offset, begin, spans = self.offsets[shard], 0, {}
         with self.table(shard) as table:
             for group in range(table.num_row_groups):
                 last = table.metadata.row_group(group).column(0).statistics.max  # of `end`, which increases
@@ -83,10 +83,10 @@ class ShardIndex:
                     for position, number in zip(here, np.searchsorted(ends, np.array(here) - offset, side="right")):
                         [row] = rows.slice(int(number), 1).to_pylist()
                         start = int(ends[number - 1]) if number else begin
-                        found[position] = DocumentSpan(row["id"], start + offset, row["end"] + offset, row["part"],
+                        spans[position] = DocumentSpan(row["id"], start + offset, row["end"] + offset, row["part"],
                                                        row["row"], row["n_bytes"])
                 begin = last
-        return [found[position] for position in positions]
+        return [spans[position] for position in positions]
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
         """Divide the range of tokens [start, stop) among shards. Returns (number of the shard, first token in the

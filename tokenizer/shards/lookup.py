@@ -155,9 +155,9 @@ def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any
     """Find the documents whose id begins with `id`, like `find.places`. If the ids of the set are not all 32 hex
     digits, the index finds only whole ids; None is returned when the set has no document with this id."""
     if not lookup.has_hex_ids:
-        found = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
+        places = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
                  if place["id"] == id]
-        return iter(found) if found else None
+        return iter(places) if places else None
     if not _HEX.fullmatch(id):
         return iter(())
     numbers = lookup.numbers("id", int(id[:16].ljust(16, "0"), 16), int(id[:16].ljust(16, "f"), 16))
