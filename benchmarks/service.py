@@ -39,8 +39,8 @@ from benchmarks.service_corpus import EVERY, RARE, write_dataset  # noqa: E402
 SERVER = """
 import sys, uvicorn
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
-uvicorn.run(create_app(Settings({"bench": sys.argv[1]}, rate=1e6, burst=10**6)), host="127.0.0.1", port=0,
+from pipeline.service.settings import ServiceSettings
+uvicorn.run(create_app(ServiceSettings({"bench": sys.argv[1]}, rate=1e6, burst=10**6)), host="127.0.0.1", port=0,
             log_level="info", access_log=False)
 """
 #: question → (dataset, parameters, seconds wanted cold, seconds wanted warm)

@@ -19,12 +19,12 @@ from tests.e2e.report_site import Site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: (part, field) of what may be left out, because not every document or step has it
-LEFT_OUT = {("Source", "lost"), ("GraphNode", "dropped"), ("Clusters", "components"), ("LossPoint", "lr"),
-            *((part, field) for part in ("Sample", "Removed") for field in ("kept", "similarity", "match")),
-            ("Stream", "packing"), ("MixtureRow", "padding"),
-            ("Edge", "docs"), ("Edge", "tokens"), ("Extent", "uncovered"),
-            *((part, field) for part in ("Step", "TotalStep") for field in ("bytes", "tokens")),
-            *(("Duplicates", field) for field in ("candidates", "clusters", "max_cluster"))}
+LEFT_OUT = {("SourceFigures", "lost"), ("GraphNode", "dropped"), ("ClusterFigures", "components"), ("LossPoint", "lr"),
+            *((part, field) for part in ("Excerpt", "RemovedDocument") for field in ("kept", "similarity", "match")),
+            ("StreamFigures", "packing"), ("MixtureRow", "padding"),
+            ("Edge", "docs"), ("Edge", "tokens"), ("ReadExtent", "uncovered"),
+            *((part, field) for part in ("FunnelRow", "TotalStep") for field in ("bytes", "tokens")),
+            *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster"))}
 
 
 @pytest.fixture
@@ -101,8 +101,9 @@ def test_a_changed_report_is_not(report):
         tried.add(model)
         for change, changed in changes(path, model, report):
             assert not valid(changed), f"accepted: {change}"
-    assert {m.__name__ for m in tried} >= {"Report", "Made", "Totals", "Dataset", "Reason", "Sample", "Duplicates",
-                                           "Stream", "MixtureRow", "StageCost", "Lineage", "Names", "Pair"}
+    assert {m.__name__ for m in tried} >= {"Report", "Made", "Totals", "DatasetFigures", "Reason", "Excerpt",
+                                           "DuplicateFigures", "StreamFigures",
+                                           "MixtureRow", "StageCost", "Lineage", "PlanOrder", "Pair"}
 
 
 def test_every_field_says_what_it_means():

@@ -366,8 +366,8 @@ import sys
 sys.modules["torch"] = None
 from starlette.testclient import TestClient
 from pipeline.service.app import create_app
-from pipeline.service.settings import Settings
-client = TestClient(create_app(Settings({"main": sys.argv[1]})), base_url="http://127.0.0.1:8700")
+from pipeline.service.settings import ServiceSettings
+client = TestClient(create_app(ServiceSettings({"main": sys.argv[1]})), base_url="http://127.0.0.1:8700")
 api = "/api/v1/stores/main/trainings"
 print(*(client.get(api + path).status_code for path in ("", "/main", "/main/losses.svg", "/main/steps/3")))
 answer = client.post(api, json={"run": "main"}, headers={"X-Tokenmill": "1"})

@@ -78,7 +78,7 @@ MUTANTS = [
            'if f"objects/{key}/{file}" not in named and (', "if ("),
     # -- snapshots of the log
     Mutant("a damaged pack is believed", SNAPSHOT + "decode", "if data[:offset] !=", "if False and data[:offset] !="),
-    Mutant("a record of a pack begins a byte too early", SNAPSHOT + "_Builder.add", "place += len(record) + 2",
+    Mutant("a record of a pack begins a byte too early", SNAPSHOT + "_PackBuilder.add", "place += len(record) + 2",
            "place += len(record) + 1"),
     Mutant("the segment behind a pack is left out", VIEW + "_replay_packs", "self.segments = self.packed = first - 1",
            "self.segments = self.packed = first"),
@@ -135,17 +135,18 @@ MUTANTS = [
 
 #: bugs that only many preemptions show (`preemption`)
 PREEMPTION_MUTANTS = [
-    Mutant("losses of others do not matter", LOSSES + "Losses.judge",
+    Mutant("losses of others do not matter", LOSSES + "TaskLosses.judge",
            "improbable(count - 1, events, share, PROOF)", "True"),
-    Mutant("a task may take down any number of nodes", LOSSES + "Losses.judge",
+    Mutant("a task may take down any number of nodes", LOSSES + "TaskLosses.judge",
            "if count >= max_lost:", "if False:"),
-    Mutant("a task's losses count as those of others", LOSSES + "Losses.add", "self._after_first[cause] += 1", "pass"),
+    Mutant("a task's losses count as those of others", LOSSES + "TaskLosses.add",
+           "self._after_first[cause] += 1", "pass"),
     Mutant("every attempt that a node takes along is an event", LOSSES + "BaseRate.failed",
            "self.events[cause] += 1", "self.events[cause] += attempts"),
     Mutant("every supervisor of a node reports a death of its own", LOSSES + "BaseRate.failed",
            "if host not in self._deaths:", "if True:"),
-    Mutant("nobody is held back", LOSSES + "Losses.held_back", "n >= SUSPECT and", "False and"),
-    Mutant("a long task is judged as a short one", LOSSES + "Losses.add",
+    Mutant("nobody is held back", LOSSES + "TaskLosses.held_back", "n >= SUSPECT and", "False and"),
+    Mutant("a long task is judged as a short one", LOSSES + "TaskLosses.add",
            "self._seconds += seconds", "self._seconds += 1.0"),
     Mutant("suspects run together", SCHEDULER + "_may_start",
            "if self._trial in self._flights or", "if"),

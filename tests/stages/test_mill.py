@@ -147,7 +147,7 @@ def test_its_expected_f1_is_a_signal_of_the_document() -> None:
 def test_no_document_pays_for_compiling() -> None:
     """All kernels are compiled when the engine is made: in `setup` of the stage."""
     code = (
-        "from stages.extract.html.mill.engine import Engine\nfrom pipeline.base import compiled\nEngine()\n"
+        "from stages.extract.html.mill.engine import Mill\nfrom pipeline.base import compiled\nMill()\n"
         "print(sorted(f.__name__ for f, k in compiled._compiled.items() if '.mill.' in f.__module__ and k.signatures), "
         "any('.mill.' in m for m in compiled._waiting))"
     )
@@ -220,8 +220,8 @@ def test_trees_say_what_a_plain_walk_says(engine: Mill) -> None:
 
 DIGEST = """
 import hashlib, json, sys
-from stages.extract.html.mill.engine import Engine
-engine = Engine()
+from stages.extract.html.mill.engine import Mill
+engine = Mill()
 print([hashlib.sha256(engine.text(page).encode()).hexdigest() for page in json.load(sys.stdin)])
 """
 

@@ -236,7 +236,7 @@ def test_boundary_bits():
 MEMORY = textwrap.dedent("""
     import json, resource, sys
     from pipeline.engine.worker.attempt import run_attempt
-    from pipeline.engine.task import Cursor, TaskSpec
+    from pipeline.engine.task import CrashCursor, TaskSpec
     from pipeline.store.fs import Store
     import pipeline.passes.materialize, numpy, pyarrow.parquet
     pyarrow.array(numpy.zeros(1))                # imports pandas where it is installed
@@ -246,7 +246,7 @@ MEMORY = textwrap.dedent("""
     used = next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (used + doc["limit"], used + doc["limit"]))
     print(used + doc["limit"], file=sys.stderr)
-    records = [run_attempt(TaskSpec.from_json(s), Store(doc["store"]), "1", Cursor(), doc["scratch"])
+    records = [run_attempt(TaskSpec.from_json(s), Store(doc["store"]), "1", CrashCursor(), doc["scratch"])
                for s in doc["specs"]]
     print(json.dumps([r.to_json() for r in records]))
 """)
