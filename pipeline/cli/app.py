@@ -20,6 +20,7 @@ from pipeline.cli import (
     classifier,
     cluster,
     data,
+    dedup,
     doctor,
     extract,
     inspect,
@@ -46,7 +47,7 @@ def command_group() -> TyperGroup:
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
-    for module in (runs, cluster, serve, doctor, steps, inspect, data, classifier, lm, buckets, extract, store,
+    for module in (runs, cluster, serve, doctor, steps, inspect, dedup, data, classifier, lm, buckets, extract, store,
                    tokenizers, shards):
         module.register(app)
     app.command("train", add_help_option=False,

@@ -1,4 +1,4 @@
-"""`tokenmill inspect` and `tokenmill dedup explain`: show documents that were kept, dropped or quarantined, and why."""
+"""`tokenmill inspect`: shows documents that were kept, dropped or quarantined, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.base.visible import json_text, visible
-from pipeline.cli.errors import BadUsage, UserError
+from pipeline.cli.errors import BadUsage
 from pipeline.cli.options import CharsOpt, JsonOpt, LimitOpt, StoreOpt, open_store
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ KINDS = {"datasets": "kept", "dropped": "dropped", "quarantine": "quarantined"}
 
 def register(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
-    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True, rich_markup_mode=None)
-    dedup.callback()(lambda: None)
-    dedup.command("explain")(explain)
-    app.add_typer(dedup, name="dedup")
 
 
 def inspect(dataset: Annotated[str | None, typer.Argument(
@@ -59,7 +55,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
     kind = "quarantine" if quarantined else "dropped" if dropped or reason or stage else "datasets"
     if quarantined and language:
         raise BadUsage("--language: nothing is known of the language of a quarantined record; leave it out")
-    _check_published(at, kind, dataset)
+    check_published(at, kind, dataset)
     filters = {"reason": reason, "stage": stage, "source": source, "language": language}
     count = 0
     for row in rows(at, kind, dataset, {k: v for k, v in filters.items() if v is not None}, id):
@@ -73,7 +69,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
                    else f"'{dataset}' has no {KINDS[kind]} documents", err=True)
 
 
-def _check_published(store: Store, kind: str, dataset: str) -> None:
+def check_published(store: Store, kind: str, dataset: str) -> None:
     """Raise BadUsage unless the store has the published folder of this kind (datasets, dropped or quarantine) for the
     dataset."""
     from pipeline.store.dataset import manifest
@@ -146,67 +142,3 @@ def _list_datasets(store: Store, json_texts: bool) -> None:
         typer.echo(json.dumps(entry) if json_texts else
                    f"{name:<{width}}  {entry['kept']:>12,} kept  {entry['dropped']:>12,} dropped  "
                    f"{entry['quarantined']:>8,} quarantined  {size(entry['text_bytes']):>9} of text")
-
-
-def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
-            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from.")] = "deduped",
-            store: StoreOpt = "store", json_texts: JsonOpt = False) -> None:
-    """Explain why a document was removed as a duplicate.
-
-    Names the document that was kept in its place, and says how similar the two are and what differs. They are compared
-    with the settings in the recipe of the latest run.
-
-    \b
-    Example:
-      tokenmill dedup explain 3f2a91c0 --store store
-    """
-    from stages.dedup.explain import explain as compare
-    from stages.scrub.pii import scrub_text
-    from stages.scrub.rows import mask
-
-    at = open_store(store)
-    removed = next(rows(at, "dropped", dataset, None, id), None)
-    if removed is None:
-        raise UserError(f"dropped/{dataset} has no document {id}; `tokenmill inspect {dataset} --dropped` lists some")
-    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed["stage"]) or {}
-    if not verdict.get("kept"):
-        raise UserError(f"{removed['id']} was dropped by {removed['stage']} ({removed['reason']}), not as a duplicate")
-    kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
-    if kept is None:
-        raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
-                        f"has changed since, run the recipe again")
-    config = minhash_config(at, dataset)
-    # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
-    # recognised in such text
-    comparison = compare(scrub_text(removed["text"]), scrub_text(kept["text"]), config,
-                    languages=(removed["language"] or "", kept["language"] or ""))
-    if json_texts:
-        document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
-                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
-        typer.echo(json_text(document))
-        return
-    for row, what in ((removed, "removed"), (kept, "kept")):
-        mask(row)
-        typer.echo(visible(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()))
-    recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
-    typer.echo(visible(f"{removed['reason']}: similarity {comparison.similarity:.4f}{recorded}"
-               + (f", threshold {comparison.threshold}" if comparison.threshold else "")
-               + f"; {comparison.common_ngrams:,} of {comparison.removed_ngrams:,} n-grams in common, "
-                 f"{comparison.shared_bands} of {comparison.bands} bands"
-               + ("; the texts are the same but for white space and case" if comparison.equal_text else "")))
-    for title, stretches in (("only in the removed one", comparison.only_removed),
-                             ("only in the kept one", comparison.only_kept)):
-        if stretches:
-            typer.echo(f"{title}:")
-            for stretch in stretches:
-                typer.echo(f"  … {visible(stretch)}")
-
-
-def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
-    """Return the settings of the step `minhash` (a deduplication) for this dataset, in the recipe of the latest run.
-    Returns None when the dataset has no such step."""
-    from pipeline.plan.changes import latest_run, run_recipe_of
-
-    run = latest_run(store)
-    steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
-    return next((step["minhash"] for step in steps if isinstance(step, dict) and "minhash" in step), None)

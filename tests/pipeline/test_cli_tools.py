@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import duckdb
@@ -96,6 +98,54 @@ def test_explain_uses_the_settings_of_the_recipe(site, tokenmill):
 def test_explain_an_exact_duplicate(site, tokenmill):
     said = tokenmill("dedup", "explain", removed(site, "exact"), "--store", site / "store")
     assert said.code == 0 and "the texts are the same but for white space and case" in said.out
+
+
+def test_explain_shows_both_texts_as_one_and_as_a_page(site, tokenmill, tmp_path):
+    id = removed(site, "minhash")
+    page = tmp_path / "pair.html"
+    told = tokenmill("dedup", "explain", id, "--store", site / "store", "--html", page)
+    assert told.code == 0, told.err
+    [(text, meta)] = rows(site / "store/dropped/deduped", f"select text, meta from PARTS where id = '{id}'")
+    kept = json.loads(meta)["minhash"]["kept"]
+    [(twin,)] = rows(site / "store/datasets/deduped", f"select text from PARTS where id = '{kept}'")
+    shown = set(re.findall(r"\w+", told.out))
+    new = set(re.findall(r"\w+", twin)) - set(re.findall(r"\w+", text))
+    assert new and new <= shown                                   # every word that only one has is shown
+    written = page.read_text()
+    assert "default-src 'none'" in written and "<script" not in written
+    assert all(f">{word}<" in written or word in written for word in new)
+    assert "<ins>" in written and "<del>" in written
+
+
+def test_dedup_stats_equal_a_query_over_the_parts(site, tokenmill):
+    dropped, kept = (site / "store" / kind / "deduped" for kind in ("dropped", "datasets"))
+    [found] = tokenmill("dedup", "stats", "deduped", "--store", site / "store", "--json", "-n", 0).json()
+    lost = [(stage, reason, source, language, json.loads(meta)[stage]["kept"])
+            for stage, reason, source, language, meta
+            in rows(dropped, "select stage, reason, source, language, meta from PARTS")
+            if stage in ("exact", "minhash")]
+    origin = dict(rows(kept, "select id, source from PARTS"))
+    assert found["kept"] == len(origin) and found["removed"] == len(lost) > 5
+    assert {(r["stage"], r["reason"]): r["docs"] for r in found["by_reason"]} == Counter((s, r) for s, r, *_ in lost)
+    assert found["by_language"] == Counter(language or "" for *_, language, _ in lost)
+    pairs = Counter((source, origin[id]) for _, _, source, _, id in lost if id in origin)
+    assert {(p["removed"], p["kept"]): p["docs"] for p in found["pairs"]} == pairs
+    assert found["unknown"] == len(lost) - sum(pairs.values())
+    sizes = Counter(1 + n for n in Counter(id for *_, id in lost).values())
+    assert found["groups"] == sum(sizes.values()) and found["largest"][0]["size"] == max(sizes)
+    assert found["sizes"] == Counter({str(b): sum(n for size, n in sizes.items() if size.bit_length() - 1 == b)
+                                      for b in {size.bit_length() - 1 for size in sizes}})
+    [one] = tokenmill("dedup", "stats", "deduped", "--store", site / "store", "--json", "--step", "exact").json()
+    assert one["removed"] == sum(stage == "exact" for stage, *_ in lost)
+    told = tokenmill("dedup", "stats", "deduped", "--store", site / "store")
+    assert told.code == 0 and f"{len(lost):,} removed as duplicates" in told.out
+
+
+def test_dedup_stats_names_the_mistake(site, tokenmill):
+    wrong = tokenmill("dedup", "stats", "deduped", "--store", site / "store", "--step", "minhsah")
+    assert wrong.code == 1 and "--step minhsah: this step removed no duplicate" in wrong.err
+    missing = tokenmill("dedup", "stats", "nosuch", "--store", site / "store")
+    assert missing.code == 2 and "no dataset 'nosuch'" in missing.err
 
 
 def test_explain_names_the_mistake(site, tokenmill):

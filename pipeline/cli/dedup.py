@@ -1,0 +1,170 @@
+"""`tokenmill dedup`: shows what deduplications removed, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.base.visible import json_text, visible
+from pipeline.base.word_diff import rows as paragraph_pairs
+from pipeline.cli.compare import stacked
+from pipeline.cli.errors import UserError
+from pipeline.cli.inspect import check_published, rows
+from pipeline.cli.options import JsonOpt, LimitOpt, StoreOpt, open_store
+
+if TYPE_CHECKING:
+    from pipeline.store.fs import Store
+    from stages.dedup.explain import Explanation
+
+#: characters of two texts that are compared word by word
+COMPARED = 20_000
+DatasetArg = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the store.")]
+
+
+def register(app: typer.Typer) -> None:
+    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True, rich_markup_mode=None)
+    dedup.callback()(lambda: None)
+    dedup.command("explain")(explain)
+    dedup.command("stats")(stats)
+    app.add_typer(dedup, name="dedup")
+
+
+def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
+            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from.")] = "deduped",
+            store: StoreOpt = "store",
+            html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write both texts as a page, "
+                                                      "with the words marked in which they differ.")] = None,
+            json_texts: JsonOpt = False) -> None:
+    """Explain why a document was removed as a duplicate.
+
+    Names the document that was kept in its place, says how similar the two are, and shows both texts as one, paragraph
+    by paragraph: [-words-] only the removed text has, {+words+} only the kept one. They are compared with the settings
+    in the recipe of the latest run.
+
+    \b
+    Examples:
+      tokenmill dedup explain 3f2a91c0 --store store
+      tokenmill dedup explain 3f2a91c0 --html pair.html
+    """
+    from stages.dedup.explain import explain as compare
+    from stages.scrub.pii import scrub_text
+    from stages.scrub.rows import mask
+
+    at = open_store(store)
+    removed = next(rows(at, "dropped", dataset, None, id), None)
+    if removed is None:
+        raise UserError(f"dropped/{dataset} has no document {id}; `tokenmill inspect {dataset} --dropped` lists some")
+    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed["stage"]) or {}
+    if not verdict.get("kept"):
+        raise UserError(f"{removed['id']} was dropped by {removed['stage']} ({removed['reason']}), not as a duplicate")
+    kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
+    if kept is None:
+        raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
+                        f"has changed since, run the recipe again")
+    config = minhash_config(at, dataset)
+    # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
+    # recognised in such text
+    texts = scrub_text(removed["text"]), scrub_text(kept["text"])
+    comparison = compare(*texts, config, languages=(removed["language"] or "", kept["language"] or ""))
+    for row in (removed, kept):
+        mask(row)
+    heads = [f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()
+             for row, what in ((removed, "removed"), (kept, "kept"))]
+    verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
+    shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
+    if html is not None:
+        from pipeline.base.files import replacing
+        from pipeline.report.pair_page import render
+
+        with replacing(html) as temporary:
+            temporary.write_text(render(heads, verdict_line, *shown), encoding="utf-8")
+    if json_texts:
+        document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
+                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
+        typer.echo(json_text(document))
+        return
+    for head in heads:
+        typer.echo(visible(head))
+    typer.echo(visible(verdict_line))
+    for line in stacked(paragraph_pairs(*shown)):
+        typer.echo(line)
+
+
+def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) -> str:
+    """Say in one line how similar the two texts are."""
+    return (f"{reason}: similarity {comparison.similarity:.4f}"
+            + (f" ({recorded:.4f} recorded)" if recorded else "")
+            + (f", threshold {comparison.threshold}" if comparison.threshold else "")
+            + f"; {comparison.common_ngrams:,} of {comparison.removed_ngrams:,} n-grams in common, "
+              f"{comparison.shared_bands} of {comparison.bands} bands"
+            + ("; the texts are the same but for white space and case" if comparison.equal_text else ""))
+
+
+def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
+    """Return the settings of the step `minhash` (a deduplication) for this dataset, in the recipe of the latest run.
+    Returns None when the dataset has no such step."""
+    from pipeline.plan.changes import latest_run, run_recipe_of
+
+    run = latest_run(store)
+    steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
+    return next((step["minhash"] for step in steps if isinstance(step, dict) and "minhash" in step), None)
+
+
+def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
+          step: Annotated[str | None, typer.Option(metavar="STEP", help="Only what this step removed, e.g. minhash "
+                                                   "(default: all deduplications).")] = None,
+          limit: LimitOpt = 20, json_lines: JsonOpt = False) -> None:
+    """Count what the deduplications of a dataset removed.
+
+    Counts removed documents by step, by language, by pair of sources, and by domain. Warns of domains that lost more
+    than half of their documents, and shows the largest groups of duplicates with the words that differ.
+
+    \b
+    Examples:
+      tokenmill dedup stats deduped --store store
+      tokenmill dedup stats deduped --step minhash -n 5 --json
+    """
+    from pipeline.report.removals import removal_stats
+
+    at = open_store(store)
+    check_published(at, "datasets", dataset)
+    check_published(at, "dropped", dataset)
+    result = removal_stats(at, dataset, step, most=limit or 10**9)
+    if step is not None and not result["removed"]:
+        raise UserError(f"--step {step}: this step removed no duplicate from {dataset}; leave it out to see all steps")
+    typer.echo(json_text(result) if json_lines else visible("\n".join(_lines(result))))
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    """Format the result of `removal_stats` for a terminal."""
+    lines = [f"{result['dataset']}: {result['kept']:,} documents kept, {result['removed']:,} removed as duplicates in "
+             f"{result['groups']:,} groups"]
+
+    def table(title: str, rows: list[tuple[int, str]]) -> None:
+        if rows:
+            lines.extend(["", title, *(f"  {n:>12,}  {text}" for n, text in rows)])
+
+    table("removed by", [(r["docs"], f"{r['stage']}: {r['reason']}") for r in result["by_reason"]])
+    table("in language", [(n, language or "(unknown)") for language, n in result["by_language"].items()])
+    table("from a source, for a kept document of a source",
+          [(p["docs"], f"{p['removed']}  →  {p['kept']}") for p in result["pairs"]]
+          + ([(result["unknown"], "the kept document was dropped later")] if result["unknown"] else []))
+    for title, key in (("from a domain", "domains"), ("ALARM: domains that lost more than half", "alarms")):
+        table(title, [(d["removed"], f"of {d['of']:,}  {d['domain']}") for d in result[key]])
+    table("groups by size", [(n, f"{2**int(bin):,} to {2**(int(bin) + 1) - 1:,} documents")
+                             for bin, n in result["sizes"].items()])
+    for group in result["largest"]:
+        place = f"  {group['kept']['source']}  {group['kept']['url'] or ''}".rstrip() if group["kept"] else ""
+        lines += ["", f"{group['size']:,} documents like {group['kept_id']}{place}"]
+        for member in group["removed"]:
+            similarity = f"  similarity {member['similarity']:.3f}" if member["similarity"] else ""
+            lines.append(f"  - {member['id']}  {member['source']}  {member['url'] or ''}".rstrip() + similarity)
+            if member["diff"]:
+                lines.append("    " + " ".join(_MARK[kind].format(words) for kind, words in member["diff"]))
+    return lines
+
+
+_MARK = {"both": "{}", "kept": "{{+{}+}}", "removed": "[-{}-]", "cut": "…"}

@@ -1,0 +1,56 @@
+"""Shows a removed document and the kept one as one HTML page (`tokenmill dedup explain --html`): paragraph beside
+paragraph, with the words marked in which they differ. The page works offline and holds no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.base.svg import Element, tag
+from pipeline.base.visible import visible
+from pipeline.base.word_diff import DiffRow, only, pieces, rows, shortened
+
+STYLE = ("body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222;"
+         "background:#fff}h1{font-size:1.3rem}table{border-collapse:collapse;width:100%;table-layout:fixed}"
+         "td,th{padding:4px 10px;text-align:left;vertical-align:top;border-bottom:1px solid #ddd;"
+         "white-space:pre-wrap;overflow-wrap:anywhere}del{background:#ffd7d5;text-decoration:none}"
+         "ins{background:#ccf0d3;text-decoration:none}.same{color:#666}"
+         "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td,th{border-color:#444}"
+         "del{background:#6e2b2b}ins{background:#1f5a2e}.same{color:#999}}")
+
+
+def render(heads: Sequence[str], verdict: str, removed: str, kept: str) -> str:
+    """Return the page. `heads` name the removed and the kept document, and `verdict` says how similar they are. Texts
+    must be free of personal data."""
+    pairs = rows(removed, kept)
+    policy = Element('<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+                     'style-src \'unsafe-inline\'">')
+    head = tag("head", Element('<meta charset="utf-8">'), policy,
+               Element('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+               tag("title", "A removed document and the kept one"), tag("style", Element(STYLE)))
+    titles = tag("tr", *(tag("th", f"{visible(text)}\n{n:,} words only here", scope="col")
+                         for text, n in zip(heads, only(pairs), strict=True)))
+    table = tag("table", tag("thead", titles), tag("tbody", *map(_row, shortened(pairs))))
+    body = tag("body", tag("h1", "A removed document and the kept one"), tag("p", visible(verdict)), table)
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _row(row: DiffRow | int) -> Element:
+    if isinstance(row, int):
+        return tag("tr", tag("td", f"… {row:,} paragraphs the same", colspan=2, class_="same"))
+    if row.same:
+        return tag("tr", *(tag("td", text, class_="same") for text in row.sides))
+    return tag("tr", *(tag("td", *_marked(row, side)) for side in (0, 1)))
+
+
+def _marked(row: DiffRow, side: int) -> list[str]:
+    """Return the paragraph of one side, with the words marked that the other side lacks."""
+    name, text, end = ("del", "ins")[side], row.sides[side], 0
+    if not (row.left and row.right):
+        return [tag(name, text)] if text else []
+    parts: list[str] = []
+    for what, *spans in pieces(row):
+        begin, stop = spans[side]
+        if what != "equal" and stop > begin:
+            parts += [text[end:begin], tag(name, text[begin:stop])]
+            end = stop
+    return [*parts, text[end:]]
