@@ -6,7 +6,8 @@ A barrier processes no documents itself. It describes tasks, which the engine ru
    of steps that run together, document by document). It writes a side table: a table with a row for each kept document,
    for instance with hashes of its text.
 2. It plans waves of tasks. The tasks of a wave may run at the same time. They turn the side tables into removal slices,
-   one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to drop.
+   one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to drop. The
+   slice of a barrier that edits (`edits` is true) also names passages, as ranges of bytes, to cut out of other rows.
 
 After the waves, the engine runs the next pass, which reads each part together with its removal slice. The exchange
 files, by which the tasks pass records on to each other, hold no text. The driver, the process that plans and commits,
@@ -14,12 +15,14 @@ sees only counters and references to files, never a document.
 
 If the pass after a barrier only fills the side table of another barrier, the pass does not write the documents again.
 Instead it writes a *row set* for each part: the list of the part's rows that have been removed up to then. The other
-barrier, and the pass after it, read the part without these rows.
+barrier, and the pass after it, read the part without these rows. After a barrier that edits, the pass always writes the
+documents, because the other barrier has to see the texts without the passages that were cut.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +48,14 @@ NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
 #: null.
 SLICE_SCHEMA = pa.schema([("row", pa.uint32()), ("reason", pa.string()), ("kept", pa.string()),
                           ("similarity", pa.float64()), ("cluster", pa.string()), ("near", pa.list_(NEAR_DUPLICATE))])
+
+#: A passage to be cut out of a document (`stages.cut.Passage`). `start` and `end` are bytes of the document's UTF-8
+#: text, as the part holds it.
+PASSAGE = pa.struct([("start", pa.uint64()), ("end", pa.uint64()), ("reason", pa.string()), ("match", pa.string())])
+
+#: The columns of the removal slice of a barrier that edits. `cuts` holds the passages to be cut out of a document that
+#: stays; it is null for other documents. `cluster` may be null, too.
+CUT_SCHEMA = SLICE_SCHEMA.append(pa.field("cuts", pa.list_(PASSAGE)))
 
 
 @dataclass(frozen=True)
@@ -107,13 +118,19 @@ class Wave:
 
 
 class Barrier(Stage):
-    """Base class of barriers, which are steps that need all documents of a dataset at once (the steps `exact` and
-    `minhash`)."""
+    """Base class of barriers, which are steps that need all documents of a dataset at once, such as `exact` and
+    `minhash`.
+
+    A barrier may cut passages out of documents. It then sets `edits` to True, and its config extends
+    `stages.cut.CutConfig`. The next pass carries out the cuts and drops what is then too short (`stages.cut`).
+    """
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each
         document. The stage must not change documents: between two barriers (deduplications), documents are not written,
-        so a change would be lost."""
+        so a change would be lost. The stage stands before the first scrubber of its pass. If the barrier edits, the
+        stage is the last of its pass instead, because positions in a text are right only for the text that is
+        stored."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
@@ -123,8 +140,8 @@ class Barrier(Stage):
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         """Return one reference for each part of the input, in order. A part is the output of one task. The reference
-        names the part's removal slice, a Parquet file with SLICE_SCHEMA that lists the documents to drop or annotate.
-        It is None if the part has no such documents."""
+        names the part's removal slice, a Parquet file with SLICE_SCHEMA (or CUT_SCHEMA, if the barrier edits) that
+        lists the documents to drop, annotate or cut. It is None if the part has no such documents."""
         raise NotImplementedError
 
 
@@ -137,5 +154,11 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
     for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):   # a list of all rows is large
         similarity = "" if row["similarity"] is None else row["similarity"].hex()
         h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
-                 f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}\n".encode())
+                 f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}"
+                 f"{''.join(map(_cut_line, row.get('cuts') or ()))}\n".encode())
     out.note(name, rows=table.num_rows, content=h.hexdigest(), meta=meta)
+
+
+def _cut_line(passage: Mapping[str, Any]) -> str:
+    """Return the form in which a passage to be cut enters the content hash of a removal slice."""
+    return "\tcut" + json.dumps([passage[name] for name in ("start", "end", "reason", "match")])

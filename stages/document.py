@@ -49,11 +49,12 @@ class Document:
     `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
     JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
     maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
-    the documents).
+    the documents). `cuts` holds the passages that a barrier (such as deduplication) wants to be cut out of the text,
+    for the stage `stages.cut`; it is not stored.
     """
 
-    __slots__ = ("_size", "_text", "_views", "charset", "date", "id", "language", "locator", "loss_spans", "meta",
-                 "mime", "raw", "side", "signals", "source", "url")
+    __slots__ = ("_size", "_text", "_views", "charset", "cuts", "date", "id", "language", "locator", "loss_spans",
+                 "meta", "mime", "raw", "side", "signals", "source", "url")
 
     def __init__(self, id: str, text: str = "", *, source: str = "", url: str = "", language: str = "",
                  date: str | None = None, raw: bytes | None = None, mime: str = "", charset: str = "",
@@ -69,6 +70,7 @@ class Document:
         self.signals = {} if signals is None else signals
         self.loss_spans = loss_spans
         self.side: dict[str, dict[str, Any]] = {}
+        self.cuts: list[dict[str, Any]] | None = None
 
     @property
     def text(self) -> str:

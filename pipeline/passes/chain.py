@@ -166,7 +166,7 @@ class Chain:
                 reason = process(doc) if batch_verdicts is None else batch_verdicts[i]
                 if state is not None:
                     check(doc, reason, state)
-                elif spans:
+                elif spans and doc.loss_spans is spans:        # a stage that moves the spans makes a new list
                     check_spans(doc, text, spans)
             except MemoryError:
                 raise

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.base.parquet import read_table
+from pipeline.base.parquet import open_parquet, read_table
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.chain import LoadedStage, count
 from pipeline.passes.reading import SourceFiles
@@ -89,25 +89,36 @@ Items = list[tuple[int, Item]]
 
 class _Verdicts:
     """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
-    a barrier removes) or a row set (rows that are gone). A part is read in order, so only VERDICTS entries are decoded
-    at a time. Dicts for all entries could exceed the memory of the task."""
+    a barrier removes or cuts) or a row set (rows that are gone). A part is read in order, so the table is, too, and
+    only VERDICTS entries are decoded at a time. All entries could exceed the memory of the task, since an entry may
+    name many passages to cut."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table, self._first = table, 0
+    def __init__(self, path: str | None) -> None:
+        self._path, self._first = path, 0
+        self._blocks: Iterator[list[dict[str, Any]]] = iter(())
         self._block: list[dict[str, Any]] = []
         #: row of the part → its place in the table
-        self.rows: dict[int, int] = {row: place for place, row in enumerate(table["row"].to_pylist())}
+        self.rows: dict[int, int] = {} if path is None else {
+            row: place for place, row in enumerate(read_table(path, columns=["row"])["row"].to_pylist())}
 
     def get(self, row: int) -> dict[str, Any] | None:
-        """Return the entry about a row of the part as a dict with the columns of SLICE_SCHEMA, or None if the table has
-        no entry about the row."""
+        """Return the entry about a row of the part as a dict with the columns of the table (SLICE_SCHEMA or
+        CUT_SCHEMA), or None if the table has no entry about the row."""
         place = self.rows.get(row)
         if place is None:
             return None
-        if not self._first <= place < self._first + len(self._block):
-            self._first = place - place % VERDICTS
-            self._block = self._table.slice(self._first, VERDICTS).to_pylist()
+        if place < self._first or not self._block:
+            self._first, self._block, self._blocks = 0, [], self._read()
+        while place >= self._first + len(self._block):
+            self._first += len(self._block)
+            self._block = next(self._blocks)
         return self._block[place - self._first]
+
+    def _read(self) -> Iterator[list[dict[str, Any]]]:
+        assert self._path is not None
+        with open_parquet(self._path) as file:
+            for batch in file.iter_batches(VERDICTS, use_threads=False):
+                yield batch.to_pylist()
 
 
 class PartitionReader:
@@ -208,10 +219,11 @@ class PartitionReader:
                     doc.meta[part["barrier"]] = {"kept": verdict["kept"], "similarity": verdict["similarity"]}
                     yield row, Removed(doc, verdict["reason"], verdict["similarity"], 0)
                     continue
+                doc.cuts = verdict.get("cuts")
             yield row, doc
 
     def _verdicts(self, ref: dict[str, Any] | None) -> _Verdicts:
-        return _Verdicts(read_table(self.inputs.fetch(ref)) if ref else SLICE_SCHEMA.empty_table())
+        return _Verdicts(self.inputs.fetch(ref) if ref else None)
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
         """Returns the row set of the part after this pass: a table (SLICE_SCHEMA) of the rows that are gone, each with
@@ -260,6 +272,7 @@ class PartitionReader:
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
     """Copy the notes of a barrier (such as deduplication) about a document into the document's metadata. The notes are
     its cluster and its near duplicates."""
-    doc.meta["cluster"] = verdict["cluster"]
+    if verdict["cluster"] is not None:
+        doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:
         doc.meta["near_duplicates"] = {near["id"]: near["similarity"] for near in verdict["near"]}

@@ -17,6 +17,8 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
     barrier runs in the last pass of each input dataset.
+  * A barrier that edits names bytes of the stored texts. Its `prepare` stage is therefore the last of its pass, and the
+    next pass begins with the stage that carries out the cuts (`stages.cut`). Such a pass always writes its documents.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
+from stages.cut import cut_name, cut_settings
 from stages.read.reader import Reader
 
+CUT = "stages.cut:CutPassages"
 #: memory in MB that a task needs on top for replay, which reads row groups of earlier parts
 REPLAY_MB = 150
 #: a file that cannot be split is warned of if its expected size is more than this many partitions; a smaller one is
@@ -91,10 +95,11 @@ class _PassPlan:
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
-    def add_prepare(self, step: ChainStep) -> None:
+    def add_prepare(self, step: ChainStep, *, last: bool) -> None:
+        """Add the `prepare` stage of a barrier to the pass: after all other stages, or before the first scrubber."""
         if any(s.name == step.name and s.key == step.key for s in self.chain):
             return
-        place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs), len(self.chain))
+        place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs and not last), len(self.chain))
         self.chain.insert(place, step)
 
 
@@ -203,24 +208,30 @@ class Planner:
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
         prepare = self._chain_step(load(target).name, target, config)
-        nxt = _PassPlan(current.dataset, current.dataset, [], [], barrier_name=placed.name)
+        nxt = _PassPlan(current.dataset, current.dataset, [], self._cut(placed), barrier_name=placed.name)
         if fresh and not current.where:          # each input writes its own side table, so no part is written twice
             for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
                 if kind == "source":
                     plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
-                    plans[-1].add_prepare(prepare)
+                    plans[-1].add_prepare(prepare, last=barrier.edits)
                     nxt.inputs.append(("pass", plans[-1].name))
                 else:
-                    self.passes[source][-1].add_prepare(prepare)
+                    self.passes[source][-1].add_prepare(prepare, last=barrier.edits)
                     nxt.inputs.append(("pass", self.passes[source][-1].name))
         else:
-            current.add_prepare(prepare)
+            current.add_prepare(prepare, last=barrier.edits)
             plans.append(current)
             nxt.inputs = [("previous", "")]
         nxt.barrier = f"{current.dataset}/{placed.name}.{len(plans)}"
         ranks = list(priority) + [i for i in inputs if i not in priority]
         self.barriers[nxt.barrier] = (f"{prepare.name}-{prepare.key[:8]}", barrier, ranks, inputs)
         return nxt
+
+    def _cut(self, placed: ChainStep) -> list[ChainStep]:
+        """Return the stage with which the pass after a barrier begins, if the barrier cuts passages out of texts."""
+        if not placed.stage.edits:
+            return []
+        return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]
 
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
         """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those

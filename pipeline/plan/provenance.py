@@ -144,7 +144,8 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 def _barrier_tasks(barrier: Stage) -> Ingredients:
     """Return the versions of the tasks of a barrier (a step such as deduplication). The tasks are those defined in the
     barrier's module, and in modules of the same package that the source code of this module names, directly or through
-    other modules. Modules of other barriers are left out."""
+    other modules. Modules of other barriers are left out. A barrier in a module without a package, such as a file that
+    a recipe names under `code:`, has only the tasks of this module."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, visited = [type(barrier).__module__], set()
@@ -158,7 +159,7 @@ def _barrier_tasks(barrier: Stage) -> Ingredients:
             if others:
                 continue
             versions |= _task_versions(name)
-            text = inspect.getsource(module)
+            text = inspect.getsource(module) if package else ""
             names += {m for m in re.findall(r"[\w.]+", text) if m.rpartition(".")[0] == package and _is_module(m)}
     return versions
 

@@ -153,8 +153,12 @@ def duplicates(document: Report) -> list[str]:
         largest = f"{dup['max_cluster']:,}" if dup.get("max_cluster") is not None else "–"
         rows.append([plain(dup["dataset"]), plain(dup["step"]), f"{compared:,}", f"{removed:,}",
                      share(removed, compared), largest])
+    cuts = [[plain(dup["dataset"]), plain(dup["step"]), f"{dup['cut']['docs']:,}",
+             f"{sum(dup['cut']['cuts'].values()):,}", f"{sum(dup['cut']['bytes'].values()):,}"]
+            for dup in document["duplicates"][:ROWS] if dup.get("cut")]
     return [*lines, *table(["dataset", "step", "compared", "removed", "share", "largest cluster"], rows, 2),
-            *more(document["duplicates"], "deduplication")]
+            *more(document["duplicates"], "deduplication"),
+            *table(["dataset", "step", "documents cut", "passages", "bytes"], cuts, 2)]
 
 
 def personal_data(document: Report, recipe: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from pipeline.passes.verdicts import stored_verdicts
 from stages.barrier import Barrier
 from stages.catalog import stage_class
+from stages.cut import CutPassages, cut_name, cut_settings
 from stages.document import Document
 from stages.stage import Stage, StageConfig, role_of
 
@@ -71,7 +72,11 @@ class Margins:
         for step in steps:
             for name, config in step.items() if isinstance(step, dict) else ():
                 if ":" not in name:                      # the recipe's own code, which is not run
-                    self._stages.setdefault(name, []).extend(_loaded(name, config))
+                    for stage in _loaded(name, config):
+                        self._stages.setdefault(name, []).append(stage)
+                        if isinstance(stage, Barrier) and stage.edits:
+                            self._stages.setdefault(cut_name(name), []).append(
+                                CutPassages(cut_settings(name, stage.config)))
         self._rules: dict[Key, list[ThresholdRule]] = {}
         self._tried: dict[Key, int] = {}
 

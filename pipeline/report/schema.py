@@ -194,6 +194,14 @@ class Alarm(ReportPart):
     of: int = fact("documents compared", "documents")
 
 
+class CutFigures(ReportPart):
+    """The passages that a deduplication cut out of documents, whether the documents were then kept or dropped."""
+
+    docs: int = fact("documents that were cut", "documents")
+    cuts: Counts = fact("reason → passages cut", "passages")
+    bytes: Counts = fact("reason → text cut", "bytes")
+
+
 class DuplicateFigures(ReportPart):
     """The documents that one deduplication compared, and those that it removed."""
 
@@ -206,6 +214,7 @@ class DuplicateFigures(ReportPart):
                                    "documents")
     clusters: int | None = maybe("connected components of the candidates; left out for exact deduplication", "clusters")
     max_cluster: int | None = maybe("documents in the largest of them; left out for exact deduplication", "documents")
+    cut: CutFigures | None = maybe("passages that it cut out of documents; left out if it only removes documents")
     similarity: Counts = fact("bin (a twentieth of 0 to 1) → documents removed, by similarity to the kept one",
                               "documents")
     pairs: list[Pair] = fact("at most 4 pairs")

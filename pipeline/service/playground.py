@@ -30,6 +30,7 @@ from pipeline.service.signal_table import DocumentTable
 from pipeline.service.token_counts import token_counts
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from stages.cut import cut_name
 from stages.stage import StageConfig, role_of
 
 #: about how many documents the sample has, and how many a table in memory may have. Questions about a bigger dataset
@@ -66,7 +67,9 @@ class Playground:
         passes = [node for node in plan["nodes"] if node["kind"] == "pass" and node["dataset"] == dataset]
         self.until_drop = recipe.get("run", {}).get("signals", "until-drop") == "until-drop"
         self.links = links_of(recipe["datasets"][dataset].get("steps") or [], passes)
-        self._places = {(link.name, link.part): place for place, link in enumerate(self.links)}
+        # documents that became too short by a barrier's cuts count as dropped by the barrier
+        self._places = {(name(link.name), link.part): place for name in (cut_name, str)
+                        for place, link in enumerate(self.links)}
         self.files = files_of(store, run, passes)
         check_thresholds(store, run, self.links, passes, self.files)
         self._lock = threading.RLock()

@@ -1,0 +1,177 @@
+"""Cuts passages out of documents: the stage that carries out the cuts of a barrier.
+
+A barrier is a step that needs all documents at once, such as deduplication. It never sees texts as a whole, so it names
+the bytes to cut in its removal slices (`stages.barrier`). The pass that reads the slices has this stage as the first of
+its chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stages.stage import Stage, StageConfig, decision, signal
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+#: a passage of a text to be cut: {start, end: bytes of the UTF-8 text, reason, match}. `match` says where else the
+#: passage stands, such as the id of the document that keeps it; it may be None
+Passage = dict[str, Any]
+#: a stretch of a text, {start, end}, in UTF-8 bytes
+Stretch = dict[str, Any]
+
+#: cuts of a document that are noted in its metadata one by one; further cuts are only counted
+MOST_NOTED = 32
+#: entries of the metadata that list places of the text as {start, end} in bytes, which have to move when text is cut:
+#: `pii` is the list that the step `pii` writes with `audit: true`
+PLACES = ("pii",)
+#: reason for which a document is dropped when too little of its text remains
+TOO_SHORT = "too_short"
+
+
+class CutConfig(StageConfig):
+    """The settings of every barrier that cuts passages (`Barrier.edits`). They apply to documents that it has cut."""
+
+    min_chars: int = decision(200, "a cut document with fewer characters left is dropped; one without text always is",
+                              ge=0)
+    min_words: int = decision(0, "a cut document with fewer words left is dropped; English words, as datatrove's",
+                              ge=0)
+
+
+def cut_name(step: str) -> str:
+    """Return the name under which the pass after a barrier carries out its cuts. It is the name of a stage in reports
+    and in `dropped/`, and the key in `meta`. `step` is the name of the barrier's step."""
+    return f"{step}_cut"
+
+
+def cut_settings(step: str, config: Any) -> dict[str, Any]:
+    """Return the config of the stage `CutPassages` for a barrier with this config (a CutConfig). `step` is the name of
+    the barrier's step."""
+    return {"step": step, **{name: getattr(config, name) for name in CutConfig.model_fields}}
+
+
+class CutPassages(Stage):
+    """Cut the passages that a barrier names out of documents, and drop documents of which too little is left.
+
+    A passage whose ends lie inside a character is shortened to whole characters, so no character is ever cut in two.
+    Where passages overlap, the one that begins first counts. The stretches in `loss_spans` (the parts of a text that
+    training learns from) move with the text.
+
+    A document that was cut gets three signals: the number of bytes cut, and the numbers of characters and words left.
+    Its metadata gets an entry with the number of cuts and bytes for each reason, and with the first MOST_NOTED passages
+    (their places in the text before the cuts). Other documents pass unchanged, however short they are.
+    """
+
+    name = "cut"
+    version = 1
+    cost_ms, leaves = 0.02, 0.95
+    drops = edits = True
+    libraries = ("spacy",)                         # for the number of words
+
+    class Config(CutConfig):
+        step: str = signal("", "name of the barrier's step")
+
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        step = self.config.step
+        self._entry = cut_name(step)
+        self._bytes, self._chars, self._words = self.signals = (
+            f"{step}_cut_bytes", f"{step}_left_chars", f"{step}_left_words")
+
+    def process(self, doc: Document) -> str | None:
+        self.forget(doc)
+        doc.meta.pop(self._entry, None)
+        data = doc.utf8 if doc.cuts else b""
+        passages = whole_passages(data, doc.cuts or ())
+        if not passages:
+            return None
+        self._note(doc, passages)
+        if doc.loss_spans is not None:
+            doc.loss_spans = moved(doc.loss_spans, passages)
+        for name in PLACES:
+            if _are_places(doc.meta.get(name)):
+                doc.meta[name] = moved(doc.meta[name], passages)
+        doc.text = without(data, passages).decode("utf-8", "surrogatepass")
+        doc.signals[self._bytes] = sum(passage["end"] - passage["start"] for passage in passages)
+        doc.signals[self._chars], doc.signals[self._words] = len(doc.text.strip()), len(doc.words)
+        return self.verdict(doc)
+
+    def verdict(self, doc: Document) -> str | None:
+        chars = doc.signals.get(self._chars)
+        if chars is None:                                             # the document was not cut
+            return None
+        short = chars < max(self.config.min_chars, 1) or doc.signals[self._words] < self.config.min_words
+        return TOO_SHORT if short else None
+
+    def counts(self, doc: Document) -> dict[str, Any] | None:
+        entry = doc.meta.get(self._entry)
+        if entry is None or self._bytes not in doc.signals:
+            return None
+        return {"docs": 1, "cuts": entry["cuts"], "bytes": entry["bytes"]}
+
+    def _note(self, doc: Document, passages: Sequence[Passage]) -> None:
+        cuts: dict[str, int] = {}
+        size: dict[str, int] = {}
+        for passage in passages:
+            reason = passage["reason"]
+            cuts[reason] = cuts.get(reason, 0) + 1
+            size[reason] = size.get(reason, 0) + passage["end"] - passage["start"]
+        noted = [{name: value for name, value in passage.items() if value is not None}
+                 for passage in passages[:MOST_NOTED]]
+        doc.meta[self._entry] = {"cuts": cuts, "bytes": size, "passages": noted}
+
+
+def whole_passages(data: bytes, passages: Iterable[Passage]) -> list[Passage]:
+    """Return the passages in order, as they can be cut out of a UTF-8 text. Each consists of whole characters of the
+    text, and none overlaps another or is empty."""
+    result: list[Passage] = []
+    cut_until = 0
+    for passage in sorted(passages, key=lambda passage: (passage["start"], passage["end"])):
+        start, end = max(passage["start"], cut_until), min(passage["end"], len(data))
+        while start < end and _inside(data, start):
+            start += 1
+        while start < end and _inside(data, end):
+            end -= 1
+        if start < end:
+            result.append({**passage, "start": start, "end": end})
+            cut_until = end
+    return result
+
+
+def _inside(data: bytes, place: int) -> bool:
+    """Whether a place in a UTF-8 text lies inside a character, that is, whether the byte there continues one."""
+    return place < len(data) and data[place] & 0xC0 == 0x80
+
+
+def without(data: bytes, passages: Sequence[Stretch]) -> bytes:
+    """Return a text without the passages, which are in order and do not overlap."""
+    starts = [0, *(passage["end"] for passage in passages)]
+    ends = [*(passage["start"] for passage in passages), len(data)]
+    return b"".join(data[start:end] for start, end in zip(starts, ends))
+
+
+def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Stretch]:
+    """Return where stretches of a text are after the passages have been cut out of it. A stretch keeps those of its
+    bytes that remain; a stretch of which nothing remains is left out. The passages are in order and do not overlap."""
+    result: list[Stretch] = []
+    places = [place for stretch in stretches for place in (stretch["start"], stretch["end"])]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    removed = number = 0                          # bytes of the passages that end before the place, and their number
+    for i in order:
+        place = places[i]
+        while number < len(passages) and passages[number]["end"] <= place:
+            removed += passages[number]["end"] - passages[number]["start"]
+            number += 1
+        inside = place - passages[number]["start"] if number < len(passages) else 0
+        places[i] = place - removed - max(inside, 0)
+    for stretch, start, end in zip(stretches, places[::2], places[1::2]):
+        if start < end:
+            result.append({**stretch, "start": start, "end": end})
+    return result
+
+
+def _are_places(value: Any) -> bool:
+    """Whether an entry of the metadata is a list of places. Input data may hold any value under the same name."""
+    return isinstance(value, list) and all(
+        isinstance(item, dict) and all(type(item.get(end)) is int for end in ("start", "end")) for item in value)
