@@ -1,11 +1,11 @@
 """Finds equal stretches of texts: hashes of all windows of N bytes, and the few windows that are worth hashing.
 
-A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share a
-window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
-once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is smallest
-(its minimizer, Schleimer et al. 2003, "Winnowing"; the leftmost, if several are equal). Equal windows have equal seeds
-at the same distance from their start, and neighbouring windows mostly share their seed, so that a text has about 4 seeds
-for each `window` bytes. Only windows whose seed occurs more than once need be hashed.
+A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
+a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
+once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
+smallest (its minimizer, Schleimer et al. 2003, "Winnowing"; the leftmost, if several are equal). Equal windows have
+equal seeds at the same distance from their start, and neighbouring windows mostly share their seed, so that a text has
+about 4 seeds for each `window` bytes. Only windows whose seed occurs more than once need be hashed.
 
 Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Whoever removes a stretch because of equal
 hashes must compare the bytes first, or a cryptographic hash of them.
