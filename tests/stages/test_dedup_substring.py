@@ -88,7 +88,7 @@ def test_the_copy_in_the_dataset_with_priority_stays(tmp_path):
     passage = "The same words stand in both of these documents, and one copy stays."
     docs = [Doc("First. " + passage + " End.", "web", "0" * 32), Doc(passage + " Another end.", "books", "f" * 32)]
     for ranks, loser in (({"web": 0, "books": 1}, "f" * 32), ({"web": 1, "books": 0}, "0" * 32)):
-        got, outcome = cuts(docs, Store(tmp_path / loser[:1]), ranks=ranks, length=40, merge=1)
+        got, _ = cuts(docs, Store(tmp_path / loser[:1]), ranks=ranks, length=40, merge=1)
         assert list(got) == [loser]
 
 
