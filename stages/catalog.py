@@ -63,6 +63,7 @@ STAGES: dict[str, str] = {
     # barriers
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",
+    "substring": "stages.dedup.substring:Substring",
     # any block of datatrove that works document by document
     "datatrove": "stages.adapters.datatrove:Datatrove",
 }

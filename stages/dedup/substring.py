@@ -1,0 +1,157 @@
+"""Cuts passages that occur elsewhere in the corpus, word for word: the recipe step `substring`.
+
+    - substring                                  # passages of at least 500 bytes, as OLMo 3
+    - {substring: {length: 200, merge: 1}}       # of at least 200 bytes; what lies between two passages always stays
+
+A *window* is a run of `length` bytes of a text. A window is repeated if an equal one comes before it: in a document of
+an earlier dataset in `priority:`, in a document of the same dataset with a smaller id, or further up in the same
+document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays (Lee et al.
+2022, arXiv 2107.06499, remove all copies). The result is defined by the texts and ids alone.
+
+A pass stores the seeds of each document (`stages.dedup.windows`); the windows of a text that share no seed with another
+text need not be compared. Then these waves of tasks run; the tasks of a wave may run at the same time. A group is a run
+of parts (files of documents), a range is a range of hashes.
+
+    seeds     side tables of a group → the hashes of its seeds, with their numbers
+    shared    a range of seeds       → those that occur more than once, sent to the groups that have them
+    windows   texts of a group       → the hashes of the windows with such seeds
+    first     a range of windows     → for each repeated window, the first one like it
+    runs      a group                → runs of repeated windows, with a cryptographic hash of their bytes
+    check     a group                → whether the first copy has the same bytes: equal hashes of windows prove nothing
+    slices    a group                → for each part, the passages to cut
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
+from stages.cut import CutConfig
+from stages.dedup.fragment import SIZES, files_of, groups, slices_of
+from stages.dedup.substring_tasks import SEED, WINDOW
+from stages.dedup.windows import seeds_of
+from stages.stage import Stage, StageConfig, decision, signal
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+TASKS = "stages.dedup.substring_tasks:"
+
+
+class SeedConfig(StageConfig):
+    length: int = signal(500, "bytes of a passage, at least, to be compared", ge=16, le=1 << 20)
+
+
+class SubstringSeeds(Stage):
+    """Compute the seeds of a document: hashes of the short runs of bytes that represent its windows of `length` bytes
+    (`stages.dedup.windows`). The column `seeds` of the side table holds them as little-endian uint64; it is empty for a
+    text that is shorter than a window."""
+
+    name = "substring_seeds"
+    version = 1
+    cost_ms = 0.12
+    side = pa.schema([("seeds", pa.binary())])
+    Config = SeedConfig
+
+    def process(self, doc: Document) -> str | None:
+        hashes, _ = seeds_of(np.frombuffer(doc.utf8, np.uint8), self.config.length)
+        doc.side[self.name] = {"seeds": hashes.astype("<u8").tobytes()}
+        return None
+
+
+class Substring(Barrier):
+    """Cut passages of at least `length` bytes that occur before, in another document or in the same one.
+
+    Of equal passages, the one in a document of the first dataset in `priority:` stays; of several in this dataset the
+    one in the document with the smallest id, and in this document the first. If at least the share `merge` of a stretch
+    between two cuts is cut anyway, the whole stretch is. A document that was cut is dropped if it has fewer than
+    `min_chars` characters or `min_words` words left.
+
+    Texts are compared byte for byte, as they are stored: behind all steps before this one. Pages that are the same as a
+    whole are better removed by `exact` and `minhash` first, which cost less.
+    """
+
+    name = "substring"
+    version = 1
+    cost_ms, leaves = 0.1, 0.95
+    edits = True
+    #: groups are smaller than those of other barriers: a task holds the shared seeds of a group, at worst 1/15 of it
+    sizes = replace(SIZES, group_bytes=1 << 30)
+
+    class Config(SeedConfig, CutConfig):
+        merge: float = decision(0.95, "a stretch between two cuts of which at least this share is cut is cut as a "
+                                      "whole; 1: none is", gt=0, le=1)
+
+    def prepare(self) -> tuple[str, dict[str, Any]]:
+        return "stages.dedup.substring:SubstringSeeds", {"length": self.config.length}
+
+    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
+        sizes, plan, length = self.sizes, groups(parts, self.sizes), self.config.length
+        text_bytes = sum(group.bytes for group in plan)
+        ranges = sizes.buckets(4 * text_bytes // length * SEED.itemsize, len(plan))
+        for group in plan:
+            group.sides(self.name)                        # a part without a side table is refused before anything runs
+
+        def files(number: int) -> list[dict[str, FileRef]]:
+            """Return references to the side table and the text of each part of a group."""
+            return [{"side": s, "text": p.text} for s, p in zip(plan[number].sides(self.name), plan[number].parts)]
+
+        def window_ranges(done: Done) -> int:
+            repeated = sum(r.counters["occurrences"] for r in done["shared"])
+            return sizes.buckets(repeated * length // 4 * WINDOW.itemsize, len(plan))
+
+        def seeds(done: Done) -> Iterator[TaskDraft]:
+            for group in plan:
+                side = group.sides(self.name)
+                yield TaskDraft(f"{TASKS}SeedMap", {"sides": side, "buckets": ranges}, sum(s["bytes"] for s in side),
+                                f"{group.dataset}: seeds of {group.size} parts",
+                                500 + group.bytes * 150 // length // 2**20)
+
+        def shared(done: Done) -> Iterator[TaskDraft]:
+            maps = files_of(done["seeds"], "seeds.seg")
+            size = sum(m["bytes"] for m in maps) // ranges
+            for b in range(ranges if plan else 0):
+                yield TaskDraft(f"{TASKS}SharedSeeds", {"maps": maps, "bucket": b}, size,
+                                f"seeds that occur twice, range {b + 1}/{ranges}", 600)
+
+        def windows(done: Done) -> Iterator[TaskDraft]:
+            common, buckets = files_of(done["shared"], "shared.seg"), window_ranges(done)
+            for number, group in enumerate(plan):
+                args = {"parts": files(number), "shared": common, "group": number, "length": length,
+                        "buckets": buckets, "rank": group.rank}
+                yield TaskDraft(f"{TASKS}WindowMap", args, group.bytes,
+                                f"{group.dataset}: windows of {group.size} parts",
+                                700 + group.bytes * 100 // length // 2**20)
+
+        def first(done: Done) -> Iterator[TaskDraft]:
+            maps, buckets = files_of(done["windows"], "windows.seg"), window_ranges(done)
+            size = sum(m["bytes"] for m in maps) // buckets
+            for b in range(buckets if plan else 0):
+                yield TaskDraft(f"{TASKS}FirstWindows", {"maps": maps, "bucket": b, "length": length},
+                                size, f"windows that occur twice, range {b + 1}/{buckets}", 700)
+
+        def by_group(task: str, wave: str, name: str, label: str, text: bool) -> Any:
+            def tasks(done: Done) -> Iterator[TaskDraft]:
+                records = files_of(done[wave], name)
+                for number, group in enumerate(plan if any(f["rows"] for f in records) else ()):
+                    args: dict[str, Any] = {"records": records, "group": number, "groups": len(plan)}
+                    if text:
+                        args |= {"parts": files(number), "length": length}
+                    else:
+                        args |= {"dataset": group.dataset, "merge": self.config.merge}
+                    yield TaskDraft(f"{TASKS}{task}", args, group.bytes if text else 1 << 20,
+                                    f"{group.dataset}: {label} of {group.size} parts", 700)
+            return tasks
+
+        return [Wave("seeds", seeds), Wave("shared", shared), Wave("windows", windows), Wave("first", first),
+                Wave("runs", by_group("RunMap", "first", "repeated.seg", "repeated passages", True)),
+                Wave("check", by_group("CheckRuns", "runs", "claims.seg", "first copies", True)),
+                Wave("slices", by_group("SubstringSlices", "check", "proved.seg", "cuts", False))]
+
+    def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
+        return slices_of(groups(parts, self.sizes), results["slices"])

@@ -1,0 +1,352 @@
+"""The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
+
+A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
+start of its group, and a place in its text by the number of the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from stages.barrier import CUT_SCHEMA, FileRef, write_slice
+from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
+from stages.dedup.verify import texts_at
+from stages.dedup.windows import merged, windows_with
+from stages.task import Counters, Cursor, Inputs, Out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: why a passage is cut
+REPEATED = "repeated"
+#: bytes of text whose windows are held at a time
+CHUNK = 4 << 20
+
+#: a seed of a group, and how often the group has it
+SEED = np.dtype([("hash", "<u8"), ("n", "<u4")])
+#: a seed that occurs more than once
+SHARED = np.dtype([("hash", "<u8")])
+#: a window. Sorted by hash, rank, id and offset, the first of equal windows is the one that stays
+WINDOW = np.dtype([("hash", "<u8"), ("rank", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("offset", "<u4"),
+                   ("part", "<u4"), ("row", "<u4")])
+#: fields that name the first copy of a passage: its group, its document, and where it begins
+_FIRST = [("of_group", "<u4"), ("of_part", "<u4"), ("of_row", "<u4"), ("of_start", "<u4")]
+#: a repeated window
+MATCH = np.dtype([("part", "<u4"), ("row", "<u4"), ("start", "<u4"), *_FIRST])
+#: a run of repeated windows, as the group with its first copy gets it: the copy must have the same digest
+CLAIM = np.dtype([*_FIRST[1:], ("digest", "V16"), ("group", "<u4"), ("part", "<u4"), ("row", "<u4"), ("start", "<u4"),
+                  ("stop", "<u4")])
+#: a passage to be cut, and the document that has the first copy
+PROVED = np.dtype([("part", "<u4"), ("row", "<u4"), ("start", "<u4"), ("stop", "<u4"), ("id_hi", "<u8"),
+                   ("id_lo", "<u8")])
+
+
+class SeedMap:
+    """Task that counts the seeds of one group. Arguments: `sides` (references to the side tables of its parts),
+    `buckets` (number of ranges of hashes). Writes the exchange file `seeds.seg` (SEED records by range)."""
+
+    name = "substring_seed_map"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        hashes = np.zeros(0, np.uint64)
+        counts = np.zeros(0, np.int64)
+        for ref in inputs.args["sides"]:
+            column = read_side(inputs.fetch(ref), ["seeds"])["seeds"]
+            seeds = np.frombuffer(b"".join(value for value in column.to_pylist() if value), "<u8")
+            hashes, counts = _counted(np.concatenate([hashes, seeds]),
+                                      np.concatenate([counts, np.ones(len(seeds), np.int64)]))
+        records = np.empty(len(hashes), SEED)
+        records["hash"], records["n"] = hashes, np.minimum(counts, np.iinfo(np.uint32).max)
+        buckets = inputs.args["buckets"]
+        with out.segments("seeds.seg", SEED, buckets, key=("hash",)) as writer:
+            writer.write(bucket_of(records["hash"], buckets), records)
+        return {"seeds": int(counts.sum())}
+
+
+def _counted(hashes: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the different hashes, ascending, and the sum of the counts of each."""
+    order = np.argsort(hashes)
+    hashes, counts = hashes[order], counts[order]
+    starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]]) if len(hashes) else np.zeros(0, np.int64)
+    return hashes[starts], np.add.reduceat(counts, starts) if len(starts) else counts
+
+
+class SharedSeeds:
+    """Task that finds the seeds of one range that occur more than once. Arguments: `maps` (the files `seeds.seg`, one
+    per group), `bucket` (number of the range). Writes the exchange file `shared.seg` (SHARED records by group: a record
+    goes to every group that has the seed). `occurrences` counts these seeds as often as they occur."""
+
+    name = "substring_shared"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        maps = inputs.args["maps"]
+        counters = {"seeds": 0, "occurrences": 0}
+        with out.segments("shared.seg", SHARED, len(maps), key=("hash",)) as writer:
+            for block in inputs.segments(maps, inputs.args["bucket"], whole=("hash",), numbered=True):
+                starts = np.flatnonzero(np.r_[True, block["hash"][1:] != block["hash"][:-1]])
+                total = np.add.reduceat(block["n"].astype(np.int64), starts)
+                repeated = np.repeat(total > 1, np.diff(np.r_[starts, len(block)]))
+                records = np.empty(int(repeated.sum()), SHARED)
+                records["hash"] = block["hash"][repeated]
+                writer.write(block["source"][repeated], records)
+                counters["seeds"] += int((total > 1).sum())
+                counters["occurrences"] += int(total[total > 1].sum())
+        return counters
+
+
+class WindowMap:
+    """Task that hashes the windows of one group whose seeds occur more than once. Arguments: `parts` (references to the
+    side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the group), `length`
+    (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the exchange file
+    `windows.seg` (WINDOW records by range)."""
+
+    name = "substring_windows"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        shared = np.unique(np.concatenate([np.zeros(0, np.uint64), *(
+            inputs.segment(ref, args["group"])["hash"] for ref in args["shared"])]))
+        counters = {"documents": 0, "windows": 0}
+        pending: list[NDArray[Any]] = []
+        with out.segments("windows.seg", WINDOW, args["buckets"], key=("hash", "rank", "id_hi", "id_lo", "offset")) as writer:
+
+            def flush() -> None:
+                records = np.concatenate(pending) if pending else np.zeros(0, WINDOW)
+                writer.write(bucket_of(records["hash"], args["buckets"]), records)
+                pending.clear()
+
+            for part, refs in enumerate(args["parts"] if len(shared) else ()):
+                table = read_side(inputs.fetch(refs["side"]), ["id", "seeds"])
+                chosen = np.flatnonzero([_meets(seeds, shared) for seeds in table["seeds"].to_pylist()])
+                rows = table["row"].to_numpy()[chosen]
+                id_hi, id_lo = ids_to_ints(table["id"].take(pa.array(chosen)))
+                for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), rows)):
+                    hashes, starts = windows_with(_bytes(text), args["length"], shared)
+                    records = np.empty(len(hashes), WINDOW)
+                    records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
+                    records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
+                    records["part"], records["row"] = part, rows[number]
+                    pending.append(records)
+                    counters["windows"] += len(records)
+                    if sum(map(len, pending)) > CHUNK:
+                        flush()
+                counters["documents"] += len(rows)
+            flush()
+        return counters
+
+
+def _meets(seeds: bytes | None, shared: NDArray[np.uint64]) -> bool:
+    """Return whether a document has one of the seeds `shared` (sorted)."""
+    hashes = np.frombuffer(seeds or b"", "<u8")
+    places = np.minimum(np.searchsorted(shared, hashes), len(shared) - 1)
+    return bool((shared[places] == hashes).any())
+
+
+def _bytes(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+class FirstWindows:
+    """Task that finds the first copy of each repeated window of one range. Arguments: `maps` (the files `windows.seg`,
+    one per group), `bucket` (number of the range), `length` (of a window). Writes the
+    exchange file `repeated.seg` (MATCH records by group). A copy that overlaps the first one, as in a long run of one
+    character, is no repetition."""
+
+    name = "substring_first"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        first: NDArray[Any] | None = None              # the first window with the hash that the last block ended with
+        windows = repeated = 0
+        with out.segments("repeated.seg", MATCH, len(args["maps"]), key=("part", "row", "start")) as writer:
+            for block in inputs.segments(args["maps"], args["bucket"], numbered=True):
+                windows += len(block)
+                if first is not None:
+                    block = np.concatenate([first, block])
+                new = np.r_[True, block["hash"][1:] != block["hash"][:-1]]
+                leader = np.maximum.accumulate(np.where(new, np.arange(len(block)), 0))
+                leaders = block[leader]
+                overlaps = (block["source"] == leaders["source"]) & (block["part"] == leaders["part"]) \
+                    & (block["row"] == leaders["row"]) \
+                    & (block["offset"].astype(np.int64) < leaders["offset"].astype(np.int64) + args["length"])
+                later = ~new & ~overlaps
+                records = np.empty(int(later.sum()), MATCH)
+                for field, name in (("part", "part"), ("row", "row"), ("start", "offset")):
+                    records[field] = block[name][later]
+                    records[f"of_{field}"] = leaders[name][later]
+                records["of_group"] = leaders["source"][later]
+                writer.write(block["source"][later], records)
+                repeated += len(records)
+                first = block[leader[-1:]].copy()
+        return {"windows": windows, "repeated": repeated}
+
+
+class RunMap:
+    """Task that joins the repeated windows of one group to runs. Arguments: `records` (the files `repeated.seg`),
+    `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
+    the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+
+    name = "substring_runs"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        claimed = 0
+        with out.segments("claims.seg", CLAIM, args["groups"], key=("of_part", "of_row")) as writer:
+            for part, runs in _by_part(_runs(inputs, args)):
+                claims = np.empty(len(runs), CLAIM)
+                for field in ("of_part", "of_row", "of_start", "part", "row", "start"):
+                    claims[field] = runs[field]
+                claims["stop"], claims["group"] = runs["stop"], args["group"]
+                _digest(inputs, args["parts"][part]["text"], claims, "row", "start")
+                writer.write(runs["of_group"], claims)
+                claimed += len(claims)
+        return {"runs": claimed}
+
+
+_RUN = np.dtype([*MATCH.descr, ("stop", "<u4")])
+
+
+def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
+    """Yield the runs of repeated windows of a group, in order. In a run, each window and its first copy begin a byte
+    after the window before it and the first copy of that one."""
+    open_run = np.zeros(0, _RUN)                       # the last run, which the next block may continue
+    for block in inputs.segments(args["records"], args["group"]):
+        windows = np.zeros(len(block), _RUN)
+        for field in MATCH.names or ():
+            windows[field] = block[field]
+        windows["stop"] = windows["start"] + args["length"]
+        runs = np.concatenate([open_run, windows])
+        step = np.ones(len(runs), bool)
+        for field in ("part", "row", "of_group", "of_part", "of_row"):
+            step[1:] &= runs[field][1:] == runs[field][:-1]
+        last = runs["stop"].astype(np.int64) - args["length"]                 # where the last window begins
+        ahead = last - runs["start"]
+        step[1:] &= runs["start"][1:] == last[:-1] + 1
+        step[1:] &= runs["of_start"][1:] == runs["of_start"][:-1] + ahead[:-1] + 1
+        step[0] = False
+        starts = np.flatnonzero(~step)
+        joined = runs[starts].copy()
+        joined["stop"] = runs["stop"][np.r_[starts[1:], len(runs)] - 1]
+        yield joined[:-1]
+        open_run = joined[-1:]
+    yield open_run
+
+
+def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield (part, its records) from blocks of records that are sorted by part."""
+    pending: list[NDArray[Any]] = []
+    for block in blocks:
+        for part, records in by_part(block):
+            if pending and pending[0]["part"][0] != part:
+                yield int(pending[0]["part"][0]), np.concatenate(pending)
+                pending = []
+            pending.append(records)
+    if pending:
+        yield int(pending[0]["part"][0]), np.concatenate(pending)
+
+
+def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], row: str, start: str) -> None:
+    """Set the digest of each claim to that of the bytes, as many as the claim has, from the place `start` on in the
+    document `row` of a part. `row` and `start` are names of fields; the claims are sorted by row."""
+    rows = np.unique(claims[row])
+    stops = np.searchsorted(claims[row], rows, side="right").tolist()
+    sizes = claims["stop"] - claims["start"]
+    place = 0
+    for data, stop in zip(texts_at(inputs.fetch(text), rows), stops, strict=True):
+        body = memoryview(data.encode("utf-8", "surrogatepass"))
+        for i in range(place, stop):
+            begin = int(claims[start][i])
+            piece = body[begin:begin + int(sizes[i])]
+            claims["digest"][i] = np.void(hashlib.blake2b(piece, digest_size=16).digest())
+        place = stop
+
+
+class CheckRuns:
+    """Task that compares the bytes of repeated passages with their first copies in one group. Arguments: `records` (the
+    files `claims.seg`), `group`, `groups`, `parts` (as for RunMap). Writes the exchange file `proved.seg` (PROVED
+    records, by the group of the repetition). `refuted` counts passages with equal hashes and different bytes; they are
+    not cut."""
+
+    name = "substring_check"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        counters = {"proved": 0, "refuted": 0}
+        with out.segments("proved.seg", PROVED, args["groups"], key=("part", "row", "start")) as writer:
+            for block in inputs.segments(args["records"], args["group"]):
+                for part in np.unique(block["of_part"]).tolist():
+                    claims = block[block["of_part"] == part]
+                    copies = claims.copy()
+                    refs = args["parts"][part]
+                    _digest(inputs, refs["text"], copies, "of_row", "of_start")
+                    rows, place = np.unique(claims["of_row"], return_inverse=True)
+                    id_hi, id_lo = ids_to_ints(read_side(inputs.fetch(refs["side"]), ["id"], rows)["id"])
+                    equal = copies["digest"] == claims["digest"]
+                    records = np.empty(int(equal.sum()), PROVED)
+                    for field in ("part", "row", "start", "stop"):
+                        records[field] = claims[field][equal]
+                    records["id_hi"], records["id_lo"] = id_hi[place][equal], id_lo[place][equal]
+                    writer.write(claims["group"][equal], records)
+                    counters["proved"] += len(records)
+                    counters["refuted"] += len(claims) - len(records)
+        return counters
+
+
+class SubstringSlices:
+    """Task that writes which passages are cut from the documents of one group. Arguments: `records` (the files
+    `proved.seg`), `group`, `groups`, `dataset`, `merge` (the setting of the step). Writes `slice.PART.parquet` for
+    every part with passages to cut."""
+
+    name = "substring_slices"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        documents = passages = size = 0
+        for part, records in _by_part(inputs.segments(args["records"], args["group"])):
+            rows = np.unique(records["row"])
+            cuts = []
+            for own in np.split(records, np.searchsorted(records["row"], rows[1:])):
+                cuts.append(cuts_of(own, args["merge"]))
+                size += sum(cut["end"] - cut["start"] for cut in cuts[-1])
+            table = pa.table({"row": pa.array(rows, pa.uint32()), "reason": [""] * len(rows), "cuts": cuts} | {
+                name: pa.nulls(len(rows), CUT_SCHEMA.field(name).type)
+                for name in ("kept", "similarity", "cluster", "near")}, pa.schema(
+                    [CUT_SCHEMA.field(n) for n in ("row", "reason", "cuts", "kept", "similarity", "cluster", "near")]))
+            write_slice(out, f"slice.{part}.parquet", table.select(CUT_SCHEMA.names))
+            documents, passages = documents + len(rows), passages + sum(map(len, cuts))
+        return {"cut": {args["dataset"]: {"documents": documents, "passages": passages, "bytes": size}}}
+
+
+def cuts_of(records: NDArray[Any], merge: float) -> list[dict[str, Any]]:
+    """Return the passages to cut out of one document. `records` are its PROVED records, by where they begin; they may
+    overlap. A passage names the document with the first copy of its beginning."""
+    spans: list[tuple[int, int]] = []
+    match: dict[int, str] = {}
+    for record in records:
+        start, stop = int(record["start"]), int(record["stop"])
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(stop, spans[-1][1])
+            continue
+        spans.append((start, stop))
+        match[start] = id_text(record["id_hi"], record["id_lo"])
+    return [{"start": start, "end": end, "reason": REPEATED, "match": match[start]}
+            for start, end in merged(spans, merge)]

@@ -1,0 +1,179 @@
+"""`substring` cuts what occurs before, exactly as a search through all texts would."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.store.fs import Store
+from stages.dedup.fragment import SIZES
+from stages.dedup.substring import Substring
+from stages.dedup.substring_tasks import PROVED, cuts_of
+from stages.dedup.windows import merged, run_hashes, seed_length, seeds_of, window_seeds, windows_with
+from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
+
+PRIME, BASE = (1 << 61) - 1, 0x1A37F2C94D6B8E51
+
+
+def brute_force(docs: list[Doc], length: int, ranks: dict[str, int]) -> dict[str, list[tuple[int, int]]]:
+    """The spans of repeated windows of each document, by looking each window up."""
+    first: dict[bytes, tuple[str, int]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for doc in sorted(docs, key=lambda d: (ranks.get(d.dataset, 0), d.name)):
+        data = doc.text.encode()
+        for start in range(len(data) - length + 1):
+            owner, place = first.setdefault(data[start:start + length], (doc.name, start))
+            if (owner, place) == (doc.name, start) or (owner == doc.name and start < place + length):
+                continue
+            found = spans.setdefault(doc.name, [])
+            if found and start <= found[-1][1]:
+                found[-1] = found[-1][0], start + length
+            else:
+                found.append((start, start + length))
+    return spans
+
+
+def cuts(docs: list[Doc], store: Store, *, part_rows: int = 3, sizes=SIZES, shuffle: int | None = None,
+         ranks: dict[str, int] | None = None, **config) -> tuple[dict[str, list[tuple[int, int]]], list]:
+    barrier = Substring(config)
+    barrier.sizes = sizes
+    parts = write_parts(barrier, docs, store, part_rows=part_rows, ranks=ranks)
+    outcome = run_fragment(barrier, parts, store, shuffle=shuffle)
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for part, ref in zip(parts, outcome.slices, strict=True):
+        if ref is None:
+            continue
+        with store.open(part.text["$ref"]) as text, store.open(ref["$ref"]) as slice:
+            ids = pq.read_table(text, columns=["id"])["id"].to_pylist()
+            for row in pq.read_table(slice).to_pylist():
+                spans[ids[row["row"]]] = [(cut["start"], cut["end"]) for cut in row["cuts"]]
+    return spans, outcome
+
+
+def corpus(seed: int, alphabet: str, count: int = 24) -> list[Doc]:
+    """Texts that share passages of all lengths, within and across documents; some are periodic."""
+    draw = random.Random(seed)
+    passages = ["".join(draw.choices(alphabet, k=draw.randrange(4, 90))) for _ in range(8)]
+    docs = []
+    for number in range(count):
+        pieces = [draw.choice([draw.choice(passages), "".join(draw.choices(alphabet, k=draw.randrange(1, 60))),
+                               alphabet[0] * draw.randrange(1, 80)]) for _ in range(draw.randrange(0, 7))]
+        docs.append(Doc("".join(pieces), ("web", "books")[number % 2], f"{draw.getrandbits(128):032x}"))
+    return docs
+
+
+@pytest.mark.parametrize("alphabet", ["ab", "abcdefghij", "aé漢😀"])
+@pytest.mark.parametrize("seed", range(4))
+def test_cuts_equal_a_search_through_all_texts(tmp_path, seed, alphabet):
+    docs, ranks = corpus(seed, alphabet), {"books": 0, "web": 1}
+    expected = brute_force(docs, 24, ranks)
+    assert expected
+    for part_rows, sizes in ((24, SIZES), (1, SIZES), (5, replace(SIZES, group_bytes=300, bucket_bytes=500,
+                                                                  segment_bytes=10))):
+        got, outcome = cuts(docs, Store(tmp_path / f"{part_rows}"), part_rows=part_rows, sizes=sizes, ranks=ranks,
+                            shuffle=seed, length=24, merge=1)
+        assert got == expected
+        assert outcome.counters["check"]["refuted"] == 0
+        assert outcome.counters["slices"]["cut"]["web"]["bytes"] == sum(
+            end - start for doc in docs if doc.dataset == "web" for start, end in expected.get(doc.name, ()))
+
+
+def test_the_copy_in_the_dataset_with_priority_stays(tmp_path):
+    passage = "The same words stand in both of these documents, and one copy stays."
+    docs = [Doc("First. " + passage + " End.", "web", "0" * 32), Doc(passage + " Another end.", "books", "f" * 32)]
+    for ranks, loser in (({"web": 0, "books": 1}, "f" * 32), ({"web": 1, "books": 0}, "0" * 32)):
+        got, _ = cuts(docs, Store(tmp_path / loser[:1]), ranks=ranks, length=40, merge=1)
+        assert list(got) == [loser]
+
+
+def test_equal_hashes_of_different_bytes_cut_nothing(tmp_path, monkeypatch):
+    """Every window gets the hash of another: only the comparison of bytes stands between them and a cut."""
+    import stages.dedup.substring_tasks as tasks
+
+    def colliding(data, window, shared):
+        hashes, starts = windows_with(data, window, shared)
+        return hashes % np.uint64(3), starts
+
+    docs = corpus(1, "abcdefghij")
+    expected = brute_force(docs, 24, {})
+    monkeypatch.setattr(tasks, "windows_with", colliding)
+    got, outcome = cuts(docs, Store(tmp_path), length=24, merge=1)
+    assert outcome.counters["check"]["refuted"] > 100
+    for name, spans in got.items():
+        assert all(any(a <= start and end <= b for a, b in expected.get(name, ())) for start, end in spans)
+
+
+def test_a_passage_names_the_document_with_the_first_copy(tmp_path):
+    passage = "These words stand in three documents, of which the first keeps them."
+    docs = [Doc(f"{i}{passage}{i * 7}", "web", f"{i}" * 32) for i in (3, 1, 2)]
+    barrier = Substring(length=40)
+    parts = write_parts(barrier, docs, Store(tmp_path), part_rows=1)
+    outcome = run_fragment(barrier, parts, Store(tmp_path))
+    for doc, ref in zip(docs, outcome.slices, strict=True):
+        if doc.name[0] == "1":
+            assert ref is None
+            continue
+        with Store(tmp_path).open(ref["$ref"]) as file:
+            [row] = pq.read_table(file).to_pylist()
+        assert [(cut["match"], cut["reason"]) for cut in row["cuts"]] == [("1" * 32, "repeated")]
+
+
+def test_tasks_are_reused_when_a_new_part_shares_nothing(tmp_path):
+    docs = corpus(2, "abcdefghij")
+    sizes = replace(SIZES, group_bytes=1)                                   # a group for each part
+    _, before = cuts(docs, Store(tmp_path), sizes=sizes, length=24)
+    _, after = cuts([*docs, Doc("ZYX" * 30, "zoo", "e" * 32)], Store(tmp_path), sizes=sizes, length=24)
+    assert set(before.keys["seeds"]) < set(after.keys["seeds"])
+
+
+# -- the parts of the algorithm ---------------------------------------------------------------------------------------
+def slow_hashes(data: bytes, width: int) -> list[int]:
+    out = []
+    for start in range(len(data) - width + 1):
+        hashed = 0
+        for byte in data[start:start + width]:
+            hashed = (hashed * BASE + byte + 1) % PRIME
+        hashed ^= hashed >> 33
+        hashed = hashed * 0xFF51AFD7ED558CCD % 2**64
+        hashed ^= hashed >> 33
+        hashed = hashed * 0xC4CEB9FE1A85EC53 % 2**64
+        out.append(hashed ^ hashed >> 33)
+    return out
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.one_of(st.binary(max_size=150), st.text("ab", max_size=150).map(str.encode)), st.integers(1, 40))
+def test_hashes_and_seeds_equal_their_definition(data, window):
+    array = np.frombuffer(data, np.uint8)
+    assert run_hashes(array, window, 0, len(data) - window + 1).tolist() == slow_hashes(data, window)
+    width = seed_length(window)
+    hashes = slow_hashes(data, width)
+    inside = window - width + 1
+    expected = [min(range(i, i + inside), key=lambda place: (hashes[place], place))
+                for i in range(max(0, len(data) - window + 1))]
+    assert window_seeds(np.array(hashes, np.uint64), inside).tolist() == expected
+    seeds, places = seeds_of(array, window)
+    assert places.tolist() == sorted(set(expected)) and seeds.tolist() == [hashes[p] for p in sorted(set(expected))]
+    some = np.unique(seeds[::2])
+    got, starts = windows_with(array, window, some)
+    wanted = [i for i, place in enumerate(expected) if hashes[place] in set(some.tolist())]
+    assert starts.tolist() == wanted and got.tolist() == [slow_hashes(data, window)[i] for i in wanted]
+
+
+def test_spans_are_joined_while_enough_of_them_is_covered():
+    assert merged([(0, 95), (100, 200)], 0.95) == [(0, 200)]                # 195 of 200
+    assert merged([(0, 94), (100, 120), (130, 900)], 0.99) == [(0, 94), (100, 120), (130, 900)]
+    assert merged([(0, 50), (60, 100), (101, 1000)], 0.95) == [(0, 1000)]    # the third span brings the first one in
+    assert merged([(0, 50), (51, 60)], 1) == [(0, 50), (51, 60)]
+
+
+def test_overlapping_and_touching_passages_are_one_cut():
+    records = np.zeros(3, PROVED)
+    records["start"], records["stop"], records["id_lo"] = [10, 30, 60], [40, 60, 90], [1, 2, 3]
+    assert cuts_of(records, 1) == [{"start": 10, "end": 90, "reason": "repeated", "match": f"{1:032x}"}]
