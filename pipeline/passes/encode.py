@@ -243,8 +243,8 @@ class AssembleShard:
     """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
     stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, loss: $ref if
-    the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, row (of its
+    first document, if it is not 0), loss: $ref if the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
     is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the tokens), ends,
     table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
     """
@@ -306,11 +306,13 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any], shard_bytes: int = SHARD_BYTES,
                     ranges: Mapping[str, Sequence[list[list[int]]]] | None = None,
-                    stream: str = "") -> list[TaskDraft]:
+                    stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
     each split and each of `encoded` where these are: [[first row, row after the last, first token, token after the
-    last], …]. `stream` names the stream in the labels of the tasks."""
+    last], …]. `stream` names the stream in the labels of the tasks. `places` has for each of
+    `encoded` what the document table has as `part`, and the `row` of its first document; without it, these are the
+    number of the part and 0."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -318,13 +320,14 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
         stops: list[int] = []
         total = 0
         for part, result in enumerate(encoded):
+            place = {"part": part} if places is None else dict(zip(("part", "row"), places[part]))
             tokens = result.files[f"{split}.tokens"]
             only = None if ranges is None else ranges[split][part]
             size = tokens["rows"] if only is None else sum(stop - start for _, _, start, stop in only)
             if size:
                 table = result.files[f"{split}.parquet"]
                 loss = {"loss": result.files[f"{split}.loss"]} if f"{split}.loss" in result.files else {}
-                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss,
+                pieces.append({"tokens": tokens, "table": table, "offset": total, **place, **loss,
                                **({} if only is None else {"ranges": only})})
                 total += size
                 stops.append(total)

@@ -29,7 +29,7 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
         if first < stop:
             rows = batch.slice(first, stop - first)
             writer.add(body[starts[first]:ends[stop - 1]], ends[first:stop] - starts[first:stop],
-                       rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy(),
+                       rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy() + np.uint32(piece.get("row", 0)),
                        rows.column("n_bytes").to_numpy(),
                        None if loss is None else loss[starts[first]:ends[stop - 1]])
 
