@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.base.prf import below
 from pipeline.engine.driver.endings import TaskFailed
-from pipeline.forecast.sample import SampleError, run_sample
+from pipeline.forecast.sample import SampleError, SampleLimits, run_sample
 from pipeline.plan.inputs import InputError
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe
@@ -454,9 +454,23 @@ def test_damaged_files_end_the_run_with_the_name_of_the_file_and_leave_no_shards
     assert not (tmp_path / "store/shards").exists()
 
 
-def test_a_sample_of_texts_is_not_drawn_from_token_files(site):
-    with pytest.raises(SampleError, match=r"shards\.old"):
-        run_sample(load_recipe(recipe(site)), 0.5, workers=1)
+def test_a_forecast_leaves_out_token_files_that_are_taken_as_they_are(site, tokenmill):
+    sampled = run_sample(load_recipe(recipe(site)), 1.0, workers=1)
+    assert set(sampled.sources) == {"fresh"} and "shards.old" in " ".join(sampled.notes)
+    done = tokenmill("plan", str(recipe(site)), "--sample", "100%", "--store", str(site / "none"), "--json")
+    assert done.code == 0, done.err
+    assert "shards.old" in done.out
+
+
+@pytest.mark.parametrize("format", ["ds", "litdata"])
+def test_a_forecast_decodes_token_files(parted, format):
+    (parted / "sampled.yaml").write_text(DECODED.replace("FORMAT", format).replace("SIZE", "1KB"))
+    sampled = run_sample(load_recipe(parted / "sampled.yaml"), 1.0, workers=1)
+    assert sampled.sources["old"].records_drawn == 80
+    sizes = sum(path.stat().st_size for path in (parted / f"old-{format}").iterdir())
+    assert sampled.sources["old"].bytes_read == sizes
+    with pytest.raises(SampleError, match="source 'old'"):
+        run_sample(load_recipe(parted / "sampled.yaml"), 0.5, workers=1, limits=SampleLimits(read_bytes=1000))
 
 
 def test_a_source_that_no_shards_take_is_pointed_out(site):
