@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.errors import TokenmillError
 from pipeline.passes.rows import Rows
+from tokenizer.shards.layout import STREAM_CHARS
 
 #: the labels of one document, in the order of `by`
 Label = tuple[str, ...]
@@ -30,7 +31,7 @@ LABEL_CHARS = 24
 
 
 class TooManyStreams(TokenmillError):
-    """An entry of `shards:` would be split into more than MOST_STREAMS streams."""
+    """An entry of `shards:` would be split into more than MOST_STREAMS streams, or into one with too long a name."""
 
 
 class ShardLabels:
@@ -99,6 +100,9 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
                  if sums[stream] < least and (level == levels - 1 or stream[-1] == OTHER) else stream
                  for label, stream in place.items()}
     streams = {label: ".".join((name, *stream)) for label, stream in place.items()}
+    if (longest := max(streams.values(), key=len, default="")) and len(longest) > STREAM_CHARS:
+        raise TooManyStreams(f"shards.{name}.by: the labels make the stream '{longest[:80]}…', whose name has "
+                             f"{len(longest)} characters, at most {STREAM_CHARS} are possible; take fewer labels")
     if (number := len(set(streams.values()))) > MOST_STREAMS:
         raise TooManyStreams(f"shards.{name}.by: the labels make {number:,} streams, at most {MOST_STREAMS:,} are "
                              f"possible; take fewer labels, give a signal edges, or raise shards.{name}.min_tokens")
