@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,17 +107,3 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
         raise TooManyStreams(f"shards.{name}.by: the labels make {number:,} streams, at most {MOST_STREAMS:,} are "
                              f"possible; take fewer labels, give a signal edges, or raise shards.{name}.min_tokens")
     return streams
-
-
-def label_ranges(documents: Iterable[Mapping[str, Any]], split: str) -> list[dict[Label, list[int]]]:
-    """Return for each part where the documents of each label are in it: {label: [first row, row after the last, first
-    token, token after the last]}. `documents` are the contents of the files labels.json of the parts."""
-    ranges = []
-    for document in documents:
-        row = token = 0
-        places: dict[Label, list[int]] = {}
-        for label, rows, tokens in document[split]:
-            places[tuple(label)] = [row, row + rows, token, token + tokens]
-            row, token = row + rows, token + tokens
-        ranges.append(places)
-    return ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -14,9 +14,11 @@ from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import byte_draft, load_draft, tokenizer_info, tokenizer_waves
 from pipeline.passes.import_tokens import FILES, IDS, MOST, check_draft, import_draft
-from pipeline.passes.labels import Label, label_ranges, streams_of
+from pipeline.passes.labels import Label, streams_of
 from pipeline.passes.pack import ShardPlace, pack_drafts
+from pipeline.passes.part_tokens import Piece
 from pipeline.plan.inputs import InputError
+from pipeline.plan.label_pieces import LabelPieces
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
@@ -128,8 +130,9 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     shards_of: dict[str, list[ShardPlace]] = {}
 
     def assembling() -> Iterator[TaskDraft]:             # of one stream at a time: each names all parts
-        streams = _split(recipe, planner, name, parts_encoded) if by else {name: None}
-        for stream, ranges in streams.items():
+        streams: Iterable[tuple[str, dict[str, list[list[Piece]]] | None]] = \
+            _split(recipe, planner, name, parts_encoded) if by else [(name, None)]
+        for stream, ranges in streams:
             of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "",
                                         places=places)
             shards_of[stream] = [(draft.args["split"], draft.args["index"]) for draft in of_stream]
@@ -206,23 +209,15 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,
-           encoded: list[TaskResult]) -> dict[str, dict[str, list[list[list[int]]]]]:
-    """Return for each stream of split shards, sorted by name, where its documents are in the encoded parts, as
+           encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[Piece]]]]]:
+    """Yield each stream of split shards, sorted by name, and where its documents are in the encoded parts, as
     `assemble_drafts` takes it."""
     shards = recipe.shards[name]
-    files = [r.files[LABELS] for r in encoded]
-    documents = [json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files]
-    places = {split: label_ranges(documents, split) for split in SPLITS}
-    tokens: dict[Label, int] = {}
-    for split, parts in places.items():
-        for label, (_, _, start, stop) in chain.from_iterable(part.items() for part in parts):
-            tokens[label] = tokens.get(label, 0) + (stop - start if split == "train" else 0)
+    files = (r.files[LABELS] for r in encoded)
+    pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)
     least = shards.longest + 1 if shards.min_tokens is None else shards.min_tokens
-    streams = streams_of(name, tokens, least)
-    ranges: dict[str, dict[str, list[list[list[int]]]]] = {
-        stream: {split: [[] for _ in encoded] for split in SPLITS} for stream in sorted(set(streams.values()))}
-    for split, parts in places.items():
-        for i, part in enumerate(parts):
-            for label, place in part.items():
-                ranges[streams[label]][split][i].append(place)
-    return ranges
+    labels: dict[str, list[Label]] = {}
+    for label, stream in streams_of(name, pieces.tokens, least).items():
+        labels.setdefault(stream, []).append(label)
+    for stream in sorted(labels):
+        yield stream, pieces.of(labels[stream])
