@@ -25,6 +25,7 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
+from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
@@ -298,11 +299,15 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
     sets = {}
     for shards, config in recipe.shards.items():
         result: StreamResult = results[f"shards:{shards}"]
+        log.check_lease()
+        note_streams(store, shards, result.assembled)
         for stream, assembled in result.assembled.items():
             sets[stream] = publish_shards(store, stream, assembled, result.parts, tokenizer,
                                           check_lease=log.check_lease, source=result.source)
             sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], config.longest,
                                                     result.packed.get(stream, []), check_lease=log.check_lease)
+        log.check_lease()
+        hide_stale(store, shards, result.assembled)
     if sets and recipe.curriculum is not None:
         curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
         warnings += notes

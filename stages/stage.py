@@ -105,6 +105,16 @@ def role_of(config: type[BaseModel], field: str) -> str:
     return str(extra.get("role", "signal")) if isinstance(extra, dict) else "signal"
 
 
+def resource_files(config: BaseModel) -> dict[str, str]:
+    """Return the files that the settings of a stage or reader name, as {config field: path}."""
+    result: dict[str, str] = {}
+    for field, value in config.model_dump(mode="json").items():
+        if value and role_of(type(config), field) == "resource":
+            named = {f"{field}.{name}": path for name, path in value.items()} if isinstance(value, dict) else {}
+            result.update(named or {field: value})
+    return result
+
+
 #: bytes of input that `Stage.cost_ms` refers to
 SAMPLE_BYTES = 5000
 
@@ -274,12 +284,7 @@ class Stage:
         """Return the resource files (models, lists) that the stage reads, as {config field: path}. A stage that has
         default files overrides this method to add them. A worker checks that its files equal the files of the driver
         (the process that planned the run). Raises the error that occurs while a file is looked up."""
-        result: dict[str, str] = {}
-        for field, value in self.config.model_dump(mode="json").items():
-            if value and role_of(type(self.config), field) == "resource":
-                named = {f"{field}.{name}": path for name, path in value.items()} if isinstance(value, dict) else {}
-                result.update(named or {field: value})
-        return result
+        return resource_files(self.config)
 
     def problems(self) -> dict[str, str]:
         """Return the settings that do not fit the contents of the stage's resource files, as {field: what is wrong and

@@ -212,6 +212,7 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
     """
     from pipeline.base.prf import below
     from pipeline.recipe.values import checked_name
+    from pipeline.store.lease import LeaseHeld
     from pipeline.store.log import Log
     from stages.document import document_id
     from tokenizer.imports.imports import import_tokens
@@ -229,7 +230,11 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
         if at.local is not None:
             stack.enter_context(writing(at.local / "shards" / name, "--store"))
         # a run that writes shards of this name at the same moment would replace those of the import: one of both waits
-        stack.enter_context(contextlib.closing(Log.open(at, run=f"import of {name}")))
+        try:
+            stack.enter_context(contextlib.closing(Log.open(at, run=f"import of {name}")))
+        except LeaseHeld as e:
+            raise LeaseHeld(f"{str(e).partition(';')[0]}; wait until it has ended, or import into another "
+                            f"--store") from None
         source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
         folder = at.local / "shards" / name if at.local is not None else \
             stack.enter_context(uploaded(f"{at.root}/shards/{name}", f"--name {name}"))

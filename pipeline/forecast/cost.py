@@ -173,7 +173,7 @@ class Extrapolation:
         self.scale = {name: s.scale for name, s in run.sources.items()}
         self.largest = max(self.scale.values(), default=1.0)
         self.nodes = {n["name"]: n for n in run.nodes}
-        self.notes = [note for s in run.sources.values() for note in s.notes]
+        self.notes = [*run.notes, *(note for s in run.sources.values() for note in s.notes)]
         self.duplicates: list[ExpectedDuplicates] = []
         #: node → source → the share of all documents that deduplication keeps, divided by the share that it keeps in
         #: the sample

@@ -101,7 +101,7 @@ class SourceSample:
 @dataclass(frozen=True)
 class SampleRun:
     """The result of running a recipe on a sample: the nodes of the plan (as in plan.json), and for each node the commit
-    records of its tasks."""
+    records of its tasks. `notes` say what the sample leaves out."""
 
     recipe: Recipe
     sources: dict[str, SourceSample]
@@ -109,6 +109,7 @@ class SampleRun:
     records: dict[str, list[PartRecord]]
     wall_s: float
     workers: int
+    notes: tuple[str, ...] = ()
 
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
@@ -119,12 +120,11 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
     SampleError when the sample is too small for the recipe or exceeds `limits`.
     """
-    if imported := next((name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)), None):
-        raise SampleError(f"shards.{imported}: takes token files as they are, and --sample draws texts; run `tokenmill "
-                          f"plan` without --sample, or take these shards and their share of the mixture out")
     limits = limits or SampleLimits()
+    imported = [name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)]
+    texts = recipe.model_copy(update={"shards": {n: s for n, s in recipe.shards.items() if n not in imported}})
     make = backend or make_backend("process" if os.path.exists("/proc/self/stat") else "inline", workers, None)
-    planner = Planner(recipe, lambda path, sha256: b"", verify_inputs=verify_inputs)
+    planner = Planner(texts, lambda path, sha256: b"", verify_inputs=verify_inputs)
     planner.nodes()
     phases(recipe)                               # raises for impossible phases before the sample is run
     began = time.monotonic()
@@ -137,7 +137,7 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
         sources = {name: _write_units(inputs / name, name, chosen, planner.source_files(name), drawn[name], share,
                                       limits, Store(store)) for name, chosen in files.items()}
         try:
-            run_recipe(_sampled(recipe, inputs, sources), store, make_backend=guarded, show=show, run="sample",
+            run_recipe(_sampled(texts, inputs, sources), store, make_backend=guarded, show=show, run="sample",
                        report=False)
         except TaskFailed as e:
             raise SampleError(f"the recipe fails on its sample, maybe because that is too small for it (take a larger "
@@ -147,7 +147,10 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
         nodes = json.loads(at.read("runs/sample/plan.json"))["nodes"]
         records = {n["name"]: [r for k in dict.fromkeys(tasks.keys(n["name"])) if (r := log.get(k)) is not None]
                    for n in nodes}
-        return SampleRun(recipe, sources, nodes, records, time.monotonic() - began, workers)
+        notes = tuple(f"shards.{name}: takes token files as they are, and a sample draws texts; the forecast is "
+                      f"without these shards: their tokens, the disk for a copy of their files and the time to make it"
+                      for name in imported)
+        return SampleRun(recipe, sources, nodes, records, time.monotonic() - began, workers, notes)
 
 
 class _Guarded:
@@ -218,7 +221,11 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
         reader = reader_class(planner.recipe.sources[name].read)
-        groups = list(_groups(files))
+        if reader.in_units and unread > 1:
+            raise SampleError(f"source '{name}': some of its files must be read together, so a sample of them cannot be "
+                              f"drawn, and they have more than {limits.read_bytes >> 30} GB; name fewer under `path:` "
+                              f"for the forecast")
+        groups = [files] if reader.in_units else list(_groups(files))
         most = max(1 << 20, limits.drawn_bytes // max(len(groups), 1))
         specs[name] = []
         for order, group in enumerate(groups):

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base import confinement
-from pipeline.engine.task import ChangedInput, CrashCursor
+from pipeline.engine.task import CrashCursor
 from pipeline.passes.storable import State, check, check_spans, restore, state_of
 from pipeline.passes.tables import to_blame
+from pipeline.recipe.code import check_resources
 from pipeline.store.records import Counters
 from stages.catalog import load
 from stages.document import Document
-from stages.stage import Stage, file_sha256
+from stages.stage import Stage
 
 #: documents with their numbers in the partition, in order
 Batch = list[tuple[int, Document]]
@@ -69,11 +70,7 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
                 raise confinement.FreshProcess(f"the step {entry['name']} may need the network to be set up")
             stage = load(hidden["target"])(hidden["config"])
             confinement.check(stage.programs())
-            planned = hidden.get("resources", {})
-            for field, path in stage.resource_files().items() if planned else ():
-                if file_sha256(path) != planned.get(field):
-                    raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the "
-                                       f"new one, and see that all nodes have the same")
+            check_resources(stage.resource_files(), hidden.get("resources", {}))
             stage.setup()
             _loaded[ident] = LoadedStage(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
     return [_loaded[ident] for ident in idents]

@@ -23,7 +23,7 @@ from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.labels import Label, ShardLabels
-from pipeline.passes.part_tokens import GroupedTokensWriter, TokensWriter
+from pipeline.passes.part_tokens import GroupedTokensWriter, Piece, TokensWriter
 from pipeline.passes.pieces import add_piece, add_ranges
 from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
@@ -62,8 +62,8 @@ class EncodePart:
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
     is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
-    reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their labels, and
-    labels.json holds {split: [[label, documents, tokens], …]}.
+    reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their labels.
+    SPLIT.tables then holds a table for each label, and labels.json {split: [[label, Piece], …]}.
 
     Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
     not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
@@ -243,9 +243,10 @@ class AssembleShard:
     """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
     stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, loss: $ref if
-    the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
-    is one encoded part (output of `EncodePart`), and the pieces are in plan order. Writes body (the tokens), ends,
+    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, row (of its
+    first document, if it is not 0), loss: $ref if the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
+    is one encoded part (output of `EncodePart`), and the pieces are in plan order. Of a piece with ranges, only these
+    are read. Writes body (the tokens), ends,
     table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
     """
 
@@ -259,13 +260,13 @@ class AssembleShard:
         writer = ShardWriter(out.path("body"), out.path("ends"), out.path("table.parquet"), out.path("blocks"),
                              args["vocab_size"], args["eos"], lambda: out.path("loss"))
         for piece in args["pieces"]:
+            if "ranges" in piece:
+                add_ranges(writer, args, piece, inputs, dtype)
+                continue
             body = np.memmap(inputs.fetch(piece["tokens"]), dtype, "r")
             loss = np.memmap(inputs.fetch(piece["loss"]), "u1", "r") if "loss" in piece else None
             with open_parquet(inputs.fetch(piece["table"])) as table:
-                if "ranges" in piece:
-                    add_ranges(writer, args, piece, table, body, loss)
-                else:
-                    add_piece(writer, args, piece, table, body, loss)
+                add_piece(writer, args, piece, table, body, loss)
         facts = {"split": args["split"], "index": args["index"], **writer.close()}
         with open(out.path("shard.json"), "w", encoding="utf-8") as f:
             json.dump(facts, f, sort_keys=True)
@@ -298,19 +299,20 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
         "where": dict(config.get("where") or {}),
         "val": {"share": float(config.get("val", 0.005)), "seed": int(config.get("seed", 0))},
-        **({"by": list(by)} if by else {})}
+        **({"by": list(by), "pieces": 1} if by else {})}          # `pieces`: version of the files of a split stream
     common["$volatile"] = {"quarantined": quarantined([encode_key(common)])}
     return [TaskDraft(ENCODE, {"part": part.text, **common}, part.bytes, f"encode part {part.key[:8]}", memory_mb=700)
             for part in parts]
 
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any], shard_bytes: int = SHARD_BYTES,
-                    ranges: Mapping[str, Sequence[list[list[int]]]] | None = None,
-                    stream: str = "") -> list[TaskDraft]:
+                    ranges: Mapping[str, Sequence[list[Piece]]] | None = None,
+                    stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
-    each split and each of `encoded` where these are: [[first row, row after the last, first token, token after the
-    last], …]. `stream` names the stream in the labels of the tasks."""
+    each split and each of `encoded` where these are (a list of `Piece`). `stream` names the stream in the labels of the tasks. `places` has for each of
+    `encoded` what the document table has as `part`, and the `row` of its first document; without it, these are the
+    number of the part and 0."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -318,13 +320,14 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
         stops: list[int] = []
         total = 0
         for part, result in enumerate(encoded):
+            place = {"part": part} if places is None else dict(zip(("part", "row"), places[part]))
             tokens = result.files[f"{split}.tokens"]
             only = None if ranges is None else ranges[split][part]
-            size = tokens["rows"] if only is None else sum(stop - start for _, _, start, stop in only)
+            size = tokens["rows"] if only is None else sum(piece.stop - piece.first for piece in only)
             if size:
-                table = result.files[f"{split}.parquet"]
+                table = result.files[f"{split}.parquet" if only is None else f"{split}.tables"]
                 loss = {"loss": result.files[f"{split}.loss"]} if f"{split}.loss" in result.files else {}
-                pieces.append({"tokens": tokens, "table": table, "offset": total, "part": part, **loss,
+                pieces.append({"tokens": tokens, "table": table, "offset": total, **place, **loss,
                                **({} if only is None else {"ranges": only})})
                 total += size
                 stops.append(total)

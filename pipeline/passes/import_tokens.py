@@ -21,7 +21,7 @@ from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.records import Counters
-from stages.barrier import TaskDraft
+from stages.barrier import TaskDraft, TaskResult
 from stages.document import document_id
 from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.ids import IdHashes
@@ -29,81 +29,76 @@ from tokenizer.imports.imports import FORMATS, ids_of
 from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
 IMPORT = "pipeline.passes.import_tokens:ImportTokens"
+CHECK = "pipeline.passes.import_tokens:CheckIds"
 SPLITS = ("train", "val")
-#: file of an imported source that lists [file, number of its first document in the source]
-FILES = "files.json"
-#: documents of a source are numbered in 32 bits
+#: outputs of an import: a list of [file, number of its first document], and the sorted hashes of ids
+FILES, IDS = "files.json", "ids"
+#: documents are numbered in 32 bits
 MOST = 1 << 32
 
 
 class ImportTokens:
-    """Copies the documents of a source of token files. args: source (its name), format (key of `FORMATS`), files
-    ([$file]), tokenizer {sha256, vocab_size, eos}, val {share, seed}.
+    """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
+    tokenizer {sha256, vocab_size, eos}, val {share, seed}.
 
-    Writes the files of EncodePart; a row is the number of a document in the source. The size of texts is unknown and
-    counts as 0. Writes files.json, too. One task reads all files of a source, because documents of some formats
-    continue in the next file. A file that is not as the format wants it is an error that ends the run: no part of it
-    can be trusted. Memory: the tokens of a block, or of one document if that is longer.
+    Writes the files of EncodePart; a row is the number of a document in these files. The size of texts is unknown and
+    counts as 0. Writes files.json, too, and if the files give ids to documents, ids: the hashes of these, which
+    `CheckIds` compares. A file that is not as the format wants it is an error that ends the run: no part of it can be
+    trusted. Memory: the tokens of a block, or of one document if that is longer.
     """
 
     name = "import_tokens"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
-        folder = Path(inputs.scratch) / "source"
-        _link(inputs, folder)
-        try:
-            return _Import(inputs.args, folder, out).run()
-        except TokenFileError as e:                       # name the user's files instead of the links to them
-            raise TokenFileError(str(e).replace(str(folder), inputs.args["files"][0]["root"])) from None
-
-
-def _link(inputs: TaskInputs, folder: Path) -> None:
-    """Make a folder of links to the files of the source, under the paths that they have below the source's root."""
-    for arg in inputs.args["files"]:
-        link = folder / arg["$file"]
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(Path(inputs.fetch(arg)).absolute())
+        return _Import(inputs, out).run()
 
 
 class _Import:
-    """One execution of the task ImportTokens. `folder` has the files of the source."""
+    """One execution of the task ImportTokens."""
 
-    def __init__(self, args: Mapping[str, Any], folder: Path, out: TaskOutputs) -> None:
-        self.args, self.out = args, out
-        self.source = ImportSource(folder, Coding(**args["tokenizer"]))
+    def __init__(self, inputs: TaskInputs, out: TaskOutputs) -> None:
+        self.args, self.out = inputs.args, out
+        self.files = {arg["$file"]: arg for arg in self.args["files"]}
+        self.source = ImportSource(Path(self.args["files"][0]["root"]), Coding(**self.args["tokenizer"]),
+                                   names=self.files, find=lambda name: inputs.fetch(self.files[name]))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
-        self.hashes = IdHashes(folder.with_name("ids"))
-        self.starts: dict[str, int] = {}                  # file → number of its first document in the source
+        self.hashes = IdHashes(Path(out.path(IDS)))
+        self.starts: dict[str, int] = {}                  # file → number of its first document
+        self.masked: bool | None = None                   # whether the files have loss masks
         self.counts = {split: {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0} for split in SPLITS}
 
     def run(self) -> Counters:
         reader, row = FORMATS[self.args["format"]], 0
-        for documents in reader.documents(self.source, reader.files(self.source)):
-            self.starts.setdefault(documents.file, row)
-            self._add(documents, row)
-            row += len(documents.lengths)
-        if not row:
-            raise TokenFileError(f"{self.source.path}: has no documents; take the source out, or give it files")
+        try:
+            of_source = set(reader.files(self.source))
+            for documents in reader.documents(self.source, [name for name in self.files if name in of_source]):
+                self.starts.setdefault(documents.file, row)
+                self._add(documents, row)
+                row += len(documents.lengths)
+        except TokenFileError as e:
+            root = self.args["files"][0]["root"]
+            raise TokenFileError(str(e).replace(str(Path(root)), root)) from None           # s3:/ is s3://
         for writer in self.writers.values():
             writer.close()
-        self.hashes.check(self._places())
+        self.hashes.sort()
         with open(self.out.path(FILES), "w", encoding="utf-8") as f:
             json.dump(list(self.starts.items()), f)
         RowWriter(self.out.path(QUARANTINE), QUARANTINE_SCHEMA).close()         # nothing is quarantined
         total = {key: sum(counts[key] for counts in self.counts.values()) for key in self.counts["train"]}
         return {**self.counts, "skipped": 0, "near_held_out": 0, "sources": {self.args["source"]: total},
-                "quarantined": {}}
+                "quarantined": {}, "masked": self.masked}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
-        """Write documents of which the first has the number `row` in the source."""
+        """Write documents of which the first has the number `row`."""
         name, val, lengths = self.args["source"], self.args["val"], documents.lengths
         if row + len(lengths) > MOST:
-            raise TokenFileError(f"{self.source.folder / documents.file}: the source has more than {MOST:,} documents; "
-                                 f"make several sources of it")
+            raise TokenFileError(f"{self.source.folder / documents.file}: has more than {MOST:,} documents; divide it")
         ids = ids_of(self.source, documents, lambda file, number: document_id(name, file, "", number))
-        self.hashes.add(ids)
+        if documents.ids is not None:                     # others differ, because their places do
+            self.hashes.add(ids)
+        self.masked = documents.targets is not None
         ends = np.cumsum(lengths)
         tokens = np.split(documents.tokens, ends[:-1])
         targets = None if documents.targets is None else np.split(documents.targets, ends[:-1])
@@ -120,21 +115,51 @@ class _Import:
             of_split["tokens"] += size
             of_split["targets"] += size if counts is None else int(counts.sum())
 
-    def _places(self) -> Iterator[tuple[str, str]]:
-        """Yield the id and the place of each document, as `IdHashes.check` takes them."""
-        files, starts = list(self.starts), list(self.starts.values())
+
+class CheckIds:
+    """Checks that no two documents of a source have one id. args: root (of the source), parts [{ids, files, train, val:
+    $ref}]: the files ids, files.json and SPLIT.parquet of ImportTokens tasks. Memory: none to speak of; disk: 8 bytes
+    a document."""
+
+    name = "check_ids"
+    version = 1
+
+    @staticmethod
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
+        hashes = IdHashes(Path(inputs.scratch) / "ids")
+        for part in inputs.args["parts"]:
+            hashes.add_file(Path(inputs.fetch(part["ids"])))
+        count = hashes.count
+        hashes.check(_places(inputs))
+        return {"ids": count}
+
+
+def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
+    """Yield the id and the place of each document, as `IdHashes.check` takes them."""
+    for part in inputs.args["parts"]:
+        files = json.loads(Path(inputs.fetch(part["files"])).read_text(encoding="utf-8"))
+        starts = [start for _, start in files]
         for split in SPLITS:
-            with open_parquet(self.out.path(f"{split}.parquet")) as table:
+            with open_parquet(inputs.fetch(part[split])) as table:
                 for batch in table.iter_batches(columns=["id", "row"], use_threads=False):
                     for id, row in zip(batch.column("id").to_pylist(), batch.column("row").to_pylist()):
-                        file = bisect_right(starts, row) - 1
-                        yield id, f"{self.source.folder / files[file]}, document {row - starts[file]:,}"
+                        file, start = files[bisect_right(starts, row) - 1]
+                        yield id, f"{inputs.args['root']}/{file}, document {row - start:,}"
 
 
 def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
                  share: float) -> TaskDraft:
-    """Return the ImportTokens task of a source. `files` are its files as arguments ($file), of `size` bytes together,
-    `tokenizer` is the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out."""
+    """Return an ImportTokens task. `files` are its files as arguments ($file), of `size` bytes together, `tokenizer` is
+    the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out."""
     args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
-    return TaskDraft(IMPORT, args, size, f"{source}: tokens of {len(files):,} files", memory_mb=1500)
+    return TaskDraft(IMPORT, args, size, f"{source}: tokens of {files[0]['$file']}", memory_mb=1500)
+
+
+def check_draft(source: str, root: str, imported: Sequence[TaskResult]) -> TaskDraft:
+    """Return the task that compares the ids which the files of a source have given to documents. `imported` are the
+    results of its ImportTokens tasks."""
+    parts = [{"ids": r.files[IDS], "files": r.files[FILES], **{split: r.files[f"{split}.parquet"] for split in SPLITS}}
+             for r in imported]
+    size = sum(part["ids"]["bytes"] for part in parts)
+    return TaskDraft(CHECK, {"root": root, "parts": parts}, size, f"{source}: ids of documents")

@@ -1,4 +1,5 @@
-"""Indexes a big input file: one task reads it and records the boundaries at which it can be split."""
+"""Finds out what tasks can read of a source: the pieces of a big input file, and the files that must be read
+together."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.reading import fetch, to_blame_file
 from pipeline.recipe.code import planned_reader
@@ -46,3 +48,30 @@ class Index:
         out.note("splits.json", rows=len(splits or ()))
         return {"files": 1, "unsplittable": int(splits is None), "unreadable": int(unreadable),
                 "records": sum(s.records for s in splits or ())}
+
+
+class ListUnits:
+    """Finds which files of a source must be read together. args: reader {name, key, config}, files [$file].
+
+    Writes `units.json`: a list of lists of paths (`Reader.units`). A source whose files do not belong together is an
+    error that ends the run.
+    """
+
+    name = "list_units"
+    version = 1
+    sets_up = True
+
+    @staticmethod
+    def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
+        reader = planned_reader(inputs.store, inputs.args["reader"])
+        inputs.confine(())
+        files = {arg["$file"]: arg for arg in inputs.args["files"]}
+        root = inputs.args["files"][0]["root"]
+        try:
+            units = reader.units(root, list(files), lambda path: inputs.fetch(files[path]))
+        except TokenmillError as e:
+            e.args = tuple(str(arg).replace(str(Path(root)), root) for arg in e.args)        # s3:/ is s3://
+            raise
+        Path(out.path("units.json")).write_text(json.dumps(units), encoding="utf-8")
+        out.note("units.json", rows=len(units))
+        return {"files": len(files), "unsplittable": 0, "unreadable": 0, "records": 0}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.errors import TokenmillError
 from pipeline.passes.rows import Rows
+from tokenizer.shards.layout import STREAM_CHARS
 
 #: the labels of one document, in the order of `by`
 Label = tuple[str, ...]
@@ -30,7 +31,7 @@ LABEL_CHARS = 24
 
 
 class TooManyStreams(TokenmillError):
-    """An entry of `shards:` would be split into more than MOST_STREAMS streams."""
+    """An entry of `shards:` would be split into more than MOST_STREAMS streams, or into one with too long a name."""
 
 
 class ShardLabels:
@@ -99,21 +100,10 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
                  if sums[stream] < least and (level == levels - 1 or stream[-1] == OTHER) else stream
                  for label, stream in place.items()}
     streams = {label: ".".join((name, *stream)) for label, stream in place.items()}
+    if (longest := max(streams.values(), key=len, default="")) and len(longest) > STREAM_CHARS:
+        raise TooManyStreams(f"shards.{name}.by: the labels make the stream '{longest[:80]}…', whose name has "
+                             f"{len(longest)} characters, at most {STREAM_CHARS} are possible; take fewer labels")
     if (number := len(set(streams.values()))) > MOST_STREAMS:
         raise TooManyStreams(f"shards.{name}.by: the labels make {number:,} streams, at most {MOST_STREAMS:,} are "
                              f"possible; take fewer labels, give a signal edges, or raise shards.{name}.min_tokens")
     return streams
-
-
-def label_ranges(documents: Iterable[Mapping[str, Any]], split: str) -> list[dict[Label, list[int]]]:
-    """Return for each part where the documents of each label are in it: {label: [first row, row after the last, first
-    token, token after the last]}. `documents` are the contents of the files labels.json of the parts."""
-    ranges = []
-    for document in documents:
-        row = token = 0
-        places: dict[Label, list[int]] = {}
-        for label, rows, tokens in document[split]:
-            places[tuple(label)] = [row, row + rows, token, token + tokens]
-            row, token = row + rows, token + tokens
-        ranges.append(places)
-    return ranges

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from typing import Protocol
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.base.parquet import open_parquet, parquet_writer
+from pipeline.base.parquet import open_parquet, parquet_writer, write_table
 from pipeline.passes.labels import Label
 from tokenizer.shards.writer import MaskWriter
 
 #: rows of a row group of a document table
 TABLE_ROWS = 1 << 16
-#: documents that are copied at a time when they are grouped by their labels
-COPY_DOCUMENTS = 256
-
 PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.uint32()), ("n_bytes", pa.uint32())])
 
 
@@ -69,10 +68,25 @@ class TokensWriter:
         self.out.note(f"{self.split}.parquet", rows=self.documents)
 
 
+class Piece(NamedTuple):
+    """The documents of one label in an encoded part: byte ranges of the files SPLIT.tokens, SPLIT.tables and SPLIT.loss
+    (whose range is that of the tokens, in tokens), and the checksums of their bytes. With these, a task reads the
+    documents of its stream and no others."""
+
+    documents: int
+    first: int                    # first token
+    stop: int                     # token after the last
+    table: int                    # first byte of the document table
+    table_stop: int
+    sums: tuple[int, int, int]    # of tokens, table and loss; the last is 0 without a loss mask
+
+
 class GroupedTokensWriter:
-    """Writes the same files as TokensWriter, but groups the documents by their labels. The labels are sorted, and the
-    documents of a label keep their order. The documents are first written to scratch files in the order of the part,
-    and `close` copies them in the order of the labels. So memory does not depend on the number of labels."""
+    """Writes the tokens of one split of one part, with the documents grouped by their labels. The labels are sorted,
+    and the documents of a label keep their order. SPLIT.tokens and SPLIT.loss are like those of TokensWriter, and
+    SPLIT.tables has a table (PART_TABLE) for each label, back to back. The documents are first written to scratch files
+    in the order of the part, and `close` copies them in the order of the labels. So memory does not depend on the
+    number of labels."""
 
     def __init__(self, out: ShardFiles, split: str, scratch: str) -> None:
         self._out, self._split, self._scratch = out, split, _ScratchFiles(scratch)
@@ -86,34 +100,64 @@ class GroupedTokensWriter:
         self._labels += labels
         self._ungrouped.add(docs, ids, rows, n_bytes, counts)
 
-    def close(self) -> list[tuple[Label, int, int]]:
-        """Write the files of the split. Returns for each label, in their order, the number of its documents and of its
-        tokens."""
+    def close(self) -> list[tuple[Label, Piece]]:
+        """Write the files of the split. Returns the labels in their order, and where their documents are."""
         self._ungrouped.close()
-        writer, groups = TokensWriter(self._out, self._split), []
-        if self._labels:
-            body = np.memmap(self._scratch.path(f"{self._split}.tokens"), self._dtype, "r")
-            mask = self._scratch.path(f"{self._split}.loss")
-            loss = np.memmap(mask, np.uint8, "r") if os.path.exists(mask) else None
-            with open_parquet(self._scratch.path(f"{self._split}.parquet")) as file:
-                table = file.read()
-            ends = table["end"].to_numpy().astype(np.int64)
-            starts = np.concatenate([[0], ends[:-1]])
-            rows_of: dict[Label, list[int]] = {}
-            for row, label in enumerate(self._labels):
-                rows_of.setdefault(label, []).append(row)
-            for label, members in sorted(rows_of.items()):
-                before = writer.tokens
-                for first in range(0, len(members), COPY_DOCUMENTS):
-                    rows = members[first:first + COPY_DOCUMENTS]
-                    batch = table.take(rows)
-                    writer.add([body[starts[r]:ends[r]] for r in rows], batch["id"].to_pylist(),
-                               batch["row"].to_numpy(), batch["n_bytes"].to_pylist(),
-                               None if loss is None else np.concatenate([loss[starts[r]:ends[r]] for r in rows]))
-                groups.append((label, len(members), writer.tokens - before))
-        writer.close()
+        paths = {kind: self._out.path(f"{self._split}.{kind}") for kind in ("tokens", "tables")}
+        mask = self._scratch.path(f"{self._split}.loss")
+        if masked := os.path.exists(mask):
+            paths["loss"] = self._out.path(f"{self._split}.loss")
+        pieces: list[tuple[Label, Piece]] = []
+        with ExitStack() as files:
+            out = {kind: _Summed(files.enter_context(open(path, "wb"))) for kind, path in paths.items()}
+            if self._labels:
+                body = np.memmap(self._scratch.path(f"{self._split}.tokens"), self._dtype, "r")
+                loss = np.memmap(mask, np.uint8, "r") if masked else None
+                with open_parquet(self._scratch.path(f"{self._split}.parquet")) as file:
+                    table = file.read()
+                pieces = self._grouped(out, table, body, loss)
+        for kind in paths:
+            self._out.note(f"{self._split}.{kind}", rows=len(self._labels) if kind == "tables" else
+                           self._ungrouped.tokens)
         self._scratch.remove()
-        return groups
+        return pieces
+
+    def _grouped(self, out: Mapping[str, _Summed], table: pa.Table, body: np.ndarray,
+                 loss: np.ndarray | None) -> list[tuple[Label, Piece]]:
+        ends = table["end"].to_numpy().astype(np.int64)
+        starts = np.concatenate([[0], ends[:-1]])
+        rows_of: dict[Label, list[int]] = {}
+        for row, label in enumerate(self._labels):
+            rows_of.setdefault(label, []).append(row)
+        pieces = []
+        for label, rows in sorted(rows_of.items()):
+            first, begin = out["tokens"].size // self._dtype.itemsize, out["tables"].size
+            for file in out.values():
+                file.sum = 0
+            for row in rows:
+                out["tokens"].write(body[starts[row]:ends[row]].tobytes())
+                if loss is not None:
+                    out["loss"].write(loss[starts[row]:ends[row]].tobytes())
+            data = pa.BufferOutputStream()
+            own = table.take(rows)
+            lengths = (ends - starts)[rows]
+            write_table(own.set_column(0, PART_TABLE.field("end"), pa.array(np.cumsum(lengths).astype(np.uint64))), data,
+                        row_group_size=TABLE_ROWS)
+            out["tables"].write(data.getvalue().to_pybytes())
+            pieces.append((label, Piece(len(rows), first, first + int(lengths.sum()), begin, out["tables"].size, (
+                out["tokens"].sum, out["tables"].sum, out["loss"].sum if loss is not None else 0))))
+        return pieces
+
+
+class _Summed:
+    """A file that is written, with its size and the CRC-32 of what was written since `sum` was set to 0."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size, self.sum = file, 0, 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.size, self.sum = self.size + len(data), zlib.crc32(data, self.sum)
 
 
 class _ScratchFiles:

@@ -3,6 +3,7 @@ are `args`. `piece` is one of its pieces, and `table`, `body` and `loss` are the
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.base.parquet import read_table
+from pipeline.engine.task import TaskInputs
+from pipeline.passes.part_tokens import Piece
 from tokenizer.shards.writer import ShardWriter
 
 #: rows of a document table that are read at a time, and documents that are added at a time
@@ -29,37 +33,42 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
         if first < stop:
             rows = batch.slice(first, stop - first)
             writer.add(body[starts[first]:ends[stop - 1]], ends[first:stop] - starts[first:stop],
-                       rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy(),
+                       rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy() + np.uint32(piece.get("row", 0)),
                        rows.column("n_bytes").to_numpy(),
                        None if loss is None else loss[starts[first]:ends[stop - 1]])
 
 
-def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], table: pq.ParquetFile,
-               body: np.ndarray, loss: np.ndarray | None) -> None:
+def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], inputs: TaskInputs,
+               dtype: np.dtype) -> None:
     """Append those documents of an encoded part that are in the piece's ranges, in the order of their rows in the part,
-    and that start in the token range of the shard. So the order within a stream does not depend on the labels."""
-    rows = pa.concat_tables([_table_rows(table, first, stop) for first, stop, _, _ in piece["ranges"]])
-    ends = rows["end"].to_numpy().astype(np.int64)
-    starts = np.concatenate([[0], ends[:-1]])
-    place = 0
-    for first, stop, begin, _ in piece["ranges"]:
-        starts[place] = begin                          # the row before it belongs to another range
-        place += stop - first
+    and that start in the token range of the shard. So the order within a stream does not depend on the labels. Only the
+    ranges are read. Memory: the piece."""
+    ranges = [Piece(*values) for values in piece["ranges"]]
+    width = dtype.itemsize
+    body = np.concatenate([np.frombuffer(_read(inputs, piece["tokens"], r.first * width, r.stop * width, r.sums[0]),
+                                         dtype) for r in ranges])
+    loss = np.concatenate([np.frombuffer(_read(inputs, piece["loss"], r.first, r.stop, r.sums[2]), np.uint8)
+                           for r in ranges]) if "loss" in piece else None
+    tables = [read_table(pa.BufferReader(_read(inputs, piece["table"], r.table, r.table_stop, r.sums[1])))
+              for r in ranges]
+    rows = pa.concat_tables(tables)
+    lengths = np.concatenate([np.diff(table["end"].to_numpy().astype(np.int64), prepend=0) for table in tables])
+    starts = np.cumsum(lengths) - lengths
     order = np.argsort(rows["row"].to_numpy(), kind="stable")
-    lengths = (ends - starts)[order]
-    inside = np.cumsum(lengths) - lengths + piece["offset"]
+    inside = np.cumsum(lengths[order]) - lengths[order] + piece["offset"]
     here, after = (int(n) for n in np.searchsorted(inside, (args["start"], args["stop"])))
     for place in range(here, after, BATCH):
         chosen = order[place:min(place + BATCH, after)]
         batch = rows.take(chosen)
-        writer.add(np.concatenate([body[starts[r]:ends[r]] for r in chosen]), lengths[place:place + len(chosen)],
-                   batch["id"].to_pylist(), piece["part"], batch["row"].to_numpy(), batch["n_bytes"].to_numpy(),
-                   None if loss is None else np.concatenate([loss[starts[r]:ends[r]] for r in chosen]))
+        spans = [slice(starts[r], starts[r] + lengths[r]) for r in chosen]
+        writer.add(np.concatenate([body[span] for span in spans]), lengths[chosen], batch["id"].to_pylist(), piece["part"],
+                   batch["row"].to_numpy(), batch["n_bytes"].to_numpy(),
+                   None if loss is None else np.concatenate([loss[span] for span in spans]))
 
 
-def _table_rows(table: pq.ParquetFile, first: int, stop: int) -> pa.Table:
-    """Return the rows [first, stop) of a document table. Only the row groups that hold them are read."""
-    sizes = [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)]
-    begins = np.concatenate([[0], np.cumsum(sizes)])
-    groups = [i for i, size in enumerate(sizes) if begins[i] < stop and begins[i] + size > first]
-    return table.read_row_groups(groups, use_threads=False).slice(first - int(begins[groups[0]]), stop - first)
+def _read(inputs: TaskInputs, ref: Mapping[str, Any], start: int, stop: int, checksum: int) -> bytes:
+    """Return the bytes [start, stop) of a file of the store, compared with their CRC-32."""
+    data = inputs.read_range(ref, start, stop)
+    if len(data) != stop - start or zlib.crc32(data) != checksum:
+        raise inputs.damaged(ref)
+    return data

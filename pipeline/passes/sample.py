@@ -43,22 +43,24 @@ class DrawSample:
         inputs.confine(())
         draw = Draw(int(args["share"] * 2**64), args["least"], args["most"])
         covered = read = 0
-        for file in args["files"]:
-            piece, before = Slice(args["source"], file["$file"]), read
+        files: list[dict[str, Any]] = args["files"]
+        for together in [files] if reader.in_units else [[file] for file in files]:
+            pieces = [(inputs.fetch(file), Slice(args["source"], file["$file"])) for file in together]
+            size_stored, before = sum(file["size"] for file in together), read
             complete = True
-            for record in checked(reader, reader.read_files(iter([(inputs.fetch(file), piece)]))):
+            for record in checked(reader, reader.read_files(iter(pieces))):
                 size = payload(record)
                 draw.add(record, prf(args["seed"], "sample", record.id), size)
                 read += size
                 if read > args["read_most"]:
                     offset = record.locator.get("offset") or 0
-                    guess = (read - before) / max(reader.expansion(piece.path), 1e-9)
-                    covered += min(file["size"], offset if offset else int(guess))
+                    guess = (read - before) / max(reader.expansion(together[0]["$file"]), 1e-9)
+                    covered += min(size_stored, offset if offset else int(guess))
                     complete = False
                     break
             if not complete:
                 break
-            covered += file["size"]
+            covered += size_stored
         _write(out, draw.rows())
         return {"records": draw.records, "bytes": read, "covered": covered, "drawn": len(draw.heap),
                 "complete": {"below": draw.below}}

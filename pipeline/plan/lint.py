@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import KeyPath, Problem
 from pipeline.recipe.model import Step
+from pipeline.recipe.token_files import holds_tokens
 from stages.barrier import Barrier
 from stages.catalog import STAGES, load, reader_class, stage_class
 from stages.stage import SAMPLE_BYTES, role_of
@@ -311,7 +312,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
     imported = {i for s in recipe.shards.values() for i in s.inputs}
     for name in recipe.sources:
         if name not in read | imported:
-            yield ("sources", name), ("no shards take it" if reader_class(recipe.sources[name].read).holds_tokens
+            yield ("sources", name), ("no shards take it" if holds_tokens(recipe.sources[name])
                                       else "no dataset is made from it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.engine.task import TaskSpec
+from pipeline.plan.file_list import SourceFile
 from pipeline.store.dataset import PassParts
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled, path_bytes, path_of, scratch_database
@@ -21,6 +22,7 @@ Work = Generator[Iterable[TaskSpec], TaskRecords, Any]
 
 DOCUMENTS = "pipeline.passes.documents:DocumentPass"
 INDEX = "pipeline.passes.index:Index"
+UNITS = "pipeline.passes.index:ListUnits"
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,19 @@ class SplitIndex(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return self._size
+
+
+class Units:
+    """The files of a source, in lists of those that must be read together. The lists are read from the store on access:
+    `path` and `sha256` name the file with them. `files` are all files of the source."""
+
+    def __init__(self, files: Iterable[SourceFile], read: Callable[[str, str], bytes], path: str, sha256: str) -> None:
+        self._files, self._read, self._path, self._sha256 = files, read, path, sha256
+
+    def __iter__(self) -> Iterator[list[SourceFile]]:
+        files = {file.path: file for file in self._files}
+        for unit in json.loads(self._read(self._path, self._sha256)):
+            yield [files[path] for path in unit]
 
 
 @dataclass

@@ -39,11 +39,13 @@ from pipeline.plan.inputs import list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
     INDEX,
+    UNITS,
     BarrierResult,
     ChainStep,
     Node,
     PassResult,
     SplitIndex,
+    Units,
     Work,
     result,
     spilled_parts,
@@ -61,6 +63,7 @@ from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
 from stages.cut import cut_name, cut_settings
 from stages.read.reader import Reader
+from stages.stage import resource_files
 
 CUT = "stages.cut:CutPassages"
 #: memory in MB that a task needs on top for replay, which reads row groups of earlier parts
@@ -284,6 +287,8 @@ class Planner:
         key, hidden = reader.key(), {"target": target, "config": config}
         if own := own_source(target, self.recipe.code):
             key, hidden = content_key(key, 0, own), {**hidden, "code": self.recipe.code_args()}
+        if resources := resource_files(reader.config):
+            hidden["resources"] = {field: file_sha256(path) for field, path in resources.items()}
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str) -> Callable[[str], float]:
@@ -297,6 +302,10 @@ class Planner:
             source = self.recipe.sources[name]
             reader = reader_class(source.read)(source.config)
             files = self.source_files(name)
+            if reader.in_units:
+                [record] = yield iter([self._units_spec(name, files)])
+                units = record.files["units.json"]
+                return Units(files, self.read_file, units.path, units.sha256)
             can = type(reader).splits is not Reader.splits
             big = FileList(files.root, ((f.path, f.size, f.etag, f.bad, f.hashed) for f in (files if can else ())
                                         if not f.bad and needs_index(f, reader.expansion(f.path), self.target)))
@@ -307,6 +316,11 @@ class Planner:
             return SplitIndex(self._splits(name, zip(big, records, strict=True)), self.read_file)
 
         return work
+
+    def _units_spec(self, name: str, files: FileList) -> TaskSpec:
+        """Return the task that finds which files of a source must be read together."""
+        args = {"reader": self.reader_arg(name), "files": [file.arg() for file in files]}
+        return self._spec(UNITS, f"index:{name}", 0, len(files), f"{name}: {len(files):,} files", self.lists.fold(args))
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
         """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file
@@ -386,7 +400,7 @@ class Planner:
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)
-                for part in self._partitions(name, results[f"index:{name}"]):
+                for part in self.partitions(name, results[f"index:{name}"]):
                     yield ({"source": name, "reader": reader, "slices": list(part.slices)}, part.weight, part.label,
                            name)
             elif not plan.barrier:
@@ -405,9 +419,12 @@ class Planner:
                                      "barrier": plan.barrier_name}},
                            part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
-    def _partitions(self, name: str, index: Mapping[str, Any]) -> Iterator[Partition]:
+    def partitions(self, name: str, index: Mapping[str, Any] | Units) -> Iterator[Partition]:
+        """Return the inputs of the tasks that read a source. `index` is the result of the node `index:NAME`."""
         files = self.source_files(name)
         reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
+        if isinstance(index, Units):
+            return partitions(name, (), reader.expansion, self.target, {}, units=index)
         return partitions(name, files, reader.expansion, self.target, index, reader.group)
 
     def _barrier_node(self, plan: _PassPlan) -> Node:

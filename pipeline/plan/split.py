@@ -9,7 +9,7 @@ changes only the partitions next to it. Big files are split at record boundaries
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -46,14 +46,16 @@ def needs_index(file: SourceFile, expansion: float, target: int) -> bool:
 
 def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[str], float], target: int,
                indexes: Mapping[str, list[dict[str, int]] | None],
-               group: Callable[[str], str] = lambda path: "") -> Iterator[Partition]:
+               group: Callable[[str], str] = lambda path: "",
+               units: Iterable[Sequence[SourceFile]] | None = None) -> Iterator[Partition]:
     """Yield the partitions of a source (each the input of one task) in path order. They are not returned as a list,
     because there may be millions.
 
     `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
     to its splits, {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in `indexes`.
     Files with the same `group` (`Reader.group`) stay together, however many they are. `target` is the uncompressed size
-    of a partition (`run.partition`).
+    of a partition (`run.partition`). `units` are given in place of groups for files of which only a look into them says
+    which ones stay together (`Reader.units`), in their order.
     """
     pending: list[SourceFile] = []
     size = 0.0
@@ -62,12 +64,13 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
         nonlocal size
         if pending:
             names = pending[0].path if len(pending) == 1 else f"{pending[0].path} … {pending[-1].path}"
-            yield Partition(source, tuple(f.arg() for f in pending), int(size) + 1, f"{source}: {names}")
+            once = {f.path: f.arg() for f in pending}             # units may share a file, such as an index
+            yield Partition(source, tuple(once.values()), int(size) + 1, f"{source}: {names}")
             pending.clear()
         size = 0.0
 
-    for name, members in groupby(files, key=lambda f: group(f.path) or f.path):
-        together = list(members)
+    grouped = (list(members) for _, members in groupby(files, key=lambda f: group(f.path) or f.path))
+    for together in grouped if units is None else map(list, units):
         file = together[0]
         expected = sum(f.size * expansions(f.path) for f in together)
         splits = indexes.get(file.path) if len(together) == 1 else None
@@ -82,7 +85,7 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
             yield from packed()
         pending += together
         size += expected
-        if boundary(name, max(expected / target, LAST if len(pending) > MAX_FILES // 2 else 0.0)):
+        if boundary(group(file.path) or file.path if units is None else file.path, max(expected / target, LAST if len(pending) > MAX_FILES // 2 else 0.0)):
             yield from packed()
     yield from packed()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 from pipeline.engine.driver.queue import TaskRecords
 from pipeline.passes.encode import LABELS, SPLITS, assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import byte_draft, load_draft, tokenizer_info, tokenizer_waves
-from pipeline.passes.import_tokens import FILES, import_draft
-from pipeline.passes.labels import Label, label_ranges, streams_of
+from pipeline.passes.import_tokens import FILES, IDS, MOST, check_draft, import_draft
+from pipeline.passes.labels import Label, streams_of
 from pipeline.passes.pack import ShardPlace, pack_drafts
+from pipeline.passes.part_tokens import Piece
 from pipeline.plan.inputs import InputError
+from pipeline.plan.label_pieces import LabelPieces
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
 from pipeline.plan.planner import Planner
 from pipeline.recipe.hub import hub_tokenizer
@@ -114,19 +116,25 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     parts = parts_of(results, [] if imports else inputs, config.get("where", {}).get("source"))
     by: list[dict[str, Any]] = []
     if imports:
-        drafts = [_import(recipe, planner, source, tokenizer, float(recipe.shards[name].val)) for source in imports]
+        drafts = [draft for source in imports for draft in _imports(recipe, planner, source, results, name)]
     else:
         by = label_sources(recipe, name)
         drafts = encode_drafts(parts, tokenizer, {**config, "val": float(recipe.shards[name].val)},
                                planner.quarantined, by)
     encoded = yield (planner.draft_spec(f"shards:{name}/encode", i, d) for i, d in enumerate(drafts))
     parts_encoded = [result(r) for r in encoded]
+    places, listed = (None, {}) if not imports else _imported(planner, imports, parts_encoded, drafts)
+    if imports:
+        yield (planner.draft_spec(f"shards:{name}/check", i, draft)
+               for i, draft in enumerate(_checks(planner, imports, parts_encoded, drafts)))
     shards_of: dict[str, list[ShardPlace]] = {}
 
     def assembling() -> Iterator[TaskDraft]:             # of one stream at a time: each names all parts
-        streams = _split(recipe, planner, name, parts_encoded) if by else {name: None}
-        for stream, ranges in streams.items():
-            of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "")
+        streams: Iterable[tuple[str, dict[str, list[list[Piece]]] | None]] = \
+            _split(recipe, planner, name, parts_encoded) if by else [(name, None)]
+        for stream, ranges in streams:
+            of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "",
+                                        places=places)
             shards_of[stream] = [(draft.args["split"], draft.args["index"]) for draft in of_stream]
             yield from of_stream
 
@@ -141,45 +149,75 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
                          for i, d in enumerate(chain.from_iterable(drafts_of.values())))
         left = iter(records)
         packed = {stream: [result(r) for r in islice(left, len(drafts))] for stream, drafts in drafts_of.items()}
-    listed = [r.files[FILES] for r in parts_encoded] if imports else []
-    imported = [{"source": source, "format": recipe.sources[source].config["format"],
-                 "files": json.loads(planner.read_file(file["$ref"], file["sha256"]))}
-                for source, file in zip(imports, listed, strict=True)]
-    return StreamResult(shards, parts, encoded, packed, {"tokens": imported} if imported else {})
+    source = {"tokens": [{"source": source, "format": recipe.sources[source].config["format"], "files": listed[source]}
+                         for source in imports]} if imports else {}
+    return StreamResult(shards, parts, encoded, packed, source)
 
 
-def _import(recipe: Recipe, planner: Planner, source: str, tokenizer: Mapping[str, Any], share: float) -> TaskDraft:
-    """Return the task that imports a source of token files. Raises InputError if the source names another tokenizer
-    than that of the recipe."""
-    config, spec, files = recipe.sources[source].config, recipe.tokenizer, planner.source_files(source)
+def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str, Any], name: str) -> list[TaskDraft]:
+    """Return the tasks that import a source of token files for the shards `name`. Raises InputError if the source names
+    another tokenizer than that of the recipe."""
+    config, spec, tokenizer = recipe.sources[source].config, recipe.tokenizer, results[TOKENIZER]
     assert spec is not None
     if config["tokenizer"]:
         named = load_tokenizer(config["tokenizer"], spec.eos, spec.pattern)
         if named.sha256 != tokenizer["sha256"]:
             raise InputError(f"sources.{source}.tokenizer: {config['tokenizer']} (sha256 {named.sha256[:12]}) is not "
                              f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
-                             f"`tokenizer:`, or write the texts with `tokenmill shards decode` and encode them anew")
-    return import_draft(source, config["format"], [file.arg() for file in files], files.bytes, tokenizer, share)
+                             f"`tokenizer:`, or add `decode: true` to the source and make a dataset from it")
+    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, float(recipe.shards[name].val))
+            for part in planner.partitions(source, results[f"index:{source}"])]
+
+
+def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
+              drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
+    """Return for each task of `drafts` (number of its source, number of its first document in the source), and for each
+    source a list of (file, number of its first document in the source). Raises InputError if a source has no documents,
+    too many, or loss masks in some of its files."""
+    rows = dict.fromkeys(sources, 0)
+    masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
+    places: list[tuple[int, int]] = []
+    files: dict[str, list[tuple[str, int]]] = {source: [] for source in sources}
+    for task, draft in zip(imported, drafts, strict=True):
+        source, ref = draft.args["source"], task.files[FILES]
+        places.append((sources.index(source), rows[source]))
+        starts = json.loads(planner.read_file(ref["$ref"], ref["sha256"]))
+        files[source] += [(file, start + rows[source]) for file, start in starts]
+        if task.counters["masked"] is not None:
+            masks[source].setdefault(task.counters["masked"], starts[0][0])
+        rows[source] += sum(task.counters[split]["docs"] for split in SPLITS)
+    for source, count in rows.items():
+        root = planner.source_files(source).root
+        if not count:
+            raise InputError(f"{root}: has no documents; take the source '{source}' out, or give it files")
+        if count > MOST:
+            raise InputError(f"{root}: the source '{source}' has {count:,} documents, more than {MOST:,}; make several "
+                             f"sources of it")
+        if len(masks[source]) > 1:
+            raise InputError(f"{root}/{masks[source][False]}: has no loss mask, unlike {masks[source][True]}; add it, "
+                             f"or remove it from all files if all tokens count in the loss")
+    return places, files
+
+
+def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
+            drafts: Sequence[TaskDraft]) -> Iterator[TaskDraft]:
+    """Yield the tasks that compare the ids which the files of a source have given to documents."""
+    for source in sources:
+        tasks = [task for task, draft in zip(imported, drafts, strict=True) if draft.args["source"] == source]
+        if any(task.files[IDS]["bytes"] for task in tasks):
+            yield check_draft(source, planner.source_files(source).root, tasks)
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,
-           encoded: list[TaskResult]) -> dict[str, dict[str, list[list[list[int]]]]]:
-    """Return for each stream of split shards, sorted by name, where its documents are in the encoded parts, as
+           encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[Piece]]]]]:
+    """Yield each stream of split shards, sorted by name, and where its documents are in the encoded parts, as
     `assemble_drafts` takes it."""
     shards = recipe.shards[name]
-    files = [r.files[LABELS] for r in encoded]
-    documents = [json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files]
-    places = {split: label_ranges(documents, split) for split in SPLITS}
-    tokens: dict[Label, int] = {}
-    for split, parts in places.items():
-        for label, (_, _, start, stop) in chain.from_iterable(part.items() for part in parts):
-            tokens[label] = tokens.get(label, 0) + (stop - start if split == "train" else 0)
+    files = (r.files[LABELS] for r in encoded)
+    pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)
     least = shards.longest + 1 if shards.min_tokens is None else shards.min_tokens
-    streams = streams_of(name, tokens, least)
-    ranges: dict[str, dict[str, list[list[list[int]]]]] = {
-        stream: {split: [[] for _ in encoded] for split in SPLITS} for stream in sorted(set(streams.values()))}
-    for split, parts in places.items():
-        for i, part in enumerate(parts):
-            for label, place in part.items():
-                ranges[streams[label]][split][i].append(place)
-    return ranges
+    labels: dict[str, list[Label]] = {}
+    for label, stream in streams_of(name, pieces.tokens, least).items():
+        labels.setdefault(stream, []).append(label)
+    for stream in sorted(labels):
+        yield stream, pieces.of(labels[stream])

@@ -26,6 +26,7 @@ from pipeline.engine.task import ChangedInput
 from pipeline.store.fs import Store
 from stages.catalog import load, reader_class
 from stages.read.reader import Reader
+from stages.stage import resource_files
 
 _imported: set[tuple[str, str]] = set()          # (name, sha256) of the files that this process has imported as planned
 
@@ -84,11 +85,22 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
     """Make, in a worker, the reader that a task's argument `entry` describes: {name, key, $volatile: {target, config,
-    code}}. A caller must check each record that the reader yields (`pipeline.passes.storable.checked`), because a
+    code, resources}}. Raises ChangedInput when a resource file is not the one with which the run was planned. A caller must check each record that the reader yields (`pipeline.passes.storable.checked`), because a
     user's reader may yield records that cannot be stored."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
-    return reader_class(hidden["target"])(hidden["config"])
+    reader = reader_class(hidden["target"])(hidden["config"])
+    check_resources(resource_files(reader.config), hidden.get("resources", {}))
+    return reader
+
+
+def check_resources(files: Mapping[str, str], planned: Mapping[str, str]) -> None:
+    """Raise ChangedInput when the resource files of a stage or reader, {config field: path}, do not have the sha256
+    with which the run was `planned`."""
+    for field, path in files.items() if planned else ():
+        if file_sha256(path) != planned.get(field):
+            raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the new one, "
+                               f"and see that all nodes have the same")
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.recipe.errors import KeyPath
-from pipeline.recipe.model import Recipe
+from pipeline.recipe.model import Recipe, Source
 from pipeline.recipe.problems import Checker
 from stages.catalog import reader_class
 
 
 def token_sources(recipe: Recipe, names: Iterable[str]) -> list[str]:
     """Return those of `names` that are sources of token files."""
-    return [name for name in names if name in recipe.sources and reader_class(recipe.sources[name].read).holds_tokens]
+    return [name for name in names if name in recipe.sources and holds_tokens(recipe.sources[name])]
+
+
+def holds_tokens(source: Source) -> bool:
+    """Whether a source gives tokens instead of documents."""
+    return reader_class(source.read)(source.config).holds_tokens
 
 
 def check_token_files(recipe: Recipe, checker: Checker) -> None:
@@ -21,7 +26,7 @@ def check_token_files(recipe: Recipe, checker: Checker) -> None:
         for source in token_sources(recipe, config.inputs):
             path: KeyPath = ("datasets", dataset, "from", config.inputs.index(source))
             checker.fail(path, f"'{source}' holds tokens, and a dataset is made from texts; name it under `shards:`, "
-                               f"or write its texts with `tokenmill shards decode` and read them with `read: jsonl`")
+                               f"or add `decode: true` to the source")
     for name, shards in recipe.shards.items():
         if not (tokens := token_sources(recipe, shards.inputs)):
             continue
@@ -35,4 +40,4 @@ def check_token_files(recipe: Recipe, checker: Checker) -> None:
         for key in ("where", "by"):
             if getattr(shards, key):
                 checker.fail(("shards", name, key), f"documents of token files have no columns that `{key}` could look "
-                                                    f"at; remove it, or write the texts with `tokenmill shards decode`")
+                                                    f"at; remove it, or add `decode: true` to the source and make a dataset from it")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import accumulate
 from typing import Any
 
 from pipeline.base.word_diff import only, pieces, rows, shortened
@@ -100,9 +101,10 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
     facts["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
         "kept") else None
     facts["windows"] = find(queries, store, row["id"], stop, exact=True)["places"] if kind == "kept" else []
-    streams = sorted({name.stream for name in set_names(store)})
-    lost = [] if kind != "kept" else [entry for stream in streams for entry in _entries(
-        queries, store, stream_quarantine(stream), row["id"], masked, stop)]
+    # documents that no stream of split shards has got are in the quarantine of the entry of `shards:`
+    entries = sorted({name for stream in set_names(store) for name in accumulate(stream.stream.split("."), "{}.{}".format)})
+    lost = [] if kind != "kept" else [entry for name in entries for entry in _entries(
+        queries, store, stream_quarantine(name), row["id"], masked, stop)]
     return {**facts, "quarantine": lost}
 
 

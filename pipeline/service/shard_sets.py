@@ -31,7 +31,7 @@ from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.steps import readers_of
 from tokenizer.shards.find import places, window_documents
 from tokenizer.shards.index import ShardIndex
-from tokenizer.shards.layout import MANIFEST, Manifest
+from tokenizer.shards.layout import MANIFEST, STREAM_CHARS, Manifest
 from tokenizer.shards.lookup import Lookup, by_id, name_of
 from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
 from tokenizer.shards.packed import NUMBERS, PackedShard
@@ -41,7 +41,7 @@ SPLITS = ("train", "val")
 LARGEST = 256 << 20
 #: most places of documents in an answer, steps that read a document, and documents of a window
 MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]{0,63}")
+_STREAM = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.=-]{{0,{STREAM_CHARS - 1}}}")
 _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 

@@ -12,12 +12,12 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stages.document import BadRecord, Document, document_id
-from stages.stage import StageConfig, library_versions, python_version
+from stages.stage import StageConfig, file_sha256, library_versions, python_version, resource_files
 
 #: bytes after a slice that a reader may examine to see what follows
 BEYOND = 64 << 10
@@ -83,7 +83,9 @@ class Reader:
     #: the step that turns the reader's markup into plain text, e.g. 'latex'; "" if its text is no such markup
     markup: ClassVar[str] = ""
     #: True when its files hold tokens instead of documents. Such a source is named in `shards:` and in no dataset
-    holds_tokens: ClassVar[bool] = False
+    holds_tokens: bool = False
+    #: True when some files must be read together, and `units` says which ones
+    in_units: ClassVar[bool] = False
     #: True when a file holds many documents
     collection: ClassVar[bool] = False
     #: True when `tokenmill extract` uses it for members of archives that have its suffixes
@@ -111,7 +113,9 @@ class Reader:
     def key(self) -> str:
         """Return the reader's key: a hash (32 hex characters) of everything that decides which documents this reader
         makes of a file."""
-        doc = {"name": self.name, "version": self.version, "config": self.config.model_dump(mode="json"),
+        config = self.config.model_dump(mode="json") | {
+            field: file_sha256(path) for field, path in resource_files(self.config).items()}
+        doc = {"name": self.name, "version": self.version, "config": config,
                "libraries": library_versions(self.libraries), "python": python_version()}
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -157,6 +161,12 @@ class Reader:
         group must be read together, so one task gets them all and passes them to `read_files` in the order of their
         paths."""
         return ""
+
+    def units(self, root: str, paths: Sequence[str], find: Callable[[str], str]) -> list[list[str]]:
+        """Return which files must be read together, as lists of paths in the order of their documents. Files that hold
+        no documents may be left out, and one file may be in several lists. `paths` are the files of the source, `root`
+        names their folder in messages, and `find` returns where a file is on this machine."""
+        raise NotImplementedError(f"{type(self).__name__} does not define units")
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
         """Yield the documents of several files, one file after the other. Each file is given as (local file, slice of

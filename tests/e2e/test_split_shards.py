@@ -113,6 +113,24 @@ def test_rare_labels_are_put_together_within_their_language_first(streams):
     assert not [s for s in streams if s.startswith("web.none")]
 
 
+def test_streams_of_another_split_are_hidden_and_stay_for_earlier_trainings(site, tmp_path):
+    store = run(recipe(site), tmp_path / "store")
+    before = curriculum_of(store)
+    for by, mix in (("by: language, min_tokens: 5500,", "{web: {share: 100, by: language}}"), ("", "{web: 100}"),
+                    (BY, MIX)):
+        path = recipe(site, "changed", by=by, mix=mix)
+        if not by:
+            path.write_text(path.read_text().replace("{web: {share: 100, by: language, unimax: 4}}", "{web: 100}"))
+        run(path, tmp_path / "store")
+        shown = {path.split("/")[1] for path in store.list("shards") if path.endswith("split=train/shards.json")}
+        runs = sorted(store.list("runs"), key=lambda path: (store.local / path).stat().st_mtime_ns)
+        newest = [path for path in runs if path.endswith("/curriculum.json")][-1]
+        now = Curriculum.loads(store.read(newest), newest)
+        assert shown == {stream.name for stream in now.streams}
+        for stream in before.streams:
+            ShardSet(store.local / stream.train, stream.sha256)
+
+
 def test_every_document_is_in_one_stream_with_the_tokens_it_has_unsplit(site, split, streams):
     whole = recipe(site, "whole", by="", mix="{web: 100}")
     whole.write_text(whole.read_text().replace("{web: {share: 100, by: language, unimax: 4}}", "{web: 100}"))

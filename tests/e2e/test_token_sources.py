@@ -6,17 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.prf import below
 from pipeline.engine.driver.endings import TaskFailed
-from pipeline.forecast.sample import SampleError, run_sample
+from pipeline.forecast.sample import SampleError, SampleLimits, run_sample
 from pipeline.plan.inputs import InputError
 from pipeline.plan.lint import lint
 from pipeline.recipe import RecipeError, load_recipe
@@ -28,6 +30,8 @@ from stages.read.tokens import Tokens
 from tests import commands
 from tests.corpus import sentences
 from tokenizer.export.export import export
+from tokenizer.imports.assemble import Assembly
+from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
@@ -101,6 +105,56 @@ def mixed(site) -> Store:
     return run(recipe(site), site / "store")
 
 
+@pytest.fixture(scope="module")
+def parted(site) -> Path:
+    """The site with the tokens of each format in several files."""
+    folder = site / "parted"
+    folder.mkdir()
+    for name in ("fresh", "tokenizer.json"):
+        (folder / name).symlink_to(site / name)
+    ids = [id for id, _ in documents(site / "old-store", "old")]
+    for format in FORMATS:
+        (folder / "exports" / format).mkdir(parents=True)
+        for part in range(3):                      # three folders, in three orders of their documents
+            source = folder / "sets" / str(part)
+            if not source.exists():
+                write_set(site / "old-store/shards/old/split=train", source, ids[part * 30:part * 30 + 30])
+            export(ShardSet(source), format, folder / f"exports/{format}/{part}", False)
+        merge(folder / f"exports/{format}", folder / f"old-{format}", format)
+    return folder
+
+
+def write_set(whole: Path, out: Path, ids: list[str]) -> None:
+    """Write the documents with these ids as a shard set."""
+    shards = ShardSet(whole)
+    out.mkdir(parents=True)
+    assembly = Assembly(out, shards.vocab_size, shards.eos, 1 << 30)
+    chosen = [d for d in shards.documents(0, shards.tokens) if d.id in set(ids)]
+    tokens = np.concatenate([shards.read(d.start, d.stop) for d in chosen])
+    assembly.add(ImportedDocuments("", 0, tokens, np.array([d.stop - d.start for d in chosen]), None, None),
+                 [d.id for d in chosen], 0)
+    manifest = Manifest.of("old", "train", shards.manifest.tokenizer, shards.vocab_size, shards.eos, assembly.close())
+    (out / MANIFEST).write_text(manifest.dumps())
+
+
+def merge(exports: Path, out: Path, format: str) -> None:
+    """Put several exports into one folder, numbered so that the order of names is not that of an index."""
+    out.mkdir()
+    entries, key = [], {"mds": "shards", "litdata": "chunks"}.get(format)
+    for part, number in enumerate((7, 10, 9) if key else (1, 2, 3)):
+        for file in sorted((exports / str(part)).iterdir()):
+            if file.name != "index.json":
+                shutil.copy(file, out / re.sub(r"\d+(?=\D*$)", str(number), file.name, count=1))
+        if key:
+            index = json.loads((exports / str(part) / "index.json").read_text())
+            for entry in index[key]:
+                names = entry if format == "litdata" else entry["raw_data"]
+                field = "filename" if format == "litdata" else "basename"
+                names[field] = re.sub(r"\d+(?=\D*$)", str(number), names[field], count=1)
+                entries.append(entry)
+            (out / "index.json").write_text(json.dumps({**index, key: entries}))
+
+
 def documents(store: Path, stream: str, split: str = "train") -> list[tuple[str, list[int]]]:
     shards = ShardSet(store / "shards" / stream / f"split={split}")
     assert verify(shards.folder) == []
@@ -141,6 +195,113 @@ def test_a_stream_of_token_files_has_their_documents_beside_a_stream_of_texts(si
 def read_manifest(store: Store, stream: str, split: str = "train") -> Manifest:
     path = f"shards/{stream}/split={split}/{MANIFEST}"
     return Manifest.from_json(json.loads(store.read(path)), path)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_several_tasks_import_what_one_import_of_the_command_does(parted, format, tmp_path, tokenmill):
+    stores = [run(recipe(parted, format, f"{format}-{size}", **{
+        "train:": f"run: {{partition: {size}}}\ntrain:"}), tmp_path / size) for size in ("1KB", "3GB")]
+    one, other = ({p: data for p, data in bytes_of(store).items() if p.startswith("shards/old/")} for store in stores)
+    assert one == other and one
+    counted = [len(list((store.local / "objects").glob("*/*files.json"))) for store in stores]
+    assert counted == ([1, 1] if format == "nanogpt" else [3, 1])                # tasks that import
+    done = tokenmill("shards", "import", str(parted / f"old-{format}"), "--format", format, "--tokenizer",
+                     str(parted / "tokenizer.json"), "--store", str(tmp_path / "command"), "--name", "old")
+    assert done.code == 0, done.err
+    assert documents(stores[0].local, "old") == documents(tmp_path / "command", "old")
+    table = [row for shard in ShardSet(stores[0].local / "shards/old/split=train").manifest.shards
+             for row in pq.read_table(stores[0].local / "shards/old/split=train" / shard.table).to_pylist()]
+    assert [(row["part"], row["row"]) for row in table] == [(0, i) for i in range(80)]
+    starts = read_manifest(stores[0], "old").source["tokens"][0]["files"]
+    if format != "nanogpt":
+        assert [start for _, start in starts] == [0, 30, 60]
+
+
+def test_one_id_in_two_files_of_different_tasks_ends_the_run(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    files = tmp_path / "site/old-parquet"
+    names = sorted(path.name for path in files.iterdir())
+    shutil.copy(files / names[0], files / names[2])
+    path = recipe(tmp_path / "site", "parquet", **{"train:": "run: {partition: 1KB}\ntrain:"})
+    with pytest.raises(TaskFailed, match=rf"{names[2]}, document 0: has the id .* of .*{names[0]}, document 0"):
+        run(path, tmp_path / "store")
+    assert not (tmp_path / "store/shards").exists()
+
+
+def test_files_that_do_not_belong_together_end_the_run(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    files = tmp_path / "site/old-ds"
+    shutil.copy(files / "1.ds", files / "val.ds")
+    with pytest.raises(TaskFailed, match=r"val\.ds: seems to be held out"):
+        run(recipe(tmp_path / "site", "ds"), tmp_path / "store")
+
+
+DECODED = """version: 1
+sources: {old: {read: tokens, path: old-FORMAT, format: FORMAT, tokenizer: tokenizer.json, decode: true}}
+datasets: {clean: {from: old, steps: [{exact: {}}]}}
+tokenizer: {load: tokenizer.json}
+shards: {old: {from: clean, longest: 64, val: 0%}}
+run: {partition: SIZE}
+"""
+
+
+def decoded(folder: Path, format: str, size: str, store: Path, backend: str = "inline") -> Store:
+    (folder / f"decoded-{format}.yaml").write_text(DECODED.replace("FORMAT", format).replace("SIZE", size))
+    return run(folder / f"decoded-{format}.yaml", store, backend)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_decoded_tokens_are_documents_whose_tokens_are_the_same_again(site, parted, format, tmp_path):
+    stores = [decoded(parted, format, size, tmp_path / size) for size in ("1KB", "3GB")]
+    old = documents(site / "old-store", "old")
+    for store in stores:
+        new = documents(store.local, "old")
+        assert [tokens for _, tokens in new] == [tokens for _, tokens in old]
+    texts = [row for row in rows_of(stores[0], "clean")]
+    assert {row["text"] for row in texts} == {path.read_text() for path in (site / "texts").iterdir()}
+    assert {row["source"] for row in texts} == {"old"}
+    if format in ("olmo", "parquet", "mds"):
+        assert {json.loads(row["meta"])["id"] for row in texts} == {id for id, _ in old}
+    places = {(row["locator"]["file"], row["locator"]["record"]) for row in texts}
+    assert len(places) == 80 and all(row["id"] == document_id("old", row["locator"]["file"], "",
+                                                              row["locator"]["record"]) for row in texts)
+
+
+def rows_of(store: Store, dataset: str) -> list[dict]:
+    return [row for path in sorted((store.local / "datasets" / dataset).glob("*.parquet"))
+            for row in pq.read_table(path).to_pylist()]
+
+
+def test_a_damaged_token_file_is_quarantined_and_the_others_are_decoded(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    files = tmp_path / "site/old-ds"
+    data = bytearray((files / "2.ds").read_bytes())
+    data[-2:] = b"\1\0"                                                      # no EOS at the end of the last document
+    (files / "2.ds").write_bytes(data)
+    store = decoded(tmp_path / "site", "ds", "3GB", tmp_path / "store", "process")
+    assert len(rows_of(store, "clean")) == 50
+    bad = report_of(store)
+    assert "2.ds" in json.dumps(bad) and "corrupt_tokens" in json.dumps(bad)
+
+
+def test_a_loss_mask_is_not_lost_by_decoding(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    for body in (tmp_path / "site/old-ds").glob("*.ds"):
+        body.with_name(f"{body.name}.loss").write_bytes(bytes(body.stat().st_size // 2))
+    store = decoded(tmp_path / "site", "ds", "1KB", tmp_path / "store")
+    assert not rows_of(store, "clean") and "corrupt_tokens" in json.dumps(report_of(store))
+
+
+def test_another_tokenizer_file_computes_decoded_documents_anew(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    (tmp_path / "site/tokenizer.json").unlink()
+    document = json.loads((parted / "tokenizer.json").read_text())
+    (tmp_path / "site/tokenizer.json").write_text(json.dumps(document))
+    store = decoded(tmp_path / "site", "ds", "3GB", tmp_path / "store")
+    before = {path.name for path in (store.local / "objects").iterdir()}
+    (tmp_path / "site/tokenizer.json").write_text(json.dumps(document, indent=1))
+    decoded(tmp_path / "site", "ds", "3GB", tmp_path / "store")
+    assert {path.name for path in (store.local / "objects").iterdir()} - before
 
 
 def test_the_order_reads_windows_of_both_streams(mixed):
@@ -251,7 +412,9 @@ def test_commands_read_the_stream(site, mixed, tokenmill):
 @pytest.mark.parametrize(("old", "new", "key"), [
     ("format: megatron, ", "", "sources.old.format"),
     ("format: megatron", "format: webdataset", "sources.old.format"),
-    ("tokenizer: tokenizer.json}", "decode: true}", "sources.old.decode"),
+    ("tokenizer: tokenizer.json}", "decode: true}", "sources.old"),
+    ("tokenizer: tokenizer.json}", "eos: </s>}", "sources.old"),
+    ("tokenizer: tokenizer.json}", "tokenizer: tokenizer.json, decode: true}", "shards.old.from"),
     ("tokenizer: tokenizer.json}", "tokenizer: gone.json}", "sources.old.tokenizer"),
     ("clean: {from: fresh}", "clean: {from: [fresh, old]}", "datasets.clean.from[1]"),
     ("old: {from: old,", "old: {from: [old, clean],", "shards.old.from[1]"),
@@ -291,9 +454,23 @@ def test_damaged_files_end_the_run_with_the_name_of_the_file_and_leave_no_shards
     assert not (tmp_path / "store/shards").exists()
 
 
-def test_a_sample_of_texts_is_not_drawn_from_token_files(site):
-    with pytest.raises(SampleError, match=r"shards\.old"):
-        run_sample(load_recipe(recipe(site)), 0.5, workers=1)
+def test_a_forecast_leaves_out_token_files_that_are_taken_as_they_are(site, tokenmill):
+    sampled = run_sample(load_recipe(recipe(site)), 1.0, workers=1)
+    assert set(sampled.sources) == {"fresh"} and "shards.old" in " ".join(sampled.notes)
+    done = tokenmill("plan", str(recipe(site)), "--sample", "100%", "--store", str(site / "none"), "--json")
+    assert done.code == 0, done.err
+    assert "shards.old" in done.out
+
+
+@pytest.mark.parametrize("format", ["ds", "litdata"])
+def test_a_forecast_decodes_token_files(parted, format):
+    (parted / "sampled.yaml").write_text(DECODED.replace("FORMAT", format).replace("SIZE", "1KB"))
+    sampled = run_sample(load_recipe(parted / "sampled.yaml"), 1.0, workers=1)
+    assert sampled.sources["old"].records_drawn == 80
+    sizes = sum(path.stat().st_size for path in (parted / f"old-{format}").iterdir())
+    assert sampled.sources["old"].bytes_read == sizes
+    with pytest.raises(SampleError, match="source 'old'"):
+        run_sample(load_recipe(parted / "sampled.yaml"), 0.5, workers=1, limits=SampleLimits(read_bytes=1000))
 
 
 def test_a_source_that_no_shards_take_is_pointed_out(site):

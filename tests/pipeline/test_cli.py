@@ -20,6 +20,7 @@ from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.hurried import HurriedClock
 from tests.pipeline.cli_site import ROOT, process
+from tokenizer.byte_level import byte_level_json
 from tokenizer.shards.rows import RowSet
 
 HEAVY = "('ray', 'torch', 'numba', 'spacy', 'datatrove', 'trafilatura', 'tokenizers')"
@@ -165,6 +166,12 @@ def test_a_store_in_use_is_not_touched(site, tmp_path, tokenmill):
     with Log.open(Store(store), run="other"):
         said = tokenmill("run", site / "recipe.yaml", "--store", store, "--backend", "inline")
         assert said.code == 1 and "in use by run 'other'" in said.err and "--takeover" in said.err
+        (tmp_path / "a.ds").write_bytes(b"")
+        (tmp_path / "bytes.json").write_text(byte_level_json())
+        said = tokenmill("shards", "import", str(tmp_path / "a.ds"), "--format", "ds", "--tokenizer",
+                         str(tmp_path / "bytes.json"), "--store", store, "--name", "old")
+        assert said.code == 1 and "in use by run 'other'" in said.err and "wait" in said.err
+        assert "--takeover" not in said.err                                    # the command has no such option
 
 
 def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkeypatch, caplog):

@@ -48,6 +48,26 @@ def test_only_the_last_resort_has_fewer_tokens_than_the_least(tokens, least):
     assert streams == streams_of("s", dict(reversed(tokens.items())), least)
 
 
+def test_hostile_labels_have_names_of_their_own():
+    hostile = ["..", ".", "a/b", "a.b", "a\nb", "a\0b", " ", "en ", "\u0435n", "EN", "e\u0301", "\u00e9", "x" * 10_000,
+               "x" * 9_999, "-", "--", "\ud800", "\u202een", "con", "split=train", "web.other", "*", "~", "$HOME"]
+    names = [label_name(label) for label in hostile]
+    assert len(set(names)) == len(hostile)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,24}", name) for name in names)
+
+
+def test_ten_thousand_labels_make_few_streams_unless_all_have_tokens():
+    tokens = {(label_name(f"топик {i}"),): 1 + i for i in range(10_000)}
+    assert len(tokens) == 10_000
+    streams = streams_of("web", tokens, 9_001)
+    assert len(set(streams.values())) == 1001 and list(streams.values()).count("web.other") == 9000
+
+
+def test_a_stream_name_too_long_for_a_folder_is_an_error_that_names_the_key():
+    with pytest.raises(TooManyStreams, match=r"^shards\.web\.by:"):
+        streams_of("web", {("x" * 24,) * 9: 100}, 10)
+
+
 def test_more_streams_than_allowed_are_an_error_that_names_the_key():
     with pytest.raises(TooManyStreams, match=r"^shards\.web\.by:"):
         streams_of("web", {(str(i),): 100 for i in range(MOST_STREAMS + 1)}, 10)

@@ -21,8 +21,10 @@ from pipeline.service.documents import difference
 from pipeline.service.duck import Stop
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
+from pipeline.store.dataset import publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
-from tests.service.corpus import HOSTILE, documents, publish_rows
+from tests.service.corpus import HOSTILE, documents, publish_rows, put_part
+from tokenizer.shards.layout import Manifest
 
 OPERATOR, VIEWER = "operator-0123456789abcdef", "viewer-0123456789abcdefg"
 MAIL = "jane.roe@home.example.com"
@@ -215,6 +217,18 @@ def test_hostile_documents_come_whole_and_harmless(viewer, operator):
     long = got(viewer, f"/d/documents/{LONG['id']}", chars=20)["document"]
     assert (long["text"], long["chars"]) == (LONG["text"][:20], len(LONG["text"]))
     assert json.loads(got(viewer, f"/d/documents/{DEEP['id']}")["document"]["meta"]) == DEEP["meta"]
+
+
+def test_a_document_that_split_shards_could_not_encode_has_its_entry(tmp_path):
+    store = Store(str(tmp_path / "store"))
+    publish_rows(store, tmp_path / "scratch", KEPT)
+    entry = {**BAD[0], "id": KEPT[0]["id"], "stage": "encode", "reason": "error:ValueError"}
+    record = put_part(store, tmp_path / "scratch", "f" * 32, "shards:web/encode", [], quarantined=[entry])
+    publish_quarantine(store, stream_quarantine("web"), [record])
+    empty = Manifest.of("web.en.b00", "train", "0" * 64, 400, 0, ())
+    store.write("shards/web.en.b00/split=train/shards.json", empty.dumps().encode())
+    found = got(client(tmp_path / "store"), f"/d/documents/{KEPT[0]['id']}")
+    assert [(e["dataset"], e["stage"]) for e in found["quarantine"]] == [("shards=web", "encode")]
 
 
 def test_quarantined_documents(viewer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class Samples(NamedTuple):
 
 def read_index(source: ImportSource) -> dict[str, Any]:
     """Return the contents of the index. Raises TokenFileError when there is none."""
-    if not source.path.is_dir() and source.path.name != INDEX:
+    if not source.is_folder and source.path.name != INDEX:
         raise TokenFileError(f"{source.path}: is no folder with {INDEX}; name such a folder")
     with source.open(INDEX) as file:
         if file.size > INDEX_BYTES:
@@ -77,9 +77,9 @@ def file_names(source: ImportSource, names: list[str]) -> list[str]:
     return names
 
 
-def check_names(source: ImportSource, before: list[str], names: list[str]) -> None:
-    """Raise TokenFileError if the index does not name the files that it named `before`: only those were checked."""
-    if names != before:
+def check_names(source: ImportSource, before: list[str], names: Container[str]) -> None:
+    """Raise TokenFileError if the index no longer names files that it named `before`."""
+    if not all(name in names for name in before):
         raise TokenFileError(f"{source.folder / INDEX}: changed while it was read; import it when nothing writes to it "
                              f"any more")
 

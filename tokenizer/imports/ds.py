@@ -22,19 +22,25 @@ BLOCK_ENDS = 1 << 18
 class DsReader:
     """Reads .ds files in the order of their names."""
 
-    def files(self, source: ImportSource) -> list[str]:
-        return source.files(".ds")
+    continues = False
 
-    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
+    def files(self, source: ImportSource) -> list[str]:
+        names = source.files(".ds")
         masked = [name for name in names if source.has(f"{name}.loss")]
         if masked and len(masked) < len(names):
             missing = next(name for name in names if name not in masked)
             raise TokenFileError(f"{source.folder / missing}.loss: is missing, but {masked[0]} has a loss mask; add "
                                  f"the missing one, or remove all of them if all tokens count in the loss")
+        return names
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return [f"{name}.{kind}" for kind in ("index", "loss", "metadata") if source.has(f"{name}.{kind}")]
+
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         for name in names:
             with source.open(name) as body, source.open(f"{name}.index") as index:
                 dtype = dtype_of(body, index, width_in(source, f"{name}.metadata"))
-                if masked:
+                if source.has(f"{name}.loss"):
                     with source.open(f"{name}.loss") as loss:
                         yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path, loss)
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,17 +21,29 @@ class IdHashes:
 
     def __init__(self, path: Path) -> None:
         self.path, self.count = path, 0
+        path.touch()
 
     def add(self, ids: Sequence[str]) -> None:
         with open(self.path, "ab") as file:
             np.fromiter(map(hashed, ids), "<u8", len(ids)).tofile(file)
         self.count += len(ids)
 
+    def add_file(self, path: Path) -> None:
+        """Add the hashes of another import."""
+        with open(path, "rb") as other, open(self.path, "ab") as file:
+            shutil.copyfileobj(other, file, BLOCK)
+        self.count += path.stat().st_size // 8
+
+    def sort(self) -> None:
+        """Sort the hashes in the file. Its bytes then depend only on the ids, not on their order."""
+        if self.count:
+            np.memmap(self.path, "<u8", "r+", shape=(self.count,)).sort()
+
     def check(self, documents: Iterable[tuple[str, str]]) -> None:
         """Raise TokenFileError if two documents have one id. Then remove the file of hashes. `documents` yields the id
         and the place of each document, for the message; it is read only when two hashes are equal."""
-        hashes = np.memmap(self.path, "<u8", "r+", shape=(self.count,))
-        hashes.sort()
+        self.sort()
+        hashes = np.memmap(self.path, "<u8", "r", shape=(self.count,)) if self.count else np.empty(0, "<u8")
         doubled: set[int] = set()
         for start in range(0, self.count, BLOCK):
             block = np.asarray(hashes[start:start + BLOCK + 1])

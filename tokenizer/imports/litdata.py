@@ -23,8 +23,13 @@ TYPES = {"no_header_numpy:1": "<i2", "no_header_numpy:2": "<i4", "no_header_nump
 class LitDataReader:
     """Reads the files that index.json names, in its order."""
 
+    continues = False
+
     def files(self, source: ImportSource) -> list[str]:
         return file_names(source, [name for name, _ in chunks(source, read_index(source))])
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return [INDEX]
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         index = read_index(source)
@@ -35,11 +40,11 @@ class LitDataReader:
             raise TokenFileError(f"{source.folder / INDEX}: data_format is {str(formats)[:80]}, not one of "
                                  f"{', '.join(TYPES)}; write the tokens as one array of such a type")
         dtype = np.dtype(TYPES[str(formats[0])])
-        items = chunks(source, index)
-        check_names(source, names, [name for name, _ in items])
-        for name, count in items:
+        counts = dict(chunks(source, index))
+        check_names(source, names, counts)
+        for name in names:
             with source.open(name) as file:
-                for first, byte, ends, data in samples_of(file, count):
+                for first, byte, ends, data in samples_of(file, counts[name]):
                     sizes = np.diff(ends, prepend=0)
                     if (sizes % dtype.itemsize).any() or int(sizes.min()) == 0:
                         raise TokenFileError(f"{file.path}: byte {byte:,}: an item from number {first:,} on is no "

@@ -34,16 +34,23 @@ class MdsFile(NamedTuple):
 class MdsReader:
     """Reads the files that index.json names, in its order."""
 
-    def files(self, source: ImportSource) -> list[str]:
-        return file_names(source, [shard.name for shard in shards_of(source)])
+    continues = False
 
-    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
+    def files(self, source: ImportSource) -> list[str]:
         shards = shards_of(source)
-        check_names(source, names, [shard.name for shard in shards])
         for shard in shards:
             if ("loss" in shard.columns) != ("loss" in shards[0].columns):
                 raise TokenFileError(f"{source.folder / INDEX}: {shard.name} and {shards[0].name} do not both have the "
                                      f"column loss; add it, or remove it from all files")
+        return file_names(source, [shard.name for shard in shards])
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return [INDEX]
+
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
+        shards = {shard.name: shard for shard in shards_of(source)}
+        check_names(source, names, shards)
+        for shard in map(shards.__getitem__, names):
             with source.open(shard.name) as file:
                 if file.size != shard.bytes:
                     raise TokenFileError(f"{file.path}: has {file.size:,} bytes, of which {INDEX} has {shard.bytes:,}: "

@@ -27,17 +27,26 @@ BLOCK = 1 << 18
 class MegatronReader:
     """Reads pairs of .bin and .idx files in the order of their names."""
 
+    continues = False
+
     def files(self, source: ImportSource) -> list[str]:
         if source.path.suffix == ".idx":
             raise TokenFileError(f"{source.path}: is an index; name the .bin file beside it")
         return source.files(".bin")
 
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return [index_of(name)] if source.has(index_of(name)) else []
+
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         for name in names:
-            with source.open(name) as body, source.open(f"{name.removesuffix('.bin')}.idx") as index:
+            with source.open(name) as body, source.open(index_of(name)) as index:
                 dtype, sequences, documents = header(index)
                 ends = ends_of(index, sequences, documents, dtype.itemsize)
                 yield from cut_at_ends(source, name, body, dtype, ends, index.path)
+
+
+def index_of(name: str) -> str:
+    return f"{name.removesuffix('.bin')}.idx"
 
 
 def header(index: TokenFile) -> tuple[np.dtype, int, int]:

@@ -22,8 +22,13 @@ HEADER_BYTES = 1024
 class NanoGptReader:
     """Reads .bin files in the order of their names."""
 
+    continues = True
+
     def files(self, source: ImportSource) -> list[str]:
         return source.files(".bin")
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return []
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         return cut_at_eos(source, pieces(source, names))

@@ -31,14 +31,14 @@ TELLING = 32
 class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
+    continues = False
+
     def files(self, source: ImportSource) -> list[str]:
-        names = [name for name in source.files(".npy") if not base(name).startswith(MASK)]
+        found = source.files(".npy")
+        names = [name for name in found if not base(name).startswith(MASK)]
         if not names:
             raise TokenFileError(f"{source.path}: has loss masks alone, no *.npy with tokens; add them")
-        return names
-
-    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
-        masks = {name for name in source.files(".npy") if base(name).startswith(MASK)}
+        masks = {name for name in found if base(name).startswith(MASK)}
         masks |= {mask_of(name) for name in names if source.has(mask_of(name))}
         for name in names:
             if masks and mask_of(name) not in masks:
@@ -46,20 +46,27 @@ class OlmoReader:
                                      f"loss mask, or remove all of them if all tokens count in the loss")
         if stray := sorted(masks - {mask_of(name) for name in names}):
             raise TokenFileError(f"{source.folder / stray[0]}: a loss mask without its tokens; add them, or remove it")
+        return names
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return [other for other in (table_of(name), mask_of(name)) if source.has(other)]
+
+    def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         dtype = source.dtype
         for name in names:
             with source.open(name) as body:
                 if body.size >= len(NUMPY) and body.read(0, len(NUMPY)) == NUMPY:
                     raise TokenFileError(f"{body.path}: byte 0: has the header of NumPy, which OLMo's files lack; "
                                          f"write it again with tofile()")
+                masked = source.has(mask_of(name))
                 if not source.has(table_of(name)):
-                    if masks:
+                    if masked:
                         raise TokenFileError(f"{source.folder / table_of(name)}: is missing; a file with a loss mask "
                                              f"needs it")
                     yield from cut_at_eos(source, pieces(source, name, body, dtype))
                     continue
                 with source.open(table_of(name)) as table:
-                    if masks:
+                    if masked:
                         with source.open(mask_of(name)) as loss:
                             yield from cut_at_ends(source, name, body, dtype, ends_of(table), table.path, loss)
                     else:

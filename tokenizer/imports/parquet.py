@@ -31,8 +31,13 @@ Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 class ParquetReader:
     """Reads .parquet files in the order of their names."""
 
+    continues = False
+
     def files(self, source: ImportSource) -> list[str]:
         return source.files(".parquet")
+
+    def beside(self, source: ImportSource, name: str) -> list[str]:
+        return []
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         masked: dict[bool, str] = {}              # whether files have loss masks → the first of them

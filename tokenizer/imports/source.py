@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,18 +38,19 @@ class Coding(NamedTuple):
 
 
 class TokenFile:
-    """A file of another project, open for reading at any position. `path` is that of the file.
+    """A file of another project, open for reading at any position. `path` names it in messages; it is at `local` on
+    this machine, by default at `path`.
 
     Every read is compared with the size of the file before memory is allocated, so a header with an absurd count is an
     error and nothing else.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, local: Path | None = None) -> None:
+        self.path, self._local = path, local or path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):             # to open a pipe would wait for its writer
+            if not stat.S_ISREG(self._local.stat().st_mode):      # to open a pipe would wait for its writer
                 raise TokenFileError(f"{path}: is no file; name a file, or a folder of files")
-            self.file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by `close`
+            self.file = open(self._local, "rb", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as e:
             raise TokenFileError(f"{path}: cannot be read ({e.strerror})") from e
         info = os.fstat(self.file.fileno())
@@ -96,7 +97,7 @@ class TokenFile:
     def check_unchanged(self) -> None:
         """Raise TokenFileError when the file was written or replaced since it was opened."""
         try:
-            infos = os.fstat(self.file.fileno()), self.path.stat()
+            infos = os.fstat(self.file.fileno()), self._local.stat()
         except OSError:
             raise self._changed() from None
         if any(state(info) != self._state for info in infos):
@@ -108,11 +109,17 @@ class TokenFile:
 
 class ImportSource:
     """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` gets the
-    number of bytes after they were read."""
+    number of bytes after they were read.
 
-    def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None) -> None:
+    With `names`, the source has these files below the folder `path` and no others, and `find` returns where a file is
+    on this machine. The folder itself is then not read, and only named in messages."""
+
+    def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
+                 names: Collection[str] | None = None, find: Callable[[str], str] | None = None) -> None:
         self.path, self.coding, self.progress = path, coding, progress
-        self.folder = path if path.is_dir() else path.parent
+        self._names, self._find = None if names is None else frozenset(names), find
+        self.is_folder = names is not None or path.is_dir()
+        self.folder = path if self.is_folder else path.parent
         #: type of tokens in the shard set
         self.dtype = token_dtype(coding.vocab_size)
 
@@ -120,16 +127,18 @@ class ImportSource:
         """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
         are left out. Raises TokenFileError when there is none, and when some seem to be held out from training and some
         do not."""
-        if not self.path.exists():
+        if self._names is not None:
+            names = visible(name for name in self._names if name.endswith(suffix))
+        elif not self.path.exists():
             raise TokenFileError(f"{self.path}: does not exist; name a file, or a folder of files")
-        if not self.path.is_dir():
+        elif not self.is_folder:
             names = [self.path.name]
         else:
             if linked := next((path for path in self.path.rglob("*") if path.is_symlink() and path.is_dir()), None):
                 raise TokenFileError(f"{linked}: is a symbolic link to a folder, which an import does not follow; name "
                                      f"the folder itself, or put the files there")
-            paths = (path.relative_to(self.path) for path in self.path.rglob(f"*{suffix}") if not path.is_dir())
-            names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+            names = visible(path.relative_to(self.path).as_posix() for path in self.path.rglob(f"*{suffix}")
+                            if not path.is_dir())
         if not names or not names[0].endswith(suffix):
             raise TokenFileError(f"{self.path}: no file *{suffix}; see that --format is that of the files")
         held_out = [name for name in names if HELD_OUT & set(re.split(r"[-_./]", name.lower()))]
@@ -147,7 +156,7 @@ class ImportSource:
         return size
 
     def has(self, name: str) -> bool:
-        return (self.folder / name).is_file()
+        return (self.folder / name).is_file() if self._names is None else name in self._names
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[TokenFile]:
@@ -157,7 +166,9 @@ class ImportSource:
             name.encode()
         except UnicodeError:
             raise TokenFileError(f"{self.folder / name}: its name is no UTF-8; rename it") from None
-        file = TokenFile(self.folder / name)
+        if self._names is not None and name not in self._names:
+            raise TokenFileError(f"{self.folder / name}: is missing; add it, or see that the path of the source has it")
+        file = TokenFile(self.folder / name, None if self._find is None else Path(self._find(name)))
         try:
             yield file
         except TokenFileError:
@@ -185,3 +196,8 @@ class ImportSource:
             last = int(ends[wrong[0]]) - 1
             raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
                                  f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends")
+
+
+def visible(names: Iterable[str]) -> list[str]:
+    """Return names of files, sorted, without hidden files and files below hidden folders."""
+    return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
