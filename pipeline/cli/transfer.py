@@ -89,8 +89,8 @@ def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
     else."""
     if not store.put_absent(MARK, own):
         if store.read(MARK).split(b" ")[0] != own.split(b" ")[0] or not {*store.list("")} <= {MARK, *paths}:
-            raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a new "
-                           f"folder, or remove it first")
+            raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a "
+                           f"new folder, or remove it first")
         store.write(MARK, own)
     elif any(path != MARK for path in store.list("")):            # another command was done while the body ran
         store.remove(MARK)

@@ -259,7 +259,7 @@ def window(queries: Queries, store: Store, name: SetName, number: int, length: i
         raise NoShards(f"there is no {kind} {number:,}; the stream has {windows:,} of {length:,} tokens", "window",
                        "give a smaller number")
     with queries.checked.folder() as scratch:
-        shards = CheckedSet(store, name.folder, manifest, packing and packing.sha256, scratch, stop)
+        shards = CheckedSet(store, name.folder, manifest, packing.sha256 if packing else None, scratch, stop)
         row = {"stream": name.stream, "split": name.split, "window": number, "tokens": length,
                "packed": packing is not None, **_documents(shards, number, length)}
     absent = add_facts(queries, store, [row], detailed, masked, stop)
