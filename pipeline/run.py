@@ -25,9 +25,9 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
-from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
+from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node

@@ -19,7 +19,7 @@ SETTINGS = ("trainer.base.config", "trainer.model.config", "trainer.optim.config
 READING = ("trainer.base.files", "trainer.observe.explain", "trainer.observe.performed", "trainer.observe.plot")
 #: who may import whom: a package, and the prefixes of the project's own modules it may import
 ALLOWED = {
-    "stages": ("stages", "pipeline.base"),
+    "stages": ("stages", "pipeline.base", "tokenizer.imports", "tokenizer.load"),         # `read: tokens`
     "tokenizer": ("tokenizer", "pipeline.base"),
     "pipeline": ("pipeline", "stages", "tokenizer", *SETTINGS, *READING),
     "trainer": ("trainer", "tokenizer.shards", "tokenizer.mixture", "pipeline.base"),

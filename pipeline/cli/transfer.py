@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.base.clock import SYSTEM
 from pipeline.base.errors import TokenmillError
+from pipeline.base.files import file_sha256
 from pipeline.base.scratch import Scratch
 from pipeline.cli.errors import BadUsage
 from pipeline.cli.options import check_root
@@ -53,33 +54,47 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
 
     Object storage has no folder that appears whole. So the object MARK is created first, which only one of two writers
     can do, and removed last; `local_copy` reads no folder that has it. Objects are created whole, and indices after the
-    files that they name. If an upload fails, the objects are removed. Errors of the body name the URL, not the
-    folder."""
+    files that they name. If an upload fails, the objects are removed. If the process is killed, they stay, and MARK has
+    the sha256 of everything that belongs there: the same command then uploads what is missing, and any other refuses.
+    Errors of the body name the URL, not the folder."""
     check_root(url, option)
     store = Store(url)
-    if (taken := next(iter(store.list("")), None)) is not None:
-        reason = "another command writes there, or was killed" if taken == MARK else "the folder is not empty"
-        raise BadUsage(f"{option} {url}: has {taken}: {reason}; name a new folder, or remove it first")
+    here = list(store.list(""))
+    if here and MARK not in here:
+        raise BadUsage(f"{option} {url}: has {here[0]}: the folder is not empty; name a new folder, or remove it first")
     with Scratch() as scratch:
         folder = Path(scratch.path, "folder")
         with naming(str(folder), store.root):
             yield folder
-        if not store.put_absent(MARK, SYSTEM.new_id().encode()):
-            raise BadUsage(f"{option} {url}: another command writes there; name a new folder")
-        if any(path != MARK for path in store.list("")):          # another command was done while the body ran
-            store.remove(MARK)
-            raise BadUsage(f"{option} {url}: another command has written there; name a new folder")
         paths = sorted((path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
                        key=index_last)
+        own = f"{file_sha256(folder)} {SYSTEM.new_id()}".encode()
+        _claim(store, option, paths, own)
         try:
             for path in paths:
-                store.upload(str(folder / path), path)
+                if store.size(path) != (folder / path).stat().st_size:         # objects of the same sha256 are whole
+                    store.upload(str(folder / path), path)
         except BaseException:
-            for path in reversed(paths):          # indices first
-                store.remove(path)
+            if store.exists(MARK) and store.read(MARK) == own:                 # no other process completes the folder
+                for path in reversed(paths):          # indices first
+                    store.remove(path)
+                store.remove(MARK)
             raise
-        finally:
-            store.remove(MARK)
+        store.remove(MARK)
+
+
+def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
+    """Create MARK with the contents `own`. If there is one with the same sha256, of a command that was killed or that
+    uploads the same files at this moment, it is replaced. Raises BadUsage when the folder has objects of anything
+    else."""
+    if not store.put_absent(MARK, own):
+        if store.read(MARK).split(b" ")[0] != own.split(b" ")[0] or not {*store.list("")} <= {MARK, *paths}:
+            raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a "
+                           f"new folder, or remove it first")
+        store.write(MARK, own)
+    elif any(path != MARK for path in store.list("")):            # another command was done while the body ran
+        store.remove(MARK)
+        raise BadUsage(f"{option} {store.root}: another command has written there; name a new folder")
 
 
 def index_last(path: str) -> tuple[bool, bool, str]:

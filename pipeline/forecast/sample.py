@@ -222,9 +222,9 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
         reader = reader_class(planner.recipe.sources[name].read)
         if reader.in_units and unread > 1:
-            raise SampleError(f"source '{name}': some of its files must be read together, so a sample of them cannot be "
-                              f"drawn, and they have more than {limits.read_bytes >> 30} GB; name fewer under `path:` "
-                              f"for the forecast")
+            raise SampleError(f"source '{name}': some of its files must be read together, so a sample of them cannot "
+                              f"be drawn, and they have more than {limits.read_bytes >> 30} GB; name fewer under "
+                              f"`path:` for the forecast")
         groups = [files] if reader.in_units else list(_groups(files))
         most = max(1 << 20, limits.drawn_bytes // max(len(groups), 1))
         specs[name] = []

@@ -244,10 +244,10 @@ class AssembleShard:
     stop) of a stream.
 
     args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, row (of its
-    first document, if it is not 0), loss: $ref if the piece has a loss mask, and ranges if the stream gets only some of its documents (`assemble_drafts`)}]. A piece
-    is one encoded part (output of `EncodePart`), and the pieces are in plan order. Of a piece with ranges, only these
-    are read. Writes body (the tokens), ends,
-    table.parquet, blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
+    first document, if it is not 0), loss: $ref if the piece has a loss mask, and ranges if the stream gets only
+    some of its documents (`assemble_drafts`)}]. A piece is one encoded part (output of `EncodePart`), and the pieces
+    are in plan order. Of a piece with ranges, only these are read. Writes body (the tokens), ends, table.parquet,
+    blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
     """
 
     name = "assemble_shard"
@@ -310,9 +310,9 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
-    each split and each of `encoded` where these are (a list of `Piece`). `stream` names the stream in the labels of the tasks. `places` has for each of
-    `encoded` what the document table has as `part`, and the `row` of its first document; without it, these are the
-    number of the part and 0."""
+    each split and each of `encoded` where these are (a list of `Piece`). `stream` names the stream in the labels of the
+    tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
+    document; without it, these are the number of the part and 0."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:

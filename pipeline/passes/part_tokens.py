@@ -141,8 +141,8 @@ class GroupedTokensWriter:
             data = pa.BufferOutputStream()
             own = table.take(rows)
             lengths = (ends - starts)[rows]
-            write_table(own.set_column(0, PART_TABLE.field("end"), pa.array(np.cumsum(lengths).astype(np.uint64))), data,
-                        row_group_size=TABLE_ROWS)
+            own_ends = pa.array(np.cumsum(lengths).astype(np.uint64))
+            write_table(own.set_column(0, PART_TABLE.field("end"), own_ends), data, row_group_size=TABLE_ROWS)
             out["tables"].write(data.getvalue().to_pybytes())
             pieces.append((label, Piece(len(rows), first, first + int(lengths.sum()), begin, out["tables"].size, (
                 out["tokens"].sum, out["tables"].sum, out["loss"].sum if loss is not None else 0))))

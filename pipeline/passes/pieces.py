@@ -33,7 +33,8 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
         if first < stop:
             rows = batch.slice(first, stop - first)
             writer.add(body[starts[first]:ends[stop - 1]], ends[first:stop] - starts[first:stop],
-                       rows.column("id").to_pylist(), piece["part"], rows.column("row").to_numpy() + np.uint32(piece.get("row", 0)),
+                       rows.column("id").to_pylist(), piece["part"],
+                       rows.column("row").to_numpy() + np.uint32(piece.get("row", 0)),
                        rows.column("n_bytes").to_numpy(),
                        None if loss is None else loss[starts[first]:ends[stop - 1]])
 
@@ -61,8 +62,8 @@ def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str,
         chosen = order[place:min(place + BATCH, after)]
         batch = rows.take(chosen)
         spans = [slice(starts[r], starts[r] + lengths[r]) for r in chosen]
-        writer.add(np.concatenate([body[span] for span in spans]), lengths[chosen], batch["id"].to_pylist(), piece["part"],
-                   batch["row"].to_numpy(), batch["n_bytes"].to_numpy(),
+        writer.add(np.concatenate([body[span] for span in spans]), lengths[chosen], batch["id"].to_pylist(),
+                   piece["part"], batch["row"].to_numpy(), batch["n_bytes"].to_numpy(),
                    None if loss is None else np.concatenate([loss[span] for span in spans]))
 
 

@@ -85,7 +85,8 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
             yield from packed()
         pending += together
         size += expected
-        if boundary(group(file.path) or file.path if units is None else file.path, max(expected / target, LAST if len(pending) > MAX_FILES // 2 else 0.0)):
+        name = group(file.path) or file.path if units is None else file.path
+        if boundary(name, max(expected / target, LAST if len(pending) > MAX_FILES // 2 else 0.0)):
             yield from packed()
     yield from packed()
 

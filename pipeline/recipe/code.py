@@ -85,8 +85,9 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
     """Make, in a worker, the reader that a task's argument `entry` describes: {name, key, $volatile: {target, config,
-    code, resources}}. Raises ChangedInput when a resource file is not the one with which the run was planned. A caller must check each record that the reader yields (`pipeline.passes.storable.checked`), because a
-    user's reader may yield records that cannot be stored."""
+    code, resources}}. Raises ChangedInput when a resource file is not the one with which the run was planned. A caller
+    must check each record that the reader yields (`pipeline.passes.storable.checked`), because a user's reader may
+    yield records that cannot be stored."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     reader = reader_class(hidden["target"])(hidden["config"])

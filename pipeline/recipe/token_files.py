@@ -40,4 +40,5 @@ def check_token_files(recipe: Recipe, checker: Checker) -> None:
         for key in ("where", "by"):
             if getattr(shards, key):
                 checker.fail(("shards", name, key), f"documents of token files have no columns that `{key}` could look "
-                                                    f"at; remove it, or add `decode: true` to the source and make a dataset from it")
+                                                    f"at; remove it, or add `decode: true` to the source and make a "
+                                                    f"dataset from it")

@@ -102,7 +102,8 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
         "kept") else None
     facts["windows"] = find(queries, store, row["id"], stop, exact=True)["places"] if kind == "kept" else []
     # documents that no stream of split shards has got are in the quarantine of the entry of `shards:`
-    entries = sorted({name for stream in set_names(store) for name in accumulate(stream.stream.split("."), "{}.{}".format)})
+    entries = sorted({name for stream in set_names(store)
+                      for name in accumulate(stream.stream.split("."), "{}.{}".format)})
     lost = [] if kind != "kept" else [entry for name in entries for entry in _entries(
         queries, store, stream_quarantine(name), row["id"], masked, stop)]
     return {**facts, "quarantine": lost}

@@ -34,7 +34,8 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import MANIFEST, STREAM_CHARS, Manifest
 from tokenizer.shards.lookup import Lookup, by_id, name_of
 from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
-from tokenizer.shards.packed import NUMBERS, PackedShard
+from tokenizer.shards.packed import MANIFEST as PACKED
+from tokenizer.shards.packed import NUMBERS, PackedShard, Packing
 
 SPLITS = ("train", "val")
 #: most bytes of a manifest or curriculum that is read
@@ -244,18 +245,34 @@ def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: 
 
 def window(queries: Queries, store: Store, name: SetName, number: int, length: int, detailed: bool, masked: bool,
            stop: Stop) -> dict[str, Any]:
-    """Return the documents in one window (training sample) of a shard set."""
+    """Return the documents in one window (training sample) of a shard set, or in one of its packed rows: a training
+    reads no windows of a set that has such rows."""
     manifest = manifest_of(store, name)
-    windows = max(0, manifest.tokens - 1) // length
+    packing = packing_of(store, name, manifest)
+    windows, kind = max(0, manifest.tokens - 1) // length, "window"
+    if packing is not None:
+        windows, kind = packing.rows, "packed row"
+        if length != packing.longest:
+            raise NoShards(f"the stream is packed into rows of {packing.longest:,} tokens, and has no windows of "
+                           f"{length:,}", "length", f"give {packing.longest}")
     if not 0 <= number < windows:
-        raise NoShards(f"there is no window {number:,}; the stream has {windows:,} of {length:,} tokens", "window",
+        raise NoShards(f"there is no {kind} {number:,}; the stream has {windows:,} of {length:,} tokens", "window",
                        "give a smaller number")
     with queries.checked.folder() as scratch:
-        shards = CheckedSet(store, name.folder, manifest, None, scratch, stop)
+        shards = CheckedSet(store, name.folder, manifest, packing.sha256 if packing else None, scratch, stop)
         row = {"stream": name.stream, "split": name.split, "window": number, "tokens": length,
-               **_documents(shards, number, length)}
+               "packed": packing is not None, **_documents(shards, number, length)}
     absent = add_facts(queries, store, [row], detailed, masked, stop)
     return {**row, "not_at_hand": absent}
+
+
+def packing_of(store: Store, name: SetName, manifest: Manifest) -> Packing | None:
+    """Return the packed rows of a shard set that were published last; None if it has none."""
+    path = f"{name.folder}/{PACKED}"
+    if not store.exists(path):
+        return None
+    packing = Packing.loads(read_file(store, path, LARGEST), store.at(path))
+    return packing if packing.shards == manifest.sha256 else None
 
 
 def _documents(shards: ShardIndex, window: int, length: int) -> dict[str, Any]:

@@ -123,10 +123,7 @@ def test_streams_of_another_split_are_hidden_and_stay_for_earlier_trainings(site
             path.write_text(path.read_text().replace("{web: {share: 100, by: language, unimax: 4}}", "{web: 100}"))
         run(path, tmp_path / "store")
         shown = {path.split("/")[1] for path in store.list("shards") if path.endswith("split=train/shards.json")}
-        runs = sorted(store.list("runs"), key=lambda path: (store.local / path).stat().st_mtime_ns)
-        newest = [path for path in runs if path.endswith("/curriculum.json")][-1]
-        now = Curriculum.loads(store.read(newest), newest)
-        assert shown == {stream.name for stream in now.streams}
+        assert shown == {stream.name for stream in curriculum_of_newest(store).streams}
         for stream in before.streams:
             ShardSet(store.local / stream.train, stream.sha256)
 
@@ -235,3 +232,27 @@ def test_streams_are_equal_to_the_byte_after_kills(site, split, tmp_path):
     done = commands.command("pipeline.cli", *args)
     assert done.returncode == 0, done.stderr
     assert bytes_of(Store(str(tmp_path / "store"))) == bytes_of(split)
+
+
+def test_a_damaged_piece_of_an_encoded_part_is_found_and_made_again(site, split, tmp_path):
+    first = run(recipe(site), tmp_path / "store")
+    before = {stream.sha256 for stream in curriculum_of(first).streams}
+    for kind in ("tokens", "tables"):
+        for path in (first.local / "objects").glob(f"*/*train.{kind}"):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+    changed = run(recipe(site, "changed", by=BY.replace("5500", "9000")), tmp_path / "store")        # assembles again
+    other = run(recipe(site, "changed", by=BY.replace("5500", "9000")), tmp_path / "other")
+    shards = {path: data for path, data in bytes_of_shards(changed).items() if path in bytes_of_shards(other)}
+    assert shards == bytes_of_shards(other)
+    assert not {stream.sha256 for stream in curriculum_of_newest(changed).streams} <= before   # some were assembled
+
+
+def curriculum_of_newest(store: Store) -> Curriculum:
+    paths = sorted((store.local / "runs").glob("*/curriculum.json"), key=lambda path: path.stat().st_mtime_ns)
+    return Curriculum.loads(paths[-1].read_text(), str(paths[-1]))
+
+
+def bytes_of_shards(store: Store) -> dict[str, bytes]:
+    return {path: store.read(path) for path in store.list("shards")}

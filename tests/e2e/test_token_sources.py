@@ -257,7 +257,7 @@ def test_decoded_tokens_are_documents_whose_tokens_are_the_same_again(site, part
     for store in stores:
         new = documents(store.local, "old")
         assert [tokens for _, tokens in new] == [tokens for _, tokens in old]
-    texts = [row for row in rows_of(stores[0], "clean")]
+    texts = rows_of(stores[0], "clean")
     assert {row["text"] for row in texts} == {path.read_text() for path in (site / "texts").iterdir()}
     assert {row["source"] for row in texts} == {"old"}
     if format in ("olmo", "parquet", "mds"):

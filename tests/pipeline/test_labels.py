@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.passes.encode import SPLITS
 from pipeline.passes.labels import MOST_STREAMS, TooManyStreams, label_name, streams_of
+from pipeline.passes.part_tokens import Piece
+from pipeline.plan.label_pieces import LabelPieces
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False), st.lists(st.text(max_size=3), max_size=2)))
@@ -71,3 +75,27 @@ def test_a_stream_name_too_long_for_a_folder_is_an_error_that_names_the_key():
 def test_more_streams_than_allowed_are_an_error_that_names_the_key():
     with pytest.raises(TooManyStreams, match=r"^shards\.web\.by:"):
         streams_of("web", {(str(i),): 100 for i in range(MOST_STREAMS + 1)}, 10)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SPLITS), st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 9)),
+                                                            unique_by=lambda item: item[0], max_size=6)), max_size=8))
+def test_pieces_on_disk_are_those_of_the_parts(given_parts):
+    parts, reference = [], {}
+    for number, (split, labels) in enumerate(given_parts):
+        first, entries = 0, []
+        for label, tokens in sorted(labels):
+            piece = Piece(1, first, first + tokens, first * 7, (first + tokens) * 7, (number, tokens, 0))
+            entries.append([[label], list(piece)])
+            reference[label, split, number] = piece
+            first += tokens
+        parts.append({other: entries if other == split else [] for other in SPLITS})
+    pieces = LabelPieces(json.loads(json.dumps(part)) for part in parts)
+    labels = sorted({label for label, _, _ in reference})
+    assert pieces.tokens == {(label,): sum(p.stop - p.first for (own, split, _), p in reference.items()
+                                           if own == label and split == "train") for label in labels}
+    for some in (labels, labels[:1], labels[1:]):
+        found = pieces.of([(label,) for label in some])
+        for split in SPLITS:
+            assert [[Piece(*p[:5], tuple(p.sums)) for p in part] for part in found[split]] == [
+                [reference[label, split, number] for label in some if (label, split, number) in reference]
+                for number in range(len(parts))]

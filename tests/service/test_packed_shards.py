@@ -124,3 +124,17 @@ def test_another_sequence_is_refused_by_the_recipe(tmp_path):
     path.write_text(RECIPE.replace("val: 5%", "val: 5%, packing: first-fit"))
     with pytest.raises(RecipeError, match=r"shards\.web\.packing"):
         load_recipe(path, [])
+
+
+def test_the_page_of_a_window_shows_the_packed_row(root, rows):
+    api, shards = client_of({"main": root}), ShardSet(root / "shards/web/split=train")
+    for number in range(0, len(rows), 7):
+        shown = api.get(f"{API}/web/train/windows/{number}", params={"length": 64}).json()
+        held = [(shards.documents(start, start + 1)[0].id, stop - start) for start, stop in rows[number]]
+        assert shown["packed"] and sorted((d["id"], d["tokens"][1] - d["tokens"][0]) for d in shown["documents"]) == \
+            sorted(held)
+    page = api.get("/stores/main/shards/web/train/windows/3", params={"length": 64}).text
+    assert "Packed row 3" in page and "Window 3" not in page
+    for number, length, key in ((len(rows), 64, "window"), (0, 32, "length")):
+        refused = api.get(f"{API}/web/train/windows/{number}", params={"length": length})
+        assert refused.status_code == 404 and refused.json()["key"] == key

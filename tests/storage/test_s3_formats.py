@@ -95,6 +95,36 @@ def test_a_bucket_with_objects_is_refused_and_kept(bucket, tmp_path, capsys):
         assert objects(f"{bucket}/{taken}") == {taken: b"kept"}
 
 
+def test_a_killed_export_is_completed_by_the_same_command_and_by_no_other(bucket, tmp_path, monkeypatch, capsys):
+    shard_set, upload, killed = corpus(tmp_path / "set", 300), Store.upload, []
+
+    def die(self: Store, local: str, path: str) -> None:
+        upload(self, local, path)
+        killed.append(path)
+        monkeypatch.setattr(Store, "remove", lambda self, path: None)           # a killed process removes nothing
+        raise OSError(5, "Input/output error")
+
+    def line(format: str, out: str) -> list[str]:
+        return ["shards", "export", str(shard_set.folder), "--format", format, "--out", f"{bucket}/{out}"]
+
+    with monkeypatch.context() as patch:
+        monkeypatch = patch
+        patch.setattr(Store, "upload", die)
+        assert run_command(line("ds", "again")) == 1
+    left = objects(f"{bucket}/again")
+    assert set(left) == {MARK, *killed}
+    assert run_command(line("olmo", "again")) == 2 and MARK in capsys.readouterr().err
+    assert objects(f"{bucket}/again") == left
+    sent: list[str] = []
+    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "upload", lambda self, local, path: (sent.append(path), upload(self, local, path))[1])
+        assert run_command(line("ds", "again")) == 0
+    assert not set(sent) & set(killed)
+    assert run_command(line("ds", "whole")) == 0
+    assert objects(f"{bucket}/again") == objects(f"{bucket}/whole")
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_upload_that_fails_leaves_nothing_and_is_marked_while_it_lasts(bucket, tmp_path, monkeypatch, failing):
     shard_set, upload = corpus(tmp_path / "set", 300), Store.upload

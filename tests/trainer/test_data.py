@@ -8,12 +8,14 @@ import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from tests.trainer import synthetic
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
@@ -111,6 +113,26 @@ def test_micro_batches_are_the_batch(data):
         assert torch.equal(torch.cat([p.tokens for p in parts])[:5], batch.tokens)
         assert sum(p.valid() for p in parts) == batch.valid()
     assert padding(2, 8).valid() == 0
+
+
+def test_a_set_of_two_bytes_a_token_that_older_versions_wrote_is_read_beside_sets_of_one(run, data, tmp_path):
+    write, wide = synthetic.write_shards, mock.Mock(return_value=np.dtype("<u2"))
+
+    def as_before(folder: Path, name: str, *rest: Any) -> dict[str, Any]:
+        if name != "code":
+            return write(folder, name, *rest)
+        with mock.patch("tokenizer.shards.writer.token_dtype", wide), \
+                mock.patch("tests.trainer.synthetic.token_dtype", wide):
+            return write(folder, name, *rest)
+
+    with mock.patch("tests.trainer.synthetic.write_shards", as_before):
+        opened = open_run(str(make_run(tmp_path, documents=200)), None, None, [])
+    mixed = Data(opened.curriculum, opened.store)
+    assert sorted(mixed.train[i].dtype.itemsize for i in range(2)) == [1, 2]
+    for step in run.steps():
+        rank = [made.step(step.first, step.stop - step.first, 0, 1) for made in (data, mixed)]
+        assert all(torch.equal(getattr(rank[0], kind), getattr(rank[1], kind))
+                   for kind in ("tokens", "targets", "positions", "stream"))
 
 
 def test_every_token_is_a_target_at_most_once_an_epoch(tmp_path):

@@ -24,5 +24,5 @@ class ImportFormat(Protocol):
         """Return the other files of the source that are read with the file `name`, such as its index."""
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
-        """Yield all documents of the files `names`, some or all of `files`, in their order. Raises TokenFileError when a file is not as the
-        format wants it."""
+        """Yield all documents of the files `names`, some or all of `files`, in their order. Raises TokenFileError
+        when a file is not as the format wants it."""
