@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
 from pipeline.store.dataset import QUARANTINE
+from pipeline.store.lists import unfold
 from pipeline.store.records import Counters
+from pipeline.store.tombstones import TAKEN_DOWN
 from stages.barrier import TaskDraft
 from stages.document import document_id
 from tokenizer.imports.documents import ImportedDocuments
@@ -38,7 +41,8 @@ MOST = 1 << 32
 
 class ImportTokens:
     """Copies the documents of a source of token files. args: source (its name), format (key of `FORMATS`), files
-    ([$file]), tokenizer {sha256, vocab_size, eos}, val {share, seed}.
+    ([$file]), tokenizer {sha256, vocab_size, eos}, val {share, seed}, $volatile {tombstones: which documents to leave
+    out}.
 
     Writes the files of EncodePart; a row is the number of a document in the source. The size of texts is unknown and
     counts as 0. Writes files.json, too. One task reads all files of a source, because documents of some formats
@@ -54,7 +58,8 @@ class ImportTokens:
         folder = Path(inputs.scratch) / "source"
         _link(inputs, folder)
         try:
-            return _Import(inputs.args, folder, out).run()
+            tombstones = unfold(inputs.args.get("$volatile", {}).get("tombstones", {}), inputs.store.read)
+            return _Import(inputs.args, folder, out, tombstones.get("ids", ())).run()
         except TokenFileError as e:                       # name the user's files instead of the links to them
             raise TokenFileError(str(e).replace(str(folder), inputs.args["files"][0]["root"])) from None
 
@@ -68,12 +73,14 @@ def _link(inputs: TaskInputs, folder: Path) -> None:
 
 
 class _Import:
-    """One execution of the task ImportTokens. `folder` has the files of the source."""
+    """One execution of the task ImportTokens. `folder` has the files of the source. Documents with one of the ids `gone`
+    are left out."""
 
-    def __init__(self, args: Mapping[str, Any], folder: Path, out: TaskOutputs) -> None:
+    def __init__(self, args: Mapping[str, Any], folder: Path, out: TaskOutputs, gone: Iterable[str]) -> None:
         self.args, self.out = args, out
         self.source = ImportSource(folder, Coding(**args["tokenizer"]))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
+        self.gone, self.left_out = frozenset(gone), 0
         self.hashes = IdHashes(folder.with_name("ids"))
         self.starts: dict[str, int] = {}                  # file → number of its first document in the source
         self.counts = {split: {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0} for split in SPLITS}
@@ -94,7 +101,7 @@ class _Import:
         RowWriter(self.out.path(QUARANTINE), QUARANTINE_SCHEMA).close()         # nothing is quarantined
         total = {key: sum(counts[key] for counts in self.counts.values()) for key in self.counts["train"]}
         return {**self.counts, "skipped": 0, "near_held_out": 0, "sources": {self.args["source"]: total},
-                "quarantined": {}}
+                "quarantined": {TAKEN_DOWN: self.left_out} if self.left_out else {}}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
         """Write documents of which the first has the number `row` in the source."""
@@ -108,8 +115,10 @@ class _Import:
         tokens = np.split(documents.tokens, ends[:-1])
         targets = None if documents.targets is None else np.split(documents.targets, ends[:-1])
         held_out = np.array([below(val["seed"], "val", id, val["share"]) for id in ids], bool)
+        gone = np.array([id in self.gone for id in ids], bool)
+        self.left_out += int(gone.sum())
         for split in SPLITS:
-            chosen = np.flatnonzero(held_out == (split == "val")).tolist()
+            chosen = np.flatnonzero((held_out == (split == "val")) & ~gone).tolist()
             if not chosen:
                 continue
             counts = None if targets is None else np.concatenate([targets[i] for i in chosen])
@@ -132,9 +141,12 @@ class _Import:
 
 
 def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
-                 share: float) -> TaskDraft:
+                 share: float, tombstones: Mapping[str, Any] = MappingProxyType({})) -> TaskDraft:
     """Return the ImportTokens task of a source. `files` are its files as arguments ($file), of `size` bytes together,
-    `tokenizer` is the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out."""
+    `tokenizer` is the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out.
+    `tombstones` says which documents to leave out (`Planner.tombstones`)."""
     args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
+    if tombstones:
+        args["$volatile"] = dict(tombstones)
     return TaskDraft(IMPORT, args, size, f"{source}: tokens of {len(files):,} files", memory_mb=1500)

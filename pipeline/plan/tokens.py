@@ -159,7 +159,8 @@ def _import(recipe: Recipe, planner: Planner, source: str, tokenizer: Mapping[st
             raise InputError(f"sources.{source}.tokenizer: {config['tokenizer']} (sha256 {named.sha256[:12]}) is not "
                              f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
                              f"`tokenizer:`, or write the texts with `tokenmill shards decode` and encode them anew")
-    return import_draft(source, config["format"], [file.arg() for file in files], files.bytes, tokenizer, share)
+    return import_draft(source, config["format"], [file.arg() for file in files], files.bytes, tokenizer, share,
+                        planner.tombstones)
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,
