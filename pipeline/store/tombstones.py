@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.domain import domain_of
@@ -88,8 +88,8 @@ class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
     `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that
-    were found, and `twins` those of them that are only near-duplicates of listed documents. `seen` says which runs and
-    checkpoints have read the documents."""
+    were found, and `twins` those of them that are only near-duplicates of listed documents. `holds` says which files
+    of the store held them, and `seen` which runs and checkpoints have read them."""
 
     number: int
     reason: str
@@ -99,7 +99,8 @@ class Takedown:
     domains: tuple[str, ...]
     documents: tuple[str, ...]
     twins: tuple[str, ...] = ()
-    seen: tuple[dict[str, Any], ...] = field(default=())
+    holds: dict[str, Any] = field(default_factory=dict)
+    seen: tuple[dict[str, Any], ...] = ()
 
     @property
     def path(self) -> str:
@@ -112,9 +113,6 @@ class Takedown:
     def tombstones(self) -> Tombstones:
         return Tombstones(frozenset(self.ids) | frozenset(self.documents), frozenset(self.urls),
                           frozenset(self.domains))
-
-    def dumps(self) -> bytes:
-        return sealed_json(asdict(self))
 
 
 def sealed_json(document: Mapping[str, Any]) -> bytes:
