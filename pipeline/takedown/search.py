@@ -72,13 +72,13 @@ def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
     one of them, directly or through others."""
     found = Found()
     for file in document_files(store, log):
-        for batch in _rows(store, file.path, ("id", "url")):
+        for batch in _rows(store, file.path, ("id",), ("url",)):
             _match(batch, wanted, found)
     while not only and found.ids:
         before = len(found.ids)
         for file in document_files(store, log):
             if not file.path.startswith("datasets/"):
-                for batch in _rows(store, file.path, ("id", "meta", "stage"), needed="stage"):
+                for batch in _rows(store, file.path, ("id", "meta", "stage")):
                     _add_twins(batch, found)
         if len(found.ids) == before:
             break
@@ -91,14 +91,16 @@ def names_one_of(store: Store, path: str, ids: pa.Array) -> bool:
     return any(pc.any(pc.is_in(batch.column("id"), ids)).as_py() for batch in _rows(store, path, ("id",)))
 
 
-def _rows(store: Store, path: str, columns: tuple[str, ...], needed: str = "id") -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a Parquet file, those that it has. Yields nothing if it has no column `needed` or `id`, or
-    if another step of the takedown has removed it."""
+def _rows(store: Store, path: str, needed: tuple[str, ...],
+          optional: tuple[str, ...] = ()) -> Iterator[pa.RecordBatch]:
+    """Yield the columns `needed` of a Parquet file, and those of `optional` that it has. Yields nothing if it lacks one
+    of `needed`, or if another step of the takedown has removed it."""
     try:
         with store.parquet(path) as file:
-            names = [name for name in columns if name in file.schema_arrow.names]
-            if {"id", needed} <= set(names):
-                yield from file.iter_batches(ROWS, columns=names, use_threads=False)
+            present = set(file.schema_arrow.names)
+            if present.issuperset(needed):
+                columns = [*needed, *(name for name in optional if name in present)]
+                yield from file.iter_batches(ROWS, columns=columns, use_threads=False)
     except FileNotFoundError:
         return
 

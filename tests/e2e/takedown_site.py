@@ -74,7 +74,7 @@ def write_site(folder: Path, packing: bool = False) -> Path:
         files[file].insert(rng.randrange(60), {"text": text, "url": f"{HOST}/{name}"})
 
     body = rng.sample(prose, 30)
-    plant("kept", " ".join([*body, "The zorblak was here for us all."]), 0)
+    plant("kept", " ".join([*body, "The zorblak was here for us all, and stayed."]), 0)
     plant("twin", " ".join([*body, "The quixnar was here for us all."]), 3)
     plant("long", " ".join(f"{sentence} A vemphist followed." for sentence in rng.sample(prose, 60)), 1)
     plant("dropped", " ".join([*rng.sample(prose, 5), "An unwanted yulgrob."]), 2)
@@ -115,8 +115,7 @@ def planted_ids(store: Store) -> dict[str, str]:
 def contents(store: Store) -> Iterator[tuple[str, str]]:
     """Every file of a store, hidden ones too, as (path, text): Parquet decoded, tokens detokenised, the log unpacked,
     and the bytes of all."""
-    [tokenizer] = {path for path in store.list("tokenizers") if path.endswith("tokenizer.json")}
-    decode = load_tokenizer(store.at(tokenizer)).decode
+    decode = load_tokenizer(next(store.local.rglob("*tokenizer.json"))).decode
     for file in sorted(path for path in store.local.rglob("*") if path.is_file()):
         path, data = str(file.relative_to(store.local)), file.read_bytes()
         yield path, data.decode("utf-8", "replace")
