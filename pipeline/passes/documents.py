@@ -142,10 +142,10 @@ class _Pass:
         return self._close()
 
     def _gone(self, documents: Batch) -> set[int]:
-        """Return the rows of documents to which a stage gave a URL that was taken out of the store. Documents that had
-        such a URL before are no longer among them."""
+        """Return the rows of documents that have, after the stages, a URL or a text that was taken out of the store.
+        Documents that had it before are no longer among them."""
         tombstones = self.partition.tombstones
-        return {row for row, doc in documents if tombstones.cover(doc.id, doc.url)} if tombstones else set()
+        return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, items: Batch) -> None:

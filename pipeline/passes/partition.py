@@ -250,7 +250,7 @@ class PartitionReader:
         """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
         this task (`TaskInputs.skip`) or according to the commit log, or of a document that was taken out of the store.
         Returns None for other documents."""
-        if self.tombstones.cover(doc.id, doc.url):
+        if self.tombstones.cover(doc.id, doc.url, doc.text):
             return taken_down(doc)
         if row in self._skip:
             fault = self._skip[row]

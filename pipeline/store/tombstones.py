@@ -45,24 +45,32 @@ def url_hash(url: str) -> str:
     return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def text_hash(text: str) -> str:
+    """Return the hash by which a tombstone names a text. White space does not count."""
+    return url_hash(" ".join(text.split()))
+
+
 @dataclass(frozen=True)
 class Tombstones:
-    """Which documents are gone: those with one of these ids, with a URL of one of these hashes, or from one of these
-    domains. A domain covers its subdomains, too."""
+    """Which documents are gone: those with one of these ids, with a URL or a text of one of these hashes, or from one
+    of these domains. A domain covers its subdomains, too. Hashes of texts keep a document out that comes back under
+    another id, such as from a source of another name."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()
     domains: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.ids or self.urls or self.domains)
+        return any(vars(self).values())
 
     def __or__(self, other: Tombstones) -> Tombstones:
-        return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains)
+        return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains,
+                          self.texts | other.texts)
 
-    def cover(self, id: str, url: str | None) -> bool:
-        """Whether the document with this id and URL is gone."""
-        return id in self.ids or bool(self.matches(url))
+    def cover(self, id: str, url: str | None, text: str = "") -> bool:
+        """Whether the document with this id, URL and text is gone."""
+        return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
 
     def matches(self, url: str | None) -> list[str]:
         """Return the entries, among the hashes of URLs and the domains, that cover a URL."""
@@ -88,8 +96,8 @@ class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
     `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that
-    were found, and `twins` those of them that are only near-duplicates of listed documents. `holds` says which files
-    of the store held them, and `seen` which runs and checkpoints have read them."""
+    were found, `twins` those of them that are only near-duplicates of listed documents, and `texts` the hashes of their
+    texts. `holds` says which files of the store held them, and `seen` which runs and checkpoints have read them."""
 
     number: int
     reason: str
@@ -99,6 +107,7 @@ class Takedown:
     domains: tuple[str, ...]
     documents: tuple[str, ...]
     twins: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     holds: dict[str, Any] = field(default_factory=dict)
     seen: tuple[dict[str, Any], ...] = ()
 
@@ -112,7 +121,7 @@ class Takedown:
 
     def tombstones(self) -> Tombstones:
         return Tombstones(frozenset(self.ids) | frozenset(self.documents), frozenset(self.urls),
-                          frozenset(self.domains))
+                          frozenset(self.domains), frozenset(self.texts))
 
 
 def sealed_json(document: Mapping[str, Any]) -> bytes:

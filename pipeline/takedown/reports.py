@@ -58,8 +58,8 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[str]:
-    """Yield the texts and URLs that the store holds of documents with these ids."""
+def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the texts that the store holds of documents with these ids, each with the document's URL or ""."""
     wanted = pa.array(sorted(ids), pa.string())
     for file in document_files(store, log):
         try:
@@ -68,7 +68,7 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[str]:
                 if {"id", "text"} <= set(columns):
                     for batch in parquet.iter_batches(256, columns=columns, use_threads=False):
                         for row in batch.filter(pc.is_in(batch.column("id"), wanted)).to_pylist():
-                            yield from filter(None, (row["text"], row.get("url")))
+                            yield row["text"], row.get("url") or ""
         except FileNotFoundError:
             continue
 

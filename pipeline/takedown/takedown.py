@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pipeline.store.garbage import NODES, collect_garbage
 from pipeline.store.log import Log, attempt_name
 from pipeline.store.parts import copy_without
 from pipeline.store.records import PartRecord
-from pipeline.store.tombstones import Takedown, Tombstones, sealed_json, takedowns, unfinished
+from pipeline.store.tombstones import Takedown, Tombstones, sealed_json, takedowns, text_hash, unfinished
 from pipeline.store.view import LogView
 from pipeline.takedown.reports import redact, texts_of
 from pipeline.takedown.search import Found, find, names_one_of
@@ -72,7 +73,8 @@ def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -
     number = max((takedown.number for takedown in takedowns(store)), default=0) + 1
     takedown = Takedown(number, reason, utc_now(), tuple(sorted(wanted.ids)), tuple(sorted(wanted.urls)),
                         tuple(sorted(wanted.domains)), tuple(sorted(found.ids)), tuple(sorted(found.twins)),
-                        holds, tuple(seen(store, frozenset(found.ids))))
+                        () if only else tuple(sorted({text_hash(text) for text, _ in texts_of(
+                            store, log, frozenset(found.ids))})), holds, tuple(seen(store, frozenset(found.ids))))
     log.check_lease()
     if not store.put_absent(takedown.path, sealed_json(asdict(takedown))):
         raise TokenmillError(f"{store.at(takedown.path)} exists already; another takedown runs in this store")
@@ -94,7 +96,7 @@ def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
     ids = frozenset(takedown.documents)
     wanted = pa.array(sorted(ids), pa.string())
     collect_garbage(log)                         # also the texts that interrupted runs have left
-    reports = redact(store, takedown.tombstones(), texts_of(store, log, ids))
+    reports = redact(store, takedown.tombstones(), chain.from_iterable(texts_of(store, log, ids)))
     store.remove_all(_labels(store, ids))
     _rewrite_published(store, log, ids, wanted)
     store.remove_all(path for folder in takedown.holds["exports"] for path in list(store.list(folder)))

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
-from pipeline.store.tombstones import takedowns
+from pipeline.store.log import Log
+from pipeline.store.tombstones import takedowns, unfinished
 from tests.e2e.takedown_site import HOST, PLANTED, places, planted_ids, run, tokenmill, write_site
+from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.verify import verify
 
 WORDS = list(PLANTED.values())
+#: target of a token that does not count (`trainer.model.loss.IGNORE`)
+IGNORED = -100
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +61,188 @@ def test_nothing_of_the_documents_is_left_in_any_file(site, capsys):
     run(site)
     assert places(store, WORDS) == {word: set() for word in WORDS}
     assert tokenmill("store", "verify", "--store", site / "store") == 0
+
+
+def listing(site, name: str, *lines: str):
+    (site / name).write_text("\n".join(lines) + "\n")
+    return site / name
+
+
+def state(store: Store) -> dict[str, bytes]:
+    return {path: store.read(path) for path in store.list("") if not path.startswith("log/")}
+
+
+def rows(store: Store, folder: str) -> list[dict]:
+    return list(iter_rows(store, folder))
+
+
+def test_a_near_duplicate_comes_back_only_with_only(site, tmp_path):
+    shutil.copytree(site, tmp_path / "other", copy_function=shutil.copy2)
+    store = Store(str(site / "store"))
+    kept = listing(tmp_path, "ids.txt", planted_ids(store)["kept"])
+    assert tokenmill("takedown", "--ids", kept, "--reason", "r", "--only", "--store", site / "store") == 0
+    assert places(store, ["zorblak"]) == {"zorblak": set()}
+    assert kinds(places(store, ["quixnar"])["quixnar"]) >= {"dropped"}
+    run(site)
+    assert [row["url"] for row in rows(store, "datasets/all") if "quixnar" in row["text"]] == [f"{HOST}/twin"]
+    assert tokenmill("takedown", "--ids", kept, "--reason", "r", "--store", tmp_path / "other/store") == 0
+    run(tmp_path / "other")
+    assert places(Store(str(tmp_path / "other/store")), ["zorblak", "quixnar"]) == {"zorblak": set(), "quixnar": set()}
+
+
+@pytest.mark.parametrize("option, lines", [("--urls", [f"{HOST}/kept", f"{HOST}/long", f"{HOST}/dropped"]),
+                                           ("--domains", ["example.org", "gone.example.org"][1:])])
+def test_urls_and_domains_name_documents_and_stay_out_of_other_recipes(site, option, lines):
+    """The other recipe has other names, so its documents have other ids. The quarantined document has no URL in the
+    store, so only the new run, which reads it, can leave it out. The twin is recognised by its text."""
+    store = Store(str(site / "store"))
+    assert tokenmill("takedown", option, listing(site, "list.txt", *lines), "--reason", "r", "--store", store.root) == 0
+    words = ["zorblak", "vemphist", "yulgrob", "quixnar"]
+    assert places(store, words) == {word: set() for word in words}
+    assert not [path for path in store.list("takedowns") if f"{HOST}/".encode() in store.read(path)]
+    recipe = (site / "recipe.yaml").read_text().replace("  all:", "  again:").replace("from: all", "from: again")
+    (site / "recipe.yaml").write_text(recipe.replace("web:", "site:").replace("mix: {web", "mix: {site").replace(
+        "from: web", "from: site"))
+    run(site)                                    # other names of source and dataset: other ids and keys
+    assert places(store, words) == {word: set() for word in words}
+    gone = [row["reason"] for row in rows(store, "quarantine/again")]
+    assert gone.count("taken_down") == (4 if option == "--urls" else 5)
+    report = json.loads(store.read("report.json"))
+    assert "taken_down" in json.dumps(report["datasets"]["again"])
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_go(site, capsys):
+    store = Store(str(site / "store"))
+    before = state(store)
+    urls = listing(site, "urls.txt", f"{HOST}/kept", f"{HOST}/nowhere")
+    assert tokenmill("takedown", "--urls", urls, "--dry-run", "--store", store.root) == 0
+    out, err = capsys.readouterr()
+    assert "2 documents would be removed, 1 of them as near-duplicates" in out and "shards/web/split=train" in out
+    assert err.strip() == f"no document matches {HOST}/nowhere"
+    assert state(store) == before
+
+
+@pytest.mark.parametrize("option, content, word", [
+    ("--ids", b"", "empty"), ("--ids", b"\xff\xfe", "UTF-8"), ("--ids", b"one two\n", "more than one"),
+    ("--urls", b"example.org/page\n", "URL"), ("--domains", b"https://example.org\n", "domain"),
+    ("--ids", b"0123\n", "match"), ("--domains", b"nowhere.example\n", "match")])
+def test_a_list_that_cannot_be_meant_is_refused_in_one_line(site, option, content, word, capsys):
+    store, path = Store(str(site / "store")), site / "list.txt"
+    path.write_bytes(content)
+    before = state(store)
+    assert tokenmill("takedown", option, path, "--reason", "r", "--store", store.root) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and word in err
+    assert state(store).keys() == before.keys()
+
+
+def test_a_second_takedown_of_the_same_documents_is_refused(site, capsys):
+    store = Store(str(site / "store"))
+    urls = listing(site, "urls.txt", f"{HOST}/kept")
+    arguments = ("takedown", "--urls", urls, "--reason", "r", "--store", store.root)
+    assert tokenmill(*arguments) == 0
+    assert tokenmill(*arguments) == 2
+    assert tokenmill("takedown", "--store", store.root) == 2
+    assert tokenmill("takedown", "--urls", urls, "--store", store.root) == 2
+
+
+def test_only_tasks_with_such_documents_run_again(site):
+    store = Store(str(site / "store"))
+    before = {record.key for record in Log.read(store).records()}
+    parts = {path for path in store.list("datasets")}
+    assert tokenmill("takedown", "--urls", listing(site, "urls.txt", f"{HOST}/long"), "--reason", "r", "--store",
+                     store.root) == 0
+    left = {record.key for record in Log.read(store).records()}
+    gone = [record for record in takedowns(store)[0].holds["records"] if record["node"].startswith("all")]
+    assert {record["key"] for record in gone} == {key for key in before - left if key in {r["key"] for r in gone}}
+    assert len(gone) == 2                        # of eight passes over parts: one before the barrier, one after it
+    assert len(parts - set(store.list("datasets"))) == 1
+    run(site)
+    assert left <= {record.key for record in Log.read(store).records()}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(site, seed, monkeypatch, capsys):
+    store, rng = Store(str(site / "store")), random.Random(seed)
+    ids = planted_ids(store)
+    listed = listing(site, "ids.txt", *(ids[name] for name in ("kept", "long", "dropped", "quarantined")))
+    arguments = ("takedown", "--ids", listed, "--reason", "r", "--store", store.root)
+    left = [rng.randrange(3, 60)]
+    with monkeypatch.context() as patch:
+        for name in ("write", "remove", "replace", "upload", "link", "put_absent"):
+            def dying(self, *args, _call=getattr(Store, name), **kwargs):
+                of_log = str(args[0]).startswith("log/")        # the lease of a dead process is tested elsewhere
+                left[0] -= not of_log
+                if left[0] <= 0 and not of_log:
+                    raise Killed
+                return _call(self, *args, **kwargs)
+            patch.setattr(Store, name, dying)
+        with suppress(Killed):
+            tokenmill(*arguments)
+    if unfinished(store):
+        assert tokenmill("run", site / "recipe.yaml", "--store", store.root, "--quiet", "--backend", "inline",
+                         "--allow-custom-stages") == 2
+        assert "takedown --complete" in capsys.readouterr().err
+    tokenmill(*arguments)
+    assert not unfinished(store) and len(takedowns(store)) == 1
+    assert places(store, WORDS) == {word: set() for word in WORDS}
+    assert tokenmill("store", "verify", "--store", store.root) == 0
+    for split in ("train", "val"):
+        verify(ShardSet(site / f"store/shards/web/split={split}"))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_path, packing):
+    pytest.importorskip("torch")
+    from trainer.data.batches import Data
+    from trainer.checkpoint.checkpoints import CheckpointError
+    from trainer.loop.run import open_run
+    from trainer.loop.train import train
+    from trainer.parallel.world import world
+
+    if packing:
+        site = write_site(tmp_path / "packed", packing=True)
+        run(site)
+    store = Store(str(site / "store"))
+    [folder] = (site / "store/runs").iterdir()
+
+    def go(stop_at: int | None) -> None:
+        with world("cpu") as here:
+            train(open_run(str(folder), None, None, []), here, stop_at, lambda text: None)
+
+    go(40)
+    before = Curriculum.load(folder / "curriculum.json")
+    samples = [batch(Data(before, store.local), n) for n in range(before.samples)]
+    urls = listing(tmp_path, "urls.txt", f"{HOST}/kept", f"{HOST}/long")
+    assert tokenmill("takedown", "--urls", urls, "--reason", "r", "--store", store.root) == 0
+    after = Curriculum.load(folder / "curriculum.json")
+    assert (after.order, after.samples) == (before.order, before.samples)
+    assert after.streams[0].replaces == (before.streams[0].sha256,)
+    data, eos, changed = Data(after, store.local), before.tokenizer.eos, set()
+    for number, (tokens, targets) in enumerate(samples):
+        new_tokens, new_targets = batch(data, number)
+        other = new_tokens != tokens
+        assert (new_tokens[other] == eos).all() and (new_targets[new_targets != targets] == IGNORED).all()
+        changed |= {number} if other.any() else set()
+    [seen] = takedowns(store)[0].seen
+    assert changed <= set(range(before.samples)) and len(changed) == seen["samples"] > 0
+    assert min(changed) == seen["first_sample"]
+    assert seen["checkpoints"] == ["step_00000040"] or min(changed) >= 160
+    text = (folder / "curriculum.json").read_text()
+    (folder / "curriculum.json").write_text(replace(after, streams=tuple(
+        replace(stream, replaces=()) for stream in after.streams)).dumps())
+    with pytest.raises(CheckpointError, match="stream web"):
+        go(None)
+    (folder / "curriculum.json").write_text(text)
+    go(60)
+    go(None)
+    assert json.loads((folder / "train/summary.json").read_text())["steps"] == before.steps
+
+
+def batch(data, number: int):
+    step = data.step(number, 1, 0, 1)
+    return step.tokens[0], step.targets[0]
