@@ -26,21 +26,22 @@ def register(app: typer.Typer) -> None:
 
 
 def takedown(store: StoreOpt,
-             ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Document ids, one a line.")] = None,
+             ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Ids, one a line.")] = None,
              urls: Annotated[Path | None, typer.Option("--urls", metavar="FILE", help="URLs, one a line.")] = None,
              domains: Annotated[Path | None, typer.Option(
                  "--domains", metavar="FILE", help="Domains, one a line; each covers its subdomains.")] = None,
              reason: Annotated[str, typer.Option("--reason", metavar="TEXT",
                                                  help="Why; it is kept in the store, so name no person.")] = "",
-             only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates of the documents alone.")] = False,
+             only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates of them alone.")] = False,
              dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
              complete: Annotated[bool, typer.Option("--complete", help="Complete an interrupted takedown.")] = False,
              takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove documents from a store, and keep every later run from bringing them back.
 
-    The documents, and their near-duplicates that deduplication found, leave datasets, dropped and quarantined
+    The documents, and near-duplicates of them that deduplication found, leave datasets, dropped and quarantined
     documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a training can
-    continue. Then run the recipes again. If the command was interrupted, give it again: it completes what it began.
+    continue. The next run of a recipe writes shards without them, from which a training must begin anew. If the command
+    was interrupted, give it again: it completes what it began.
 
     \b
     Examples:
@@ -72,8 +73,8 @@ def takedown(store: StoreOpt,
             done = carry_out(at, log, begun)
             _show(json_lines, found, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:
-                typer.echo(f"{at.at(begun.done_path)} says what was replaced; run the recipes of the store again",
-                           err=True)
+                typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} say what left; finish trainings "
+                           f"that read these shards before you run their recipes again", err=True)
 
 
 def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[Tombstones, dict[str, str]]:

@@ -73,8 +73,8 @@ def _link(inputs: TaskInputs, folder: Path) -> None:
 
 
 class _Import:
-    """One execution of the task ImportTokens. `folder` has the files of the source. Documents with one of the ids `gone`
-    are left out."""
+    """One execution of the task ImportTokens. `folder` has the files of the source. Documents whose id is in `gone` are
+    left out."""
 
     def __init__(self, args: Mapping[str, Any], folder: Path, out: TaskOutputs, gone: Iterable[str]) -> None:
         self.args, self.out = args, out

@@ -114,11 +114,11 @@ class Planner:
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None,
-                 tombstones: Tombstones = Tombstones()) -> None:
+                 tombstones: Tombstones | None = None) -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
-        self.tombstones = {"tombstones": arg} if (arg := self.lists.fold(tombstones.arg())) else {}
+        self.tombstones = {"tombstones": self.lists.fold(tombstones.arg())} if tombstones else {}
         self.read_file = read_file
         self._quarantined = quarantined
         self.earlier = earlier

@@ -88,11 +88,11 @@ def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
     page, card = render(document).encode(), render_card(document).encode()
     data = json_text(document, indent=1, sort_keys=True).encode()
     check_lease()
-    store.write(f"runs/{document['run']}/report.json", data)
-    if latest:
-        store.write("report.json", data)
     store.write(f"runs/{document['run']}/report.md", card)
     store.write(f"runs/{document['run']}/report.html", page)
+    if latest:
+        store.write("report.json", data)
+    store.write(f"runs/{document['run']}/report.json", data)     # last: `tokenmill takedown` trusts that it is so
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:

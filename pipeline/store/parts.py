@@ -210,7 +210,9 @@ def copy_without(source: str, target: str, gone: AbstractSet[str]) -> PartCopy:
         schema = file.schema_arrow
         is_part = {"text", "signals"} <= set(schema.names)
         digester = RowDigester(schema) if is_part else None
-        ids, digests, text_bytes, rows = [], [], 0, 0
+        ids: list[pa.Array] = []
+        digests: list[bytes] = []
+        text_bytes = rows = 0
         left_out = pa.array(sorted(gone), pa.string())
         with _part_file(target, schema) if is_part else parquet_writer(target, schema) as writer:
             for group in range(file.num_row_groups):
@@ -220,7 +222,7 @@ def copy_without(source: str, target: str, gone: AbstractSet[str]) -> PartCopy:
                     continue
                 writer.write_table(table, row_group_size=table.num_rows)
                 rows += table.num_rows
-                for batch in table.to_batches() if digester else ():
+                for batch in table.to_batches() if digester is not None else ():
                     digests += digester.digests(batch)
                     ids.append(batch.column("id"))
                     text_bytes += int(pc.sum(pc.struct_field(batch.column("signals"), "bytes")).as_py() or 0)

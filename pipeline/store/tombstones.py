@@ -119,6 +119,10 @@ class Takedown:
     def done_path(self) -> str:
         return f"{FOLDER}/{self.number:08d}.done.json"
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Takedown:
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in document.items()})
+
     def tombstones(self) -> Tombstones:
         return Tombstones(frozenset(self.ids) | frozenset(self.documents), frozenset(self.urls),
                           frozenset(self.domains), frozenset(self.texts))
@@ -144,9 +148,7 @@ def opened_json(store: Store, path: str) -> dict[str, Any]:
 def takedowns(store: Store) -> list[Takedown]:
     """Return all takedowns of a store, the earliest first."""
     paths = sorted(path for path in store.list(FOLDER) if _FILE.fullmatch(path))
-    documents = [opened_json(store, path) for path in paths]
-    return [Takedown(**{name: tuple(value) if isinstance(value, list) else value for name, value in doc.items()})
-            for doc in documents]
+    return [Takedown.from_json(opened_json(store, path)) for path in paths]
 
 
 def unfinished(store: Store) -> list[Takedown]:

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.base.files import file_sha256
-from pipeline.base.parquet import open_parquet
 from pipeline.base.scratch import Scratch
 from pipeline.store.fs import Store
 from pipeline.store.shard_set import StoredSet
@@ -89,6 +88,7 @@ def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Calla
                 if not rewritten:
                     continue
                 new = _publish(store, folder, manifest, rewritten, number, documents, tokens, check_lease)
+        _make_current(store, folder, manifest, new)
         packings = _repack(store, folder, manifest, new)
         result = Replaced(folder, manifest.sha256, new.sha256, documents, tokens, packings)
         check_lease()
@@ -172,12 +172,13 @@ def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) 
     names = {kind: file_name(shard.index, kind, sha) for kind, sha in sums.items()}
     for kind, path in (("body", body), ("loss", loss), ("blocks", blocks)):
         store.replace(str(path), f"{folder}/{names[kind]}")
-    return replace(shard, **names, sha256=sums["body"], loss_sha256=sums["loss"], blocks_sha256=sums["blocks"])
+    return replace(shard, body=names["body"], loss=names["loss"], blocks=names["blocks"], sha256=sums["body"],
+                   loss_sha256=sums["loss"], blocks_sha256=sums["blocks"])
 
 
 def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
              tokens: int, check_lease: Callable[[], None]) -> Manifest:
-    """Write the manifest of the new set. If the old set was the current one of its folder, the new one is now."""
+    """Write the manifest of the new set under its own name, and return it."""
     takedowns = [*old.source.get("takedowns", []),
                  {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
     shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))
@@ -188,9 +189,13 @@ def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shar
         new = replace(new, sha256=new.identity())
     check_lease()
     store.write(f"{folder}/shards-{new.sha256[:16]}.json", new.dumps().encode(), durable=True)
+    return new
+
+
+def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
+    """Make the new set the current one of its folder, if the old one was."""
     if json.loads(store.read(f"{folder}/{MANIFEST}"))["sha256"] == old.sha256:
         store.write(f"{folder}/{MANIFEST}", new.dumps().encode(), durable=True)
-    return new
 
 
 def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple[Manifest, int, int] | None:

@@ -108,7 +108,8 @@ def planted_ids(store: Store) -> dict[str, str]:
                                                                             table["url"].to_pylist())
                         if url and url.startswith(HOST)}
             elif "detail" in table.column_names:
-                ids |= {"quarantined": row["id"] for row in table.to_pylist() if "wexfrond" in (row["detail"] or "")}
+                ids |= dict([("quarantined", row["id"]) for row in table.to_pylist()
+                             if "wexfrond" in (row["detail"] or "")])
     return ids
 
 

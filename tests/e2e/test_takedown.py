@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from pipeline.store.log import Log
 from pipeline.store.tombstones import takedowns, unfinished
 from tests.e2e.takedown_site import HOST, PLANTED, places, planted_ids, run, tokenmill, write_site
 from tokenizer.mixture.curriculum import Curriculum
-from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.verify import verify
 
 WORDS = list(PLANTED.values())
@@ -90,8 +88,8 @@ def test_a_near_duplicate_comes_back_only_with_only(site, tmp_path):
     assert places(Store(str(tmp_path / "other/store")), ["zorblak", "quixnar"]) == {"zorblak": set(), "quixnar": set()}
 
 
-@pytest.mark.parametrize("option, lines", [("--urls", [f"{HOST}/kept", f"{HOST}/long", f"{HOST}/dropped"]),
-                                           ("--domains", ["example.org", "gone.example.org"][1:])])
+@pytest.mark.parametrize(("option", "lines"), [("--urls", [f"{HOST}/kept", f"{HOST}/long", f"{HOST}/dropped"]),
+                                               ("--domains", ["Gone.example.org"])])
 def test_urls_and_domains_name_documents_and_stay_out_of_other_recipes(site, option, lines):
     """The other recipe has other names, so its documents have other ids. The quarantined document has no URL in the
     store, so only the new run, which reads it, can leave it out. The twin is recognised by its text."""
@@ -122,7 +120,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(site, capsys):
     assert state(store) == before
 
 
-@pytest.mark.parametrize("option, content, word", [
+@pytest.mark.parametrize(("option", "content", "word"), [
     ("--ids", b"", "empty"), ("--ids", b"\xff\xfe", "UTF-8"), ("--ids", b"one two\n", "more than one"),
     ("--urls", b"example.org/page\n", "URL"), ("--domains", b"https://example.org\n", "domain"),
     ("--ids", b"0123\n", "match"), ("--domains", b"nowhere.example\n", "match")])
@@ -149,7 +147,7 @@ def test_a_second_takedown_of_the_same_documents_is_refused(site, capsys):
 def test_only_tasks_with_such_documents_run_again(site):
     store = Store(str(site / "store"))
     before = {record.key for record in Log.read(store).records()}
-    parts = {path for path in store.list("datasets")}
+    parts = set(store.list("datasets"))
     assert tokenmill("takedown", "--urls", listing(site, "urls.txt", f"{HOST}/long"), "--reason", "r", "--store",
                      store.root) == 0
     left = {record.key for record in Log.read(store).records()}
@@ -165,22 +163,29 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(site, seed, monkeypatch, capsys):
-    store, rng = Store(str(site / "store")), random.Random(seed)
+def dying(call, left: list[int]):
+    """A method of a store that does not come to the change number left[0]. The log is left out: what becomes of the
+    lease of a dead process is tested elsewhere."""
+    def method(self, *args, **kwargs):
+        if not str(args[0]).startswith("log/"):
+            left[0] -= 1
+            if left[0] <= 0:
+                raise Killed
+        return call(self, *args, **kwargs)
+    return method
+
+
+#: numbers of changes after which it is killed; those to shards are about the 30th
+@pytest.mark.parametrize("changes", [*range(1, 7), 8, 14, 20, *range(26, 38), 50, 70])
+def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(site, changes, monkeypatch, capsys):
+    store = Store(str(site / "store"))
     ids = planted_ids(store)
     listed = listing(site, "ids.txt", *(ids[name] for name in ("kept", "long", "dropped", "quarantined")))
     arguments = ("takedown", "--ids", listed, "--reason", "r", "--store", store.root)
-    left = [rng.randrange(3, 60)]
+    left = [changes]
     with monkeypatch.context() as patch:
         for name in ("write", "remove", "replace", "upload", "link", "put_absent"):
-            def dying(self, *args, _call=getattr(Store, name), **kwargs):
-                of_log = str(args[0]).startswith("log/")        # the lease of a dead process is tested elsewhere
-                left[0] -= not of_log
-                if left[0] <= 0 and not of_log:
-                    raise Killed
-                return _call(self, *args, **kwargs)
-            patch.setattr(Store, name, dying)
+            patch.setattr(Store, name, dying(getattr(Store, name), left))
         with suppress(Killed):
             tokenmill(*arguments)
     if unfinished(store):
@@ -192,14 +197,14 @@ def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(sit
     assert places(store, WORDS) == {word: set() for word in WORDS}
     assert tokenmill("store", "verify", "--store", store.root) == 0
     for split in ("train", "val"):
-        verify(ShardSet(site / f"store/shards/web/split={split}"))
+        assert verify(site / f"store/shards/web/split={split}") == []
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_path, packing):
     pytest.importorskip("torch")
-    from trainer.data.batches import Data
     from trainer.checkpoint.checkpoints import CheckpointError
+    from trainer.data.batches import Data
     from trainer.loop.run import open_run
     from trainer.loop.train import train
     from trainer.parallel.world import world
