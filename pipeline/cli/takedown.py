@@ -30,8 +30,8 @@ def takedown(store: StoreOpt,
              urls: Annotated[Path | None, typer.Option("--urls", metavar="FILE", help="URLs, one a line.")] = None,
              domains: Annotated[Path | None, typer.Option(
                  "--domains", metavar="FILE", help="Domains, one a line; each covers its subdomains.")] = None,
-             reason: Annotated[str, typer.Option("--reason", metavar="TEXT",
-                                                 help="Why; it is kept in the store, so name no person.")] = "",
+             reason: Annotated[str | None, typer.Option(
+                 "--reason", metavar="TEXT", help="Why; it is kept in the store, so name no person.")] = None,
              only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates of them alone.")] = False,
              dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
              complete: Annotated[bool, typer.Option("--complete", help="Complete an interrupted takedown.")] = False,
@@ -61,7 +61,8 @@ def takedown(store: StoreOpt,
         found, holds = survey(at, Log.read(at), wanted, only)
         _show(json_lines, found, holds, names, "would be removed")
         return
-    if wanted is not None and not reason.strip():
+    reason = (reason or "").strip()
+    if wanted is not None and not reason:
         raise BadUsage("give a --reason, which is kept in the store")
     with Log.open(at, run="takedown", takeover=takeover) as log:
         for earlier in complete_all(at, log):
@@ -69,7 +70,7 @@ def takedown(store: StoreOpt,
             if wanted is not None and _same(earlier, wanted):
                 wanted = None                     # the interrupted command was given again
         if wanted is not None:
-            begun, found = begin(at, log, wanted, reason.strip(), only)
+            begun, found = begin(at, log, wanted, reason, only)
             done = carry_out(at, log, begun)
             _show(json_lines, found, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cli.app import run_command
@@ -108,8 +109,8 @@ def planted_ids(store: Store) -> dict[str, str]:
                                                                             table["url"].to_pylist())
                         if url and url.startswith(HOST)}
             elif "detail" in table.column_names:
-                ids |= dict([("quarantined", row["id"]) for row in table.to_pylist()
-                             if "wexfrond" in (row["detail"] or "")])
+                for row in table.filter(pc.match_substring(table["detail"], "wexfrond")).to_pylist():
+                    ids["quarantined"] = row["id"]
     return ids
 
 
