@@ -91,11 +91,13 @@ def tokenmill(*arguments: str | Path) -> int:
     return run_command([*map(str, arguments)])
 
 
-def run(site: Path) -> Store:
+def run(site: Path, store: str = "") -> Store:
+    """Run the recipe; by default, the store is a folder of the site."""
     sys.modules.pop("judge_filter", None)
-    assert tokenmill("run", site / "recipe.yaml", "--store", site / "store", "--quiet", "--backend", "inline",
+    at = store or str(site / "store")
+    assert tokenmill("run", site / "recipe.yaml", "--store", at, "--quiet", "--backend", "inline",
                      "--allow-custom-stages") == 0
-    return Store(str(site / "store"))
+    return Store(at)
 
 
 def planted_ids(store: Store) -> dict[str, str]:
