@@ -10,8 +10,7 @@ import typer
 
 from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage
-from pipeline.cli.options import JsonOpt, StoreOpt, TakeoverOpt, check_root
-from pipeline.store.fs import Store
+from pipeline.cli.options import JsonOpt, StoreOpt, TakeoverOpt, open_store
 
 if TYPE_CHECKING:
     from pipeline.store.tombstones import Takedown, Tombstones
@@ -52,8 +51,7 @@ def takedown(store: StoreOpt,
     from pipeline.takedown.takedown import begin, carry_out, survey
     from pipeline.takedown.takedown import complete as complete_all
 
-    check_root(store)
-    at = Store(store)
+    at = open_store(store)
     if complete and (ids or urls or domains or dry_run):
         raise BadUsage("--complete takes no list; leave out the other options")
     wanted, names = (None, {}) if complete else _wanted(ids, urls, domains)
@@ -65,7 +63,10 @@ def takedown(store: StoreOpt,
     if wanted is not None and not reason:
         raise BadUsage("give a --reason, which is kept in the store")
     with Log.open(at, run="takedown", takeover=takeover) as log:
-        for earlier in complete_all(at, log):
+        completed = complete_all(at, log)
+        if complete and not completed:
+            typer.echo("no takedown was interrupted", err=True)
+        for earlier in completed:
             typer.echo(f"takedown {earlier.number}, which was interrupted, is complete", err=True)
             if wanted is not None and _same(earlier, wanted):
                 wanted = None                     # the interrupted command was given again

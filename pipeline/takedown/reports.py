@@ -13,7 +13,7 @@ from pipeline.report.collect import VERSION, write_pages
 from pipeline.store.fs import Store
 from pipeline.store.tombstones import Tombstones
 from pipeline.store.view import LogView
-from pipeline.takedown.search import document_files
+from pipeline.takedown.search import document_files, string_columns
 
 #: length, in characters without white space, of the stretches of text by which a quotation is recognised. A shorter
 #: text is recognised as a whole, if it has at least SHORT characters
@@ -64,8 +64,9 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
     for file in document_files(store, log):
         try:
             with store.parquet(file.path) as parquet:
-                columns = [name for name in ("id", "text", "url") if name in parquet.schema_arrow.names]
-                if {"id", "text"} <= set(columns):
+                present = string_columns(parquet.schema_arrow)
+                if {"id", "text"} <= present:
+                    columns = ["id", "text", *(["url"] if "url" in present else [])]
                     for batch in parquet.iter_batches(256, columns=columns, use_threads=False):
                         for row in batch.filter(pc.is_in(batch.column("id"), wanted)).to_pylist():
                             yield row["text"], row.get("url") or ""

@@ -77,7 +77,7 @@ def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
     while not only and found.ids:
         before = len(found.ids)
         for file in document_files(store, log):
-            if not file.path.startswith("datasets/"):
+            if file.path.startswith("dropped/") or file.path.endswith(".dropped.parquet"):
                 for batch in _rows(store, file.path, ("id", "meta", "stage")):
                     _add_twins(batch, found)
         if len(found.ids) == before:
@@ -93,16 +93,22 @@ def names_one_of(store: Store, path: str, ids: pa.Array) -> bool:
 
 def _rows(store: Store, path: str, needed: tuple[str, ...],
           optional: tuple[str, ...] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `needed` of a Parquet file, and those of `optional` that it has. Yields nothing if it lacks one
-    of `needed`, or if another step of the takedown has removed it."""
+    """Yield the columns `needed` of a Parquet file, and those of `optional` that it has, all of strings. Yields nothing
+    if it lacks one of `needed`, or if another step of the takedown has removed it."""
     try:
         with store.parquet(path) as file:
-            present = set(file.schema_arrow.names)
+            present = string_columns(file.schema_arrow)
             if present.issuperset(needed):
                 columns = [*needed, *(name for name in optional if name in present)]
                 yield from file.iter_batches(ROWS, columns=columns, use_threads=False)
     except FileNotFoundError:
         return
+
+
+def string_columns(schema: pa.Schema) -> set[str]:
+    """Return the names of the columns that hold strings. A side table of `exact` has columns `text` and `url` of
+    hashes, which are bytes."""
+    return {field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)}
 
 
 def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:

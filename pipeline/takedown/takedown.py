@@ -46,16 +46,20 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
     labels, exports}. Raises NothingToTakeDown when there are none, or when all are gone already."""
     found = find(store, log, wanted, only)
     if not found.ids:
-        count = len(wanted.ids | wanted.urls | wanted.domains)
-        raise NothingToTakeDown(f"{store.root}: no document matches any of the {count:,} entries; check that ids are "
-                                f"whole, and URLs as the column `url` of the datasets has them")
-    before = {id: takedown.number for takedown in takedowns(store) for id in takedown.documents}
-    if found.ids <= before.keys():
-        numbers = ", ".join(map(str, sorted({before[id] for id in found.ids})))
+        entries = wanted.ids | wanted.urls | wanted.domains
+        before = {entry for old in takedowns(store) for entry in (*old.ids, *old.urls, *old.domains)}
+        if entries <= before:
+            raise NothingToTakeDown(f"{store.root}: all {len(entries):,} entries were taken out before; runs leave "
+                                    f"them out")
+        raise NothingToTakeDown(f"{store.root}: no document matches any of the {len(entries):,} entries; check that "
+                                f"ids are whole, and URLs as the column `url` of the datasets has them")
+    gone = {id: takedown.number for takedown in takedowns(store) for id in takedown.documents}
+    if found.ids <= gone.keys():
+        numbers = ", ".join(map(str, sorted({gone[id] for id in found.ids})))
         raise NothingToTakeDown(f"{store.root}: all {len(found.ids):,} matching documents are gone already (takedown "
                                 f"{numbers})")
-    found.ids -= before.keys()
-    found.twins -= before.keys()
+    found.ids -= gone.keys()
+    found.twins -= gone.keys()
     ids = pa.array(sorted(found.ids), pa.string())
     sets = [{"folder": folder, "sha256": manifest.sha256, "documents": sum(map(len, spans.values()))}
             for folder, manifest in stored_sets(store) if (spans := documents_in(store, folder, manifest, ids))]

@@ -46,7 +46,7 @@ sources:
 datasets:
   all:
     from: web
-    steps: ["judge_filter:Judge", {minhash: {verify: 0.75}}, pii]
+    steps: ["judge_filter:Judge", exact, {minhash: {verify: 0.75}}, pii]
 tokenizer: {train: {kind: bpe, vocab: 400, from: all, sample: 50KB}}
 shards:
   web: {from: all, longest: 128, val: 5%PACKING}
