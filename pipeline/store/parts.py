@@ -222,7 +222,9 @@ def copy_without(source: str, target: str, gone: AbstractSet[str]) -> PartCopy:
                     continue
                 writer.write_table(table, row_group_size=table.num_rows)
                 rows += table.num_rows
-                for batch in table.to_batches() if digester is not None else ():
+                if digester is None:
+                    continue
+                for batch in table.to_batches():
                     digests += digester.digests(batch)
                     ids.append(batch.column("id"))
                     text_bytes += int(pc.sum(pc.struct_field(batch.column("signals"), "bytes")).as_py() or 0)

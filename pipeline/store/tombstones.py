@@ -121,7 +121,9 @@ class Takedown:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Takedown:
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in document.items()})
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                  for name, value in document.items()}
+        return cls(**fields)
 
     def tombstones(self) -> Tombstones:
         return Tombstones(frozenset(self.ids) | frozenset(self.documents), frozenset(self.urls),

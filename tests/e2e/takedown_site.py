@@ -125,8 +125,8 @@ def contents(store: Store) -> Iterator[tuple[str, str]]:
         yield path, data.decode("utf-8", "replace")
         if data[:4] == b"PAR1":
             yield path, json.dumps(pq.read_table(file, memory_map=False).to_pylist(), default=str, ensure_ascii=False)
-        elif path.endswith((".tokens", ".body", "body")) and len(data) % 2 == 0:
-            yield path, decode(np.frombuffer(data, "<u2").tolist())
+        elif data[:1] not in b"{<[" and len(data) % 2 == 0:          # tokens perhaps
+            yield path, decode([token for token in np.frombuffer(data, "<u2").tolist() if token < 400])
     for record in Log.read(store).records():
         yield f"log: {record.key}", json.dumps(record.to_json())
 

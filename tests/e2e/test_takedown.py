@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.service.labels import Label, Labels
 from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -157,6 +158,27 @@ def test_only_tasks_with_such_documents_run_again(site):
     assert len(parts - set(store.list("datasets"))) == 1
     run(site)
     assert left <= {record.key for record in Log.read(store).records()}
+
+
+def test_labels_lookup_indexes_and_materialised_rows_go(site):
+    store = Store(str(site / "store"))
+    [folder] = (site / "store/runs").iterdir()
+    ids = planted_ids(store)
+    labels = Labels(store, "all")
+    for name in ("kept", "long"):
+        labels.put(Label(ids[name], "good", "ann", "hash", folder.name))
+    assert tokenmill("shards", "index", site / "store/shards/web/split=train") == 0
+    assert tokenmill("materialize", folder.name, "--store", store.root, "--format", "bytes", "--out", site / "rows",
+                     "--backend", "inline") == 0
+    before = places(store, ["vemphist"])["vemphist"]
+    assert any("/rows-" in path for path in before) and list(store.local.rglob("lookup-*.index"))
+    assert tokenmill("takedown", "--ids", listing(site, "ids.txt", ids["long"]), "--reason", "r", "--store",
+                     store.root) == 0
+    assert places(store, ["vemphist"]) == {"vemphist": set()}
+    assert not list(store.local.rglob("lookup-*.index"))
+    assert [label.document for label in Labels(store, "all").all()] == [ids["kept"]]
+    assert tokenmill("shards", "find", site / "store/shards/web/split=train", "--id", ids["long"]) == 0
+    assert takedowns(store)[0].holds["exports"] == [f"runs/{folder.name}/rows-bytes"]
 
 
 class Killed(BaseException):
