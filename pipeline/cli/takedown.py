@@ -48,6 +48,7 @@ def takedown(store: StoreOpt,
       tokenmill takedown --domains domains.txt --reason "robots.txt" --store corpus
     """
     from pipeline.store.log import Log
+    from pipeline.takedown.shards import seen
     from pipeline.takedown.takedown import begin, carry_out, survey
     from pipeline.takedown.takedown import complete as complete_all
 
@@ -57,7 +58,7 @@ def takedown(store: StoreOpt,
     wanted, names = (None, {}) if complete else _wanted(ids, urls, domains)
     if wanted is not None and dry_run:
         found, holds = survey(at, Log.read(at), wanted, only)
-        _show(json_lines, found, holds, names, "would be removed")
+        _show(json_lines, found, {**holds, "seen": seen(at, frozenset(found.ids))}, names, "would be removed")
         return
     reason = (reason or "").strip()
     if wanted is not None and not reason:
