@@ -9,7 +9,8 @@ What a store holds of a document, and what a takedown does with it:
     quarantine/
     .publish/                   the folders that were last replaced: removed
     shards/STREAM/split=…/      the document's tokens are overwritten by EOS, and are no targets. Sizes, boundaries and
-                                order stay, so a training can continue (`takedown.shards`). Lookup indexes: removed
+                                order stay, so a training can continue (`takedown.shards`). Document tables name the
+                                new rows of the parts (`takedown.lookup`). Lookup indexes: removed
     runs/RUN/curriculum.json    names the new shard sets, and which sets they replace
     runs/RUN/report.*           samples of the document are cut out, and the pages are made again (`takedown.reports`)
     report.json

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -103,6 +104,17 @@ def _rows(store: Store, path: str, needed: tuple[str, ...],
                 yield from file.iter_batches(ROWS, columns=columns, use_threads=False)
     except FileNotFoundError:
         return
+
+
+def rows_of(store: Store, path: str, ids: pa.Array) -> list[int]:
+    """Return the numbers of the rows of a Parquet file that have one of these ids."""
+    rows: list[int] = []
+    before = 0
+    for batch in _rows(store, path, ("id",)):
+        hits = pc.is_in(batch.column("id"), ids).to_numpy(zero_copy_only=False)
+        rows += (np.flatnonzero(hits) + before).tolist()
+        before += batch.num_rows
+    return rows
 
 
 def string_columns(schema: pa.Schema) -> set[str]:

@@ -15,7 +15,6 @@ from pipeline.base.files import file_sha256
 from pipeline.base.scratch import Scratch
 from pipeline.cluster.attempts import utc_now
 from pipeline.store.cache import cache_for
-from pipeline.store.content_keys import content_key
 from pipeline.store.dataset import PartToPublish, publish_again, published_folders, published_parts, remove_earlier
 from pipeline.store.fs import Store
 from pipeline.store.garbage import NODES, collect_garbage
@@ -24,8 +23,9 @@ from pipeline.store.parts import copy_without
 from pipeline.store.records import PartRecord
 from pipeline.store.tombstones import Takedown, Tombstones, sealed_json, takedowns, text_hash, unfinished
 from pipeline.store.view import LogView
+from pipeline.takedown.lookup import key_without, renumber
 from pipeline.takedown.reports import redact, texts_of
-from pipeline.takedown.search import Found, find, names_one_of
+from pipeline.takedown.search import Found, find, names_one_of, rows_of
 from pipeline.takedown.shards import curricula, documents_in, overwrite, seen, stored_sets
 
 #: tasks that copy tokens of shards for an export; their files do not name documents
@@ -65,8 +65,8 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
             for folder, manifest in stored_sets(store) if (spans := documents_in(store, folder, manifest, ids))]
     return found, {
         "records": [{"node": record.node, "key": record.key} for record in _records(store, log, ids, bool(sets))],
-        "parts": [part.path for folder in published_folders(store) for part in published_parts(store, folder)
-                  if names_one_of(store, part.path, ids)],
+        "parts": [{"path": part.path, "key": part.key, "rows": rows} for folder in published_folders(store)
+                  for part in published_parts(store, folder) if (rows := rows_of(store, part.path, ids))],
         "shards": sets, "labels": list(_labels(store, found.ids)), "exports": _exports(store, sets)}
 
 
@@ -104,6 +104,7 @@ def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
     store.remove_all(_labels(store, ids))
     _rewrite_published(store, log, ids, wanted)
     store.remove_all(path for folder in takedown.holds["exports"] for path in list(store.list(folder)))
+    renumber(store, takedown.holds["parts"], log.check_lease)
     sets = overwrite(store, ids, takedown.number, log.check_lease)
     records = list(_records(store, log, wanted, bool(takedown.holds["shards"])))
     log.retire_unnamed(((record.key, record.attempt) for record in records), f"takedown {takedown.number}")
@@ -128,16 +129,16 @@ def _records(store: Store, log: LogView, ids: pa.Array, exports: bool) -> Iterat
 
 def _rewrite_published(store: Store, log: Log, ids: frozenset[str], wanted: pa.Array) -> None:
     """Publish all folders again that have parts with one of these documents. A part without them stays the same file.
-    A part that is written again gets a key of its own: its rows have other numbers, by which shards name them."""
+    A part that is written again gets another key (`key_without`), because shards name its rows by their numbers."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []
         with Scratch() as scratch:
             for part in published_parts(store, folder):
-                if names_one_of(store, part.path, wanted):
+                if rows := rows_of(store, part.path, wanted):
                     serial += 1
-                    part = _without(store, part, ids, f"{REWRITTEN}/{attempt_name(log.epoch, serial)}.parquet",
-                                    scratch.folder())
+                    path = f"{REWRITTEN}/{attempt_name(log.epoch, serial)}.parquet"
+                    part = _without(store, part._replace(key=key_without(part.key, rows)), ids, path, scratch.folder())
                     written.append(part.path)
                 parts.append(part)
         if written:
@@ -148,7 +149,7 @@ def _rewrite_published(store: Store, log: Log, ids: frozenset[str], wanted: pa.A
 
 
 def _without(store: Store, part: PartToPublish, ids: frozenset[str], path: str, scratch: str) -> PartToPublish:
-    """Write a part of a published folder to `path`, without the documents `ids`."""
+    """Write a part of a published folder to `path`, without the documents `ids`. Returns the new part."""
     target = f"{scratch}/part.parquet"
     rows, text_bytes, content = copy_without(store.fetch(part.path, scratch), target, ids)
     sha256 = file_sha256(target)
@@ -156,8 +157,7 @@ def _without(store: Store, part: PartToPublish, ids: frozenset[str], path: str, 
     with open(target, "rb") as file:
         size = file.seek(0, 2)
     store.upload(target, path)
-    return part._replace(path=path, key=content_key("takedown", 1, [part.key, content]), rows=rows, bytes=size,
-                         text_bytes=text_bytes, sha256=sha256, content=content)
+    return part._replace(path=path, rows=rows, bytes=size, text_bytes=text_bytes, sha256=sha256, content=content)
 
 
 def _labels(store: Store, ids: frozenset[str] | set[str]) -> Iterator[str]:

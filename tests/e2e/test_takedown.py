@@ -13,9 +13,12 @@ from pipeline.service.labels import Label, Labels
 from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from pipeline.store.shard_set import dataset_parts
 from pipeline.store.tombstones import takedowns, unfinished
 from tests.e2e.takedown_site import HOST, PLANTED, places, planted_ids, run, tokenmill, write_site
 from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.urls import documents, paths_of
 from tokenizer.shards.verify import verify
 
 WORDS = list(PLANTED.values())
@@ -158,6 +161,32 @@ def test_only_tasks_with_such_documents_run_again(site):
     assert len(parts - set(store.list("datasets"))) == 1
     run(site)
     assert left <= {record.key for record in Log.read(store).records()}
+
+
+def test_documents_are_looked_up_from_shards_as_before(site, capsys):
+    store = Store(str(site / "store"))
+    folder = site / "store/shards/web/split=train"
+
+    def looked_up() -> list[tuple[str, str | None]]:
+        found = documents(ShardSet(folder), paths_of(dataset_parts(store)), store.parquet)
+        return [pair for ids, urls in found for pair in zip(ids, urls, strict=True)]
+
+    before, ids, gone = looked_up(), planted_ids(store), set()
+    for name in ("kept", "long"):                # the second changes what the first has changed
+        lines = [f"{HOST}/{name}", *(["https://stays.example.org/0/7"] if name == "long" else [])]
+        assert tokenmill("takedown", "--urls", listing(site, "urls.txt", *lines), "--reason", "r", "--store",
+                         store.root) == 0
+        gone |= set(takedowns(store)[-1].documents)
+        assert looked_up() == [(id, None if id in gone else url) for id, url in before]
+    assert {ids["kept"], ids["long"]} < gone and len(gone) == 4
+    assert tokenmill("store", "verify", "--store", store.root) == 0 and verify(folder) == []
+    assert tokenmill("shards", "index", folder) == 0
+    assert tokenmill("shards", "find", folder, "--url", f"{HOST}/kept") == 1
+    assert tokenmill("shards", "find", folder, "--url", "https://stays.example.org/0/8") == 0
+    capsys.readouterr()
+    [run_folder] = (site / "store/runs").iterdir()
+    assert tokenmill("shards", "explain", run_folder, "--sample", "5") == 0
+    assert "https://stays.example.org/" in capsys.readouterr().out
 
 
 def test_labels_lookup_indexes_and_materialised_rows_go(site):
