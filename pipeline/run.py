@@ -46,6 +46,7 @@ from pipeline.store.lists import writes_to
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
 from pipeline.store.runs import write_tasks
+from pipeline.store.tombstones import finished_tombstones
 from tokenizer.mixture.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
@@ -138,6 +139,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     taken over the store.
     """
     our_code()                                    # early: another version may be installed while sources are listed
+    finished_tombstones(store)                    # before anything is written: a takedown may have to be completed
     mended = dict(collect_garbage(log).damaged)
     with interrupted(store, name, attempt):
         hub = hub_tokenizer(recipe)
@@ -159,7 +161,8 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     or DamagedFile when a file that is needed differs from its record."""
     journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
-                      verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal)
+                      verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal,
+                      tombstones=finished_tombstones(store))
     with interrupted(store, name, attempt):
         nodes = planner.nodes() + token_nodes(recipe, planner)
         files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input

@@ -30,6 +30,7 @@ from pipeline.cli import (
     shards,
     steps,
     store,
+    takedown,
     tokenizers,
 )
 from pipeline.cli.training import forward
@@ -48,7 +49,7 @@ def command_group() -> TyperGroup:
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")
     app.callback()(settings)
     for module in (runs, cluster, serve, doctor, steps, inspect, dedup, data, classifier, lm, buckets, extract, store,
-                   tokenizers, shards):
+                   takedown, tokenizers, shards):
         module.register(app)
     app.command("train", add_help_option=False,
                 context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)

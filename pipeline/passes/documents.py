@@ -10,7 +10,7 @@ deduplication; its removal slice lists the rows of the part that it removes. The
     dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
                           removed personal data from them
     quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed or hung, with
-                          the error
+                          the error; also, without text and URL, documents that `tokenmill takedown` has taken out
     side.STAGE-KEY.parquet  a side table for a later barrier: `row`, `id` and the columns that the barrier's `prepare`
                           stage computed for each kept document
 
@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.chain import Batch, Chain, count, load_chain
-from pipeline.passes.partition import Items, PartitionReader, QuarantinedRecord, Removed, Settled
+from pipeline.passes.partition import Items, PartitionReader, QuarantinedRecord, Removed, Settled, taken_down
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row
@@ -66,7 +66,8 @@ class DocumentPass:
     * signals [names]: the signals that get a column
     * signals_mode: until-drop (a dropped document goes no further) or all (later stages still compute its signals)
     * $volatile (does not enter the task's key): quarantined, the commit log's entries about quarantined documents;
-      replay, which describes an earlier run of the pass under other thresholds (`replay.replay_arg`)
+      tombstones of documents to leave out (`pipeline.store.tombstones`); replay, which describes an earlier run of the
+      pass under other thresholds (`replay.replay_arg`)
     """
 
     name = "documents"
@@ -118,7 +119,8 @@ class _Pass:
             documents = [(row, item) for row, item in batch if isinstance(item, Document)]
             verdicts, failures = self.chain.through(self.steps, documents)
             self.cursor.clear()
-            if len(documents) == len(batch) and not (verdicts or failures):       # the usual case
+            gone = self._gone(documents)
+            if len(documents) == len(batch) and not (verdicts or failures or gone):       # the usual case
                 self._keep(documents)
                 continue
             for row, item in batch:
@@ -128,6 +130,8 @@ class _Pass:
                     self._remove(item)
                 elif isinstance(item, Settled):
                     self._settle(row, item)
+                elif row in gone:
+                    self._quarantine(row, taken_down(item))
                 elif row in verdicts:
                     self._drop(row, item, *verdicts[row])
                 elif row in failures:
@@ -136,6 +140,12 @@ class _Pass:
                     self._keep([(row, item)])
         self.cursor.clear()
         return self._close()
+
+    def _gone(self, documents: Batch) -> set[int]:
+        """Return the rows of documents that have, after the stages, a URL or a text that was taken out of the store.
+        Documents that had it before are no longer among them."""
+        tombstones = self.partition.tombstones
+        return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 
     # -- writing -------------------------------------------------------------------------------------------------
     def _keep(self, items: Batch) -> None:

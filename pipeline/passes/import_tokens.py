@@ -10,6 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
 from pipeline.store.dataset import QUARANTINE
+from pipeline.store.lists import unfold
 from pipeline.store.records import Counters
+from pipeline.store.tombstones import TAKEN_DOWN
 from stages.barrier import TaskDraft, TaskResult
 from stages.document import document_id
 from tokenizer.imports.documents import ImportedDocuments
@@ -39,7 +42,7 @@ MOST = 1 << 32
 
 class ImportTokens:
     """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
-    tokenizer {sha256, vocab_size, eos}, val {share, seed}.
+    tokenizer {sha256, vocab_size, eos}, val {share, seed}, $volatile {tombstones: which documents to leave out}.
 
     Writes the files of EncodePart; a row is the number of a document in these files. The size of texts is unknown and
     counts as 0. Writes files.json, too, and if the files give ids to documents, ids: the hashes of these, which
@@ -56,7 +59,7 @@ class ImportTokens:
 
 
 class _Import:
-    """One execution of the task ImportTokens."""
+    """One execution of the task ImportTokens. Documents with a tombstone are left out."""
 
     def __init__(self, inputs: TaskInputs, out: TaskOutputs) -> None:
         self.args, self.out = inputs.args, out
@@ -65,6 +68,8 @@ class _Import:
                                    names=self.files, find=lambda name: inputs.fetch(self.files[name]))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
         self.hashes = IdHashes(Path(out.path(IDS)))
+        tombstones = unfold(self.args.get("$volatile", {}).get("tombstones", {}), inputs.store.read)
+        self.gone, self.left_out = frozenset(tombstones.get("ids", ())), 0
         self.starts: dict[str, int] = {}                  # file → number of its first document
         self.masked: bool | None = None                   # whether the files have loss masks
         self.counts = {split: {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0} for split in SPLITS}
@@ -88,7 +93,7 @@ class _Import:
         RowWriter(self.out.path(QUARANTINE), QUARANTINE_SCHEMA).close()         # nothing is quarantined
         total = {key: sum(counts[key] for counts in self.counts.values()) for key in self.counts["train"]}
         return {**self.counts, "skipped": 0, "near_held_out": 0, "sources": {self.args["source"]: total},
-                "quarantined": {}, "masked": self.masked}
+                "quarantined": {TAKEN_DOWN: self.left_out} if self.left_out else {}, "masked": self.masked}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
         """Write documents of which the first has the number `row`."""
@@ -103,8 +108,10 @@ class _Import:
         tokens = np.split(documents.tokens, ends[:-1])
         targets = None if documents.targets is None else np.split(documents.targets, ends[:-1])
         held_out = np.array([below(val["seed"], "val", id, val["share"]) for id in ids], bool)
+        gone = np.array([id in self.gone for id in ids], bool)
+        self.left_out += int(gone.sum())
         for split in SPLITS:
-            chosen = np.flatnonzero(held_out == (split == "val")).tolist()
+            chosen = np.flatnonzero((held_out == (split == "val")) & ~gone).tolist()
             if not chosen:
                 continue
             counts = None if targets is None else np.concatenate([targets[i] for i in chosen])
@@ -148,11 +155,14 @@ def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
 
 
 def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
-                 share: float) -> TaskDraft:
+                 share: float, tombstones: Mapping[str, Any] = MappingProxyType({})) -> TaskDraft:
     """Return an ImportTokens task. `files` are its files as arguments ($file), of `size` bytes together, `tokenizer` is
-    the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out."""
+    the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out. `tombstones` says which
+    documents to leave out (`Planner.tombstones`)."""
     args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
+    if tombstones:
+        args["$volatile"] = dict(tombstones)
     return TaskDraft(IMPORT, args, size, f"{source}: tokens of {files[0]['$file']}", memory_mb=1500)
 
 

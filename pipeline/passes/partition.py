@@ -25,6 +25,7 @@ from pipeline.passes.rows import Selection
 from pipeline.store.lists import unfold
 from pipeline.store.parts import read_documents
 from pipeline.store.records import READING, Counters
+from pipeline.store.tombstones import TAKEN_DOWN, Tombstones
 from stages.barrier import SLICE_SCHEMA
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped
@@ -123,8 +124,8 @@ class _Verdicts:
 
 class PartitionReader:
     """Reads the records of one partition (the input of a document pass task) in batches. The attribute `quarantined`
-    holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit
-    log."""
+    holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit log.
+    `tombstones` says which documents were taken out of the store."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -135,6 +136,8 @@ class PartitionReader:
         self.quarantined = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
         self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
         self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
+        self.tombstones = Tombstones.of(unfold(self.args.get("$volatile", {}).get("tombstones", {}),
+                                               inputs.store.read))
         self._reader: Reader | None = None
         part = self.args.get("part", {})
         #: by row of the part: the row set that earlier passes left, and the removal slice of the barrier before this
@@ -166,7 +169,7 @@ class PartitionReader:
             self.counters["read"][self.args["source"]] = read
         where = Selection(self.args["where"]) if self.args.get("where") else None
         only, records = self.inputs.only, 0
-        suspects = bool(self._skip or self.quarantined)
+        suspects = bool(self._skip or self.quarantined or self.tombstones)
         for row, record in self._records():
             if isinstance(record, Document):
                 if where is not None and not where.takes(record):
@@ -257,7 +260,10 @@ class PartitionReader:
 
     def _quarantined_before(self, row: int, doc: Document) -> QuarantinedRecord | None:
         """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
-        this task (`TaskInputs.skip`) or according to the commit log. Returns None for other documents."""
+        this task (`TaskInputs.skip`) or according to the commit log, or of a document that was taken out of the store.
+        Returns None for other documents."""
+        if self.tombstones.cover(doc.id, doc.url, doc.text):
+            return taken_down(doc)
         if row in self._skip:
             fault = self._skip[row]
             step = self.steps[fault.stage] if 0 <= fault.stage < len(self.steps) else self.steps[0]
@@ -267,6 +273,11 @@ class PartitionReader:
             entry = self.quarantined[doc.id]
             return QuarantinedRecord(doc.id, doc.source, doc.locator, entry["stage"], entry["reason"])
         return None
+
+
+def taken_down(doc: Document) -> QuarantinedRecord:
+    """Return the outcome of a document that was taken out of the store. It holds neither text nor URL."""
+    return QuarantinedRecord(doc.id, doc.source, doc.locator, "takedown", TAKEN_DOWN)
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:

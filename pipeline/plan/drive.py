@@ -22,6 +22,7 @@ from pipeline.engine.driver.sums import NodeSums, Summing
 from pipeline.plan.fresh import FreshNodes, Results
 from pipeline.plan.nodes import Node, Work
 from pipeline.store.dataset import PassParts, stream_quarantine
+from pipeline.store.tombstones import TAKEN_DOWN
 
 
 class TooManyErrors(TokenmillError):
@@ -133,7 +134,7 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     else:
         documents = sum(s["docs"] for s in sums.counters.get("in", {}).values())
     sources, reasons = sums.counters.get("read", {}), sums.lost
-    lost = sum(reasons.values())
+    lost = sum(n for reason, n in reasons.items() if reason != TAKEN_DOWN)
     if documents and lost > max(10, allowed * documents):
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
         raise TooManyErrors(

@@ -59,6 +59,7 @@ from pipeline.store.content_keys import OWN_PACKAGES, SharedArgs, content_key, p
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
+from pipeline.store.tombstones import Tombstones
 from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
 from stages.catalog import load, reader_class, reader_target, step_target
 from stages.cut import cut_name, cut_settings
@@ -113,15 +114,19 @@ class Planner:
     takes a list of stage keys, and returns the documents that these stages have put into quarantine. `earlier` takes a
     `replay_key`, and returns the latest record of a task that has this `replay_key`: it differs from the new task only
     in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`). `journal` continues
-    an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
+    an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run. `tombstones` says which
+    documents tasks must leave out.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
-                 put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None) -> None:
+                 put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None,
+                 tombstones: Tombstones | None = None) -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
+        #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
+        self.tombstones = {"tombstones": self.lists.fold(tombstones.arg())} if tombstones else {}
         self.read_file = read_file
         self._quarantined = quarantined
         self.earlier = earlier
@@ -380,7 +385,7 @@ class Planner:
         cpu = "" if all(s.stage.exact for s in plan.chain) else cpu_tag()      # the keys of numeric stages carry it
         readers = [self.reader_arg(name)["key"] for kind, name in plan.inputs if kind == "source"]
         hidden = {"quarantined": self.quarantined([s.key for s in plan.chain] + readers),
-                  "code": self.recipe.code_args()}
+                  "code": self.recipe.code_args(), **self.tombstones}
         common = {**self._common(plan), "$volatile": hidden}
         undecided = [{**entry, "key": s.replay_key} for entry, s in zip(common["chain"], plan.chain)]
         shared = SharedArgs(DOCUMENTS, common, {**common, "chain": undecided})

@@ -165,7 +165,8 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
             raise InputError(f"sources.{source}.tokenizer: {config['tokenizer']} (sha256 {named.sha256[:12]}) is not "
                              f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
                              f"`tokenizer:`, or add `decode: true` to the source and make a dataset from it")
-    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, float(recipe.shards[name].val))
+    share = float(recipe.shards[name].val)
+    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, share, planner.tombstones)
             for part in planner.partitions(source, results[f"index:{source}"])]
 
 
@@ -186,6 +187,7 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
         if task.counters["masked"] is not None:
             masks[source].setdefault(task.counters["masked"], starts[0][0])
         rows[source] += sum(task.counters[split]["docs"] for split in SPLITS)
+        rows[source] += sum(task.counters["quarantined"].values())       # taken down: they keep their numbers
     for source, count in rows.items():
         root = planner.source_files(source).root
         if not count:

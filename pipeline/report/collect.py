@@ -55,7 +55,7 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     nodes that are not in `sums`, all records are read and added up.
     """
     document = collect(store, run, get, sums)
-    _write(store, document, latest=True, check_lease=check_lease)
+    write_pages(store, document, latest=True, check_lease=check_lease)
     return document
 
 
@@ -73,12 +73,12 @@ def add_training(store: Store, run: str) -> bool:
     if document["version"] != VERSION:
         return False
     latest = store.exists("report.json") and json.loads(store.read("report.json"))["run"] == run
-    _write(store, {**document, "training": section, "losses": losses(store, run)}, latest=latest)
+    write_pages(store, {**document, "training": section, "losses": losses(store, run)}, latest=latest)
     return True
 
 
-def _write(store: Store, document: dict[str, Any], *, latest: bool,
-           check_lease: Callable[[], None] = lambda: None) -> None:
+def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
+                check_lease: Callable[[], None] = lambda: None) -> None:
     """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
     written to the root of the store. `check_lease` is called before anything is written. It raises if another driver (a
     process that plans and commits a run) has taken over the store."""
@@ -88,11 +88,11 @@ def _write(store: Store, document: dict[str, Any], *, latest: bool,
     page, card = render(document).encode(), render_card(document).encode()
     data = json_text(document, indent=1, sort_keys=True).encode()
     check_lease()
-    store.write(f"runs/{document['run']}/report.json", data)
-    if latest:
-        store.write("report.json", data)
     store.write(f"runs/{document['run']}/report.md", card)
     store.write(f"runs/{document['run']}/report.html", page)
+    if latest:
+        store.write("report.json", data)
+    store.write(f"runs/{document['run']}/report.json", data)     # last: `tokenmill takedown` trusts that it is so
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:

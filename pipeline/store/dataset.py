@@ -52,6 +52,8 @@ from stages.document import DuplicateId
 #: the manifest's name begins with a dot and does not end with `.parquet`: otherwise `datasets.load_dataset` of the
 #: folder would take it for a part
 MANIFEST, QUARANTINE = ".manifest", "quarantine.parquet"
+#: folders of a store that hold published folders
+KINDS = ("datasets", "dropped", "quarantine")
 #: columns of a manifest; it has neither names of attempts nor times, so that equal data has equal manifests
 MANIFEST_SCHEMA = pa.schema([
     ("part", pa.string()),                     # file name in this folder
@@ -189,6 +191,33 @@ def _publish(store: Store, folder: str, parts: Iterable[PartToPublish], check_le
     check_lease()
     publish_parts = _replace if store.local is not None else _update
     return publish_parts(store, folder, parts, check_lease)
+
+
+def published_folders(store: Store) -> list[str]:
+    """Return the published folders of a store (datasets/NAME, dropped/NAME, …), sorted."""
+    return sorted(path.removesuffix(f"/{MANIFEST}") for kind in KINDS for path in store.list(kind)
+                  if path.endswith(f"/{MANIFEST}"))
+
+
+def published_parts(store: Store, folder: str) -> list[PartToPublish]:
+    """Return the parts of a published folder, in the order of its manifest. Their paths are those in the folder."""
+    rows = store.table(f"{folder}/{MANIFEST}").to_pylist()
+    return [PartToPublish(f"{folder}/{row.pop('part')}", **row) for row in rows]
+
+
+def publish_again(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> None:
+    """Publish a folder that is published already, with other parts in place of some. Its earlier version is removed;
+    after an ordinary publication on a disk, it stays until the next one."""
+    _publish(store, folder, parts, check_lease)
+    remove_earlier(store, folder)
+
+
+def remove_earlier(store: Store, folder: str) -> None:
+    """Remove the folders that publications of `folder` have left below `.publish/`."""
+    if store.local is not None:
+        target = store.local / ".publish" / folder
+        for leftover in target.parent.glob(f"{target.name}~*"):
+            shutil.rmtree(leftover)
 
 
 def part_name(order: int, key: str) -> str:

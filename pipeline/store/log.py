@@ -286,12 +286,12 @@ class Log(LogView):
         needed. Returns False when the key has no record, or when its current record comes from another attempt."""
         return self._retire_all([{"key": key, "attempt": attempt, "why": why}]) > 0
 
-    def retire_unnamed(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Withdraw records of tasks that no run needs, and commit this before returning. `pairs` gives each as (key,
-        attempt). The content hashes of their files are not kept, so if such a task runs again, its files may have other
-        contents."""
-        self._retire_all({"key": key, "attempt": attempt, "why": "no run names it", "unnamed": True}
-                         for key, attempt in pairs)
+    def retire_unnamed(self, pairs: Iterable[tuple[str, str]], why: str = "no run names it") -> int:
+        """Withdraw records of tasks whose results are no longer wanted, and commit this before returning. `pairs` gives
+        each as (key, attempt), and `why` says why. The content hashes of their files are not kept, so if such a task
+        runs again, its files may have other contents. Returns the number of records withdrawn."""
+        return self._retire_all({"key": key, "attempt": attempt, "why": why, "unnamed": True}
+                                for key, attempt in pairs)
 
     def retire_files(self, damaged: Mapping[str, str]) -> int:
         """Withdraw the commit records that name damaged files, and commit this before returning. `damaged` maps the

@@ -28,11 +28,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet, parquet_writer
 from stages.document import Document, DuplicateId
@@ -91,12 +93,7 @@ class PartWriter:
         self._bytes = 0
         self._ids: list[pa.Array] = []
         self._digests: list[bytes] = []
-        self._writer = parquet_writer(
-            path, schema, compression_level=3, version="2.6", data_page_version="1.0",
-            use_dictionary=["source", "language", "locator.file", "reason", "stage"],
-            # no statistics of texts: their minimum and maximum would be whole documents in the footer
-            write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
-                              *(f"signals.{name}" for name in self._names)])
+        self._writer = _part_file(path, schema)
 
     def write(self, doc: Document, *, reason: str | None = None, stage: str | None = None) -> None:
         """Add a document to the file. For a dropped document, `reason` and `stage` say why and by which stage it was
@@ -181,12 +178,64 @@ class PartWriter:
         self._flush()
         self._writer.close()
         ids = pa.chunked_array(self._ids, pa.string())
-        order, twin = _order(ids)
+        content, twin = _content(ids, self._digests)
         if twin is not None:
             raise DuplicateId(ids[twin].as_py(), str(self.path))
-        digests = np.frombuffer(b"".join(self._digests), "V32")
-        self.content = hashlib.sha256(digests[order].tobytes()).hexdigest()
+        self.content = content
         self._ids, self._digests = [], []
+
+
+def _part_file(path: str, schema: pa.Schema) -> pq.ParquetWriter:
+    return parquet_writer(
+        path, schema, compression_level=3, version="2.6", data_page_version="1.0",
+        use_dictionary=["source", "language", "locator.file", "reason", "stage"],
+        # no statistics of texts: their minimum and maximum would be whole documents in the footer
+        write_statistics=["id", "source", "language", "date", "reason", "stage", "locator.offset", "locator.record",
+                          *(f"signals.{name}" for name in signal_names(schema))])
+
+
+class PartCopy(NamedTuple):
+    """What `copy_without` has written: rows, UTF-8 bytes of their texts, and the hash of the rows ("" if the file does
+    not hold documents)."""
+
+    rows: int
+    text_bytes: int
+    content: str
+
+
+def copy_without(source: str, target: str, gone: AbstractSet[str]) -> PartCopy:
+    """Copy a Parquet file that has a column `id`, without the rows whose id is in `gone`. Memory holds one row group,
+    and 64 bytes for each row."""
+    with open_parquet(source, memory_map=True) as file:
+        schema = file.schema_arrow
+        is_part = {"text", "signals"} <= set(schema.names)
+        digester = RowDigester(schema) if is_part else None
+        ids: list[pa.Array] = []
+        digests: list[bytes] = []
+        text_bytes = rows = 0
+        left_out = pa.array(sorted(gone), pa.string())
+        with _part_file(target, schema) if is_part else parquet_writer(target, schema) as writer:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, use_threads=False)
+                table = table.filter(pc.invert(pc.is_in(table["id"], left_out)))
+                if not table.num_rows:
+                    continue
+                writer.write_table(table, row_group_size=table.num_rows)
+                rows += table.num_rows
+                if digester is None:
+                    continue
+                for batch in table.to_batches():
+                    digests += digester.digests(batch)
+                    ids.append(batch.column("id"))
+                    text_bytes += int(pc.sum(pc.struct_field(batch.column("signals"), "bytes")).as_py() or 0)
+    return PartCopy(rows, text_bytes, _content(pa.chunked_array(ids, pa.string()), digests)[0] if digester else "")
+
+
+def _content(ids: pa.ChunkedArray, digests: list[bytes]) -> tuple[str, int | None]:
+    """Return the hash of rows with these ids and row digests, and the number of a row whose id occurs twice (None if
+    all differ)."""
+    order, twin = _order(ids)
+    return hashlib.sha256(np.frombuffer(b"".join(digests), "V32")[order].tobytes()).hexdigest(), twin
 
 
 class RowDigester:

@@ -119,7 +119,8 @@ class WindowMap:
             inputs.segment(ref, args["group"])["hash"] for ref in args["shared"])]))
         counters = {"documents": 0, "windows": 0}
         pending: list[NDArray[Any]] = []
-        with out.segments("windows.seg", WINDOW, args["buckets"], key=("hash", "rank", "id_hi", "id_lo", "offset")) as writer:
+        order = ("hash", "rank", "id_hi", "id_lo", "offset")
+        with out.segments("windows.seg", WINDOW, args["buckets"], key=order) as writer:
 
             def flush() -> None:
                 records = np.concatenate(pending) if pending else np.zeros(0, WINDOW)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.prf import below
+from pipeline.cli.app import run_command
 from pipeline.engine.driver.endings import TaskFailed
 from pipeline.forecast.sample import SampleError, SampleLimits, run_sample
 from pipeline.plan.inputs import InputError
@@ -477,3 +478,20 @@ def test_a_source_that_no_shards_take_is_pointed_out(site):
     found = lint(load_recipe(recipe(site, name="unused", **{"  old: {from: old, longest: 64, val: 0%}\n": "",
                                                            "{old: 50, web: 50}": "{web: 50}", "{old: 99, ": "{"})))
     assert any("sources.old" in line and "shards" in line for line in found)
+
+
+@pytest.mark.parametrize("format", ["megatron", "parquet"])
+def test_a_document_of_token_files_is_overwritten_and_left_out_of_later_runs(site, format, tmp_path, capsys):
+    store = run(recipe(site, format, f"gone-{format}"), tmp_path / "store")
+    before, others = documents(store.local, "old"), documents(store.local, "web")
+    (tmp_path / "ids.txt").write_text(f"{before[3][0]}\n{before[40][0]}\n")
+    assert run_command(["takedown", "--ids", str(tmp_path / "ids.txt"), "--reason", "r", "--store", store.root]) == 0
+    after = documents(store.local, "old")
+    eos = ShardSet(store.local / "shards/old/split=train").eos
+    assert [id for id, _ in after] == [id for id, _ in before]
+    assert [n for n in range(80) if before[n] != after[n]] == [3, 40]
+    assert all(set(after[n][1]) == {eos} and len(after[n][1]) == len(before[n][1]) for n in (3, 40))
+    run(recipe(site, format, f"gone-{format}"), tmp_path / "store")
+    assert documents(store.local, "old") == [row for n, row in enumerate(before) if n not in (3, 40)]
+    assert documents(store.local, "web") == others
+    assert report_of(store)["tokens"]["old"]

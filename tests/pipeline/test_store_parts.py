@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.store import parts
-from pipeline.store.parts import PartWriter, RowDigester, document_schema, read_documents
+from pipeline.store.parts import PartWriter, RowDigester, copy_without, document_schema, read_documents
 from stages.document import Document, DuplicateId
 from tests.conftest import UNTIMED
 from tests.pipeline.parts_reference import content_of
@@ -296,3 +296,26 @@ def test_twins_are_found_whatever_their_ids_look_like(tmp_path, name):
         else:
             with pytest.raises(DuplicateId, match=name.format(twin << 64)):
                 writer.close()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_copy_without_some_rows_is_what_would_have_been_written_without_them(tmp_path, dropped):
+    rows = [Document(**fields(i)) for i in range(50)]
+    gone = {row.id for row in rows[::7]} | {"0" * 32}
+    extra = {"stage": "gopher", "reason": "short"} if dropped else {}
+
+    def write(name: str, documents: list[Document]) -> PartWriter:
+        writer = PartWriter(str(tmp_path / name), document_schema(SIGNALS, dropped=dropped), row_group_bytes=900,
+                            batch_chars=200)
+        for document in documents:
+            writer.write(document, **extra)
+        writer.close()
+        return writer
+
+    write("whole", rows)
+    wanted = write("wanted", [row for row in rows if row.id not in gone])
+    copied = copy_without(str(tmp_path / "whole"), str(tmp_path / "copy"), gone)
+    assert copied == (wanted.rows, wanted.text_bytes, wanted.content) and copied.rows == 42
+    copy, expected = (pq.ParquetFile(tmp_path / name).read() for name in ("copy", "wanted"))
+    assert copy.equals(expected) and copy.schema.equals(expected.schema, check_metadata=True)
+    assert copy_without(str(tmp_path / "whole"), str(tmp_path / "none"), {row.id for row in rows}).rows == 0

@@ -109,7 +109,8 @@ class Curriculum:
         curriculum = cls(**{
             **_exact(cls, {name: value for name, value in doc.items() if name != "version"}, where),
             "tokenizer": TokenizerRef(**_exact(TokenizerRef, doc["tokenizer"], f"{where}: tokenizer")),
-            "streams": tuple(Stream(**_exact(Stream, stream, f"{where}: streams[{i}]"))
+            "streams": tuple(Stream(**{**_exact(Stream, stream, f"{where}: streams[{i}]"),
+                                       "replaces": tuple(stream.get("replaces", ()))})
                              for i, stream in enumerate(doc["streams"])),
             "phases": tuple(Phase(**_exact(Phase, phase, f"{where}: phases[{i}]"))
                             for i, phase in enumerate(doc["phases"]))})

@@ -24,6 +24,8 @@ class Stream:
     packing: str | None = None    # sha256 of packed rows, which are read instead of windows (`tokenizer.shards.packed`)
     rows: int = 0                 # number of these rows; each has `longest` targets
     filled: int = 0               # number of their targets that are not padding
+    #: sha256 of earlier versions of the train shard set, in which `tokenmill takedown` has overwritten documents
+    replaces: tuple[str, ...] = ()
 
     def supers(self, longest: int) -> int:
         """Return the number of super-windows (blocks of `longest` tokens, or packed rows) of the stream. A shorter

@@ -48,6 +48,8 @@ SUFFIXES = {"body": "tokens", "ends": "ends", "table": "parquet", "blocks": "crc
 #: rows per row group of the document table; a lookup reads one row group
 TABLE_ROWS = 1 << 16
 ENDS = np.dtype("<u8")
+#: in the column `row` of a document table: the document was taken down, so no part has it any more
+GONE_ROW = (1 << 32) - 1
 #: remedy for a file that is damaged or missing, for error messages
 REMEDY = "run `tokenmill store verify --repair` on its store, then the recipe again"
 

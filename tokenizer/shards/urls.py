@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenizer.shards.index import ShardIndex
-from tokenizer.shards.layout import ShardError
+from tokenizer.shards.layout import GONE_ROW, ShardError
 from tokenizer.shards.origin import OpenPart
 
 #: documents that are read at a time
@@ -53,13 +53,17 @@ class _PartReader:
         self._stack.close()
 
     def urls(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return the URLs of some documents. `batch` has their id, part and row."""
+        """Return the URLs of some documents, None for those that were taken down. `batch` has their id, part and
+        row."""
         import pyarrow.compute as pc  # loads modules that the trainer does not need
 
         parts, rows = batch.column("part").to_numpy(), batch.column("row").to_numpy().astype(np.int64)
         urls: list[str | None] = []
         while len(urls) < len(rows):
             at = len(urls)
+            if rows[at] == GONE_ROW:
+                urls.append(None)
+                continue
             table = self._row_group(int(parts[at]), int(rows[at]))
             inside = (parts[at:] == parts[at]) & (rows[at:] >= rows[at]) & (rows[at:] < self._first + len(table))
             stop = at + (len(inside) if inside.all() else int(inside.argmin()))

@@ -81,7 +81,8 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
             dtype: torch.dtype) -> None:
     """Set model, optimiser, spike detector and stability monitor to their state in a checkpoint; if it is None, to
     their state before the first step. To detect a changed checkpoint, changed data or changed code, the loss on a few
-    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ."""
+    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ. They
+    are not compared if `tokenmill takedown` has since overwritten a document in one of the samples."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -97,12 +98,25 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
         return
     ckpt.load(checkpoint, model, optimizer)
     probe = checkpoint.meta["probe"]
+    if overwritten(checkpoint, run, data):
+        return
     loss = probe_loss(probe["samples"], run, data, model, world, dtype)
     close = 1e-3 if dtype == torch.float32 else 2e-2
     if not abs(loss - probe["loss"]) <= close * max(1.0, abs(probe["loss"])):
         raise ckpt.CheckpointError(
             f"{checkpoint.folder.parent}: the loss on samples {probe['samples'][0]}… is {loss:.4f}, at saving it was "
             f"{probe['loss']:.4f}: model or data have changed; do not go on from it")
+
+
+def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
+    """Whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has noted. The
+    shard set of a stream must have been replaced since, and the sample must have two EOS in a row: a document that was
+    overwritten consists of them, but so does padding."""
+    was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
+    if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
+        return False
+    is_eos = data.samples(checkpoint.meta["probe"]["samples"]).tokens == run.curriculum.tokenizer.eos
+    return bool((is_eos[:, 1:] & is_eos[:, :-1]).any())
 
 
 def history(checkpoint: ckpt.Checkpoint | None) -> bytes:

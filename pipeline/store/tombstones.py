@@ -1,0 +1,171 @@
+"""The tombstones of a store: which documents `tokenmill takedown` has taken out, and which every later run leaves out.
+
+    takedowns/00000001.json         what was asked for and found. Exists before anything is removed
+    takedowns/00000001.done.json    what was removed. Exists when the takedown is complete
+
+Both files are created once and never changed. The first line of a file is the sha256 of the rest, which is JSON. A file
+holds ids of documents, hashes of URLs, and names of domains; it holds no text and no URL.
+
+A takedown without its second file has not finished, and the store may still hold some of its documents. A run refuses
+such a store, so that no result is built on these documents (`finished_tombstones`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.base.domain import domain_of
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
+
+FOLDER = "takedowns"
+FORMAT = 1
+#: reason under which a run counts the documents that it leaves out
+TAKEN_DOWN = "taken_down"
+_FILE = re.compile(rf"{FOLDER}/(\d{{8}})\.json")
+
+
+class UnfinishedTakedown(StoreError):
+    """A takedown of the store was interrupted, so the store may still hold documents that it was to remove."""
+
+    exit_code = 2
+
+
+class DamagedTakedown(StoreError):
+    """A file of a takedown is damaged, or was written by another version of Tokenmill."""
+
+
+def url_hash(url: str) -> str:
+    """Return the hash by which a tombstone names a URL."""
+    return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def text_hash(text: str) -> str:
+    """Return the hash by which a tombstone names a text. White space does not count."""
+    return url_hash(" ".join(text.split()))
+
+
+@dataclass(frozen=True)
+class Tombstones:
+    """Which documents are gone: those with one of these ids, with a URL or a text of one of these hashes, or from one
+    of these domains. A domain covers its subdomains, too. Hashes of texts keep a document out that comes back under
+    another id, such as from a source of another name."""
+
+    ids: frozenset[str] = frozenset()
+    urls: frozenset[str] = frozenset()
+    domains: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __or__(self, other: Tombstones) -> Tombstones:
+        return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains,
+                          self.texts | other.texts)
+
+    def cover(self, id: str, url: str | None, text: str = "") -> bool:
+        """Whether the document with this id, URL and text is gone."""
+        return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
+
+    def matches(self, url: str | None) -> list[str]:
+        """Return the entries, among the hashes of URLs and the domains, that cover a URL."""
+        if not url or not (self.urls or self.domains):
+            return []
+        entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
+        if self.domains and (host := domain_of(url)):
+            labels = host.split(".")
+            entries += [name for n in range(len(labels)) if (name := ".".join(labels[n:])) in self.domains]
+        return entries
+
+    def arg(self) -> dict[str, list[str]]:
+        """Return the tombstones as an argument of a task; {} if there are none."""
+        return {name: sorted(values) for name, values in vars(self).items() if values}
+
+    @classmethod
+    def of(cls, arg: Mapping[str, Iterable[str]]) -> Tombstones:
+        return cls(**{name: frozenset(values) for name, values in arg.items()})
+
+
+@dataclass(frozen=True)
+class Takedown:
+    """What a takedown was asked to remove, and what it found before it removed anything.
+
+    `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that
+    were found, `twins` those of them that are only near-duplicates of listed documents, and `texts` the hashes of their
+    texts. `holds` says which files of the store held them, and `seen` which runs and checkpoints have read them."""
+
+    number: int
+    reason: str
+    at: str
+    ids: tuple[str, ...]
+    urls: tuple[str, ...]
+    domains: tuple[str, ...]
+    documents: tuple[str, ...]
+    twins: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    holds: dict[str, Any] = field(default_factory=dict)
+    seen: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{self.number:08d}.json"
+
+    @property
+    def done_path(self) -> str:
+        return f"{FOLDER}/{self.number:08d}.done.json"
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Takedown:
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                  for name, value in document.items()}
+        return cls(**fields)
+
+    def tombstones(self) -> Tombstones:
+        return Tombstones(frozenset(self.ids) | frozenset(self.documents), frozenset(self.urls),
+                          frozenset(self.domains), frozenset(self.texts))
+
+
+def sealed_json(document: Mapping[str, Any]) -> bytes:
+    body = json.dumps({"format": FORMAT, **document}, sort_keys=True, indent=1).encode()
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def opened_json(store: Store, path: str) -> dict[str, Any]:
+    """Read a file of a takedown. Raises DamagedTakedown when its bytes are not those that were written."""
+    head, _, body = store.read(path).partition(b"\n")
+    if head != hashlib.sha256(body).hexdigest().encode():
+        raise DamagedTakedown(f"{store.at(path)} is damaged; restore it from a copy, because runs must know which "
+                              f"documents are gone")
+    document: dict[str, Any] = json.loads(body)
+    if document.pop("format", None) != FORMAT:
+        raise DamagedTakedown(f"{store.at(path)} was written by another version of Tokenmill; use that version")
+    return document
+
+
+def takedowns(store: Store) -> list[Takedown]:
+    """Return all takedowns of a store, the earliest first."""
+    paths = sorted(path for path in store.list(FOLDER) if _FILE.fullmatch(path))
+    return [Takedown.from_json(opened_json(store, path)) for path in paths]
+
+
+def unfinished(store: Store) -> list[Takedown]:
+    """Return the takedowns of a store that were interrupted, the earliest first."""
+    return [takedown for takedown in takedowns(store) if not store.exists(takedown.done_path)]
+
+
+def finished_tombstones(store: Store) -> Tombstones:
+    """Return the tombstones of a store. Raises UnfinishedTakedown if a takedown has not finished. The caller must hold
+    the lease of the store's log, because a takedown in progress has not finished either."""
+    result = Tombstones()
+    for takedown in takedowns(store):
+        if not store.exists(takedown.done_path):
+            raise UnfinishedTakedown(f"{store.at(takedown.path)}: this takedown was interrupted, so the store may "
+                                     f"still hold its documents; complete it with `tokenmill takedown --complete "
+                                     f"--store {store.root}`")
+        result |= takedown.tombstones()
+    return result

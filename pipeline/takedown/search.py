@@ -1,0 +1,159 @@
+"""Finds documents in all files of a store that name documents by id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.store.dataset import published_folders, published_parts
+from pipeline.store.fs import Store
+from pipeline.store.records import PartRecord
+from pipeline.store.tombstones import Tombstones, url_hash
+from pipeline.store.view import LogView
+from pipeline.takedown.shards import stored_sets
+
+#: rows read at a time
+ROWS = 1 << 12
+
+
+class DocumentFile(NamedTuple):
+    """A Parquet file of a store that may name documents by id. `record` is that of the task which wrote it; None for a
+    file of a published folder or a shard set."""
+
+    path: str
+    sha256: str
+    record: PartRecord | None
+
+
+@dataclass
+class Found:
+    """The documents that a list of entries names in a store.
+
+    `ids` are those of all documents that are to go. `twins` are those among them that no entry names: deduplication
+    joined them with one that an entry names. `unverified` counts documents that deduplication joined with one of them
+    without a comparison of texts; they are no twins. `matched` are the entries that name at least one document."""
+
+    ids: set[str] = field(default_factory=set)
+    twins: set[str] = field(default_factory=set)
+    unverified: set[str] = field(default_factory=set)
+    matched: set[str] = field(default_factory=set)
+
+
+def document_files(store: Store, log: LogView) -> Iterator[DocumentFile]:
+    """Yield the Parquet files of a store that may name documents: those of tasks, of published folders, and the
+    document tables of shard sets. Of several files with the same bytes, only the first is yielded."""
+    seen: set[str] = set()
+
+    def candidates() -> Iterator[DocumentFile]:
+        for record in log.records():
+            for name, info in record.files.items():
+                if name.endswith(".parquet"):
+                    yield DocumentFile(info.path, info.sha256, record)
+        for folder in published_folders(store):
+            for part in published_parts(store, folder):
+                yield DocumentFile(part.path, part.sha256, None)
+        for folder, manifest in stored_sets(store):
+            for shard in manifest.shards:
+                yield DocumentFile(f"{folder}/{shard.table}", shard.table_sha256, None)
+
+    for file in candidates():
+        if file.sha256 not in seen:
+            seen.add(file.sha256)
+            yield file
+
+
+def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
+    """Find the documents that `wanted` names and, unless `only` is set, all documents that deduplication joined with
+    one of them, directly or through others."""
+    found = Found()
+    for file in document_files(store, log):
+        for batch in _rows(store, file.path, ("id",), ("url",)):
+            _match(batch, wanted, found)
+    while not only and found.ids:
+        before = len(found.ids)
+        for file in document_files(store, log):
+            if file.path.startswith("dropped/") or file.path.endswith(".dropped.parquet"):
+                for batch in _rows(store, file.path, ("id", "meta", "stage")):
+                    _add_twins(batch, found)
+        if len(found.ids) == before:
+            break
+    found.unverified -= found.ids
+    return found
+
+
+def names_one_of(store: Store, path: str, ids: pa.Array) -> bool:
+    """Whether a Parquet file has a document with one of these ids."""
+    return any(pc.any(pc.is_in(batch.column("id"), ids)).as_py() for batch in _rows(store, path, ("id",)))
+
+
+def _rows(store: Store, path: str, needed: tuple[str, ...],
+          optional: tuple[str, ...] = ()) -> Iterator[pa.RecordBatch]:
+    """Yield the columns `needed` of a Parquet file, and those of `optional` that it has, all of strings. Yields nothing
+    if it lacks one of `needed`, or if another step of the takedown has removed it."""
+    try:
+        with store.parquet(path) as file:
+            present = string_columns(file.schema_arrow)
+            if present.issuperset(needed):
+                columns = [*needed, *(name for name in optional if name in present)]
+                yield from file.iter_batches(ROWS, columns=columns, use_threads=False)
+    except FileNotFoundError:
+        return
+
+
+def rows_of(store: Store, path: str, ids: pa.Array) -> list[int]:
+    """Return the numbers of the rows of a Parquet file that have one of these ids."""
+    rows: list[int] = []
+    before = 0
+    for batch in _rows(store, path, ("id",)):
+        hits = pc.is_in(batch.column("id"), ids).to_numpy(zero_copy_only=False)
+        rows += (np.flatnonzero(hits) + before).tolist()
+        before += batch.num_rows
+    return rows
+
+
+def string_columns(schema: pa.Schema) -> set[str]:
+    """Return the names of the columns that hold strings. A side table of `exact` has columns `text` and `url` of
+    hashes, which are bytes."""
+    return {field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)}
+
+
+def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:
+    ids = batch.column("id")
+    if wanted.ids:
+        hits = ids.filter(pc.is_in(ids, pa.array(sorted(wanted.ids), pa.string()))).to_pylist()
+        found.ids.update(hits)
+        found.matched.update(hits)
+    if "url" in batch.schema.names and (wanted.urls or wanted.domains):
+        for row, url in enumerate(batch.column("url").to_pylist()):
+            if entries := wanted.matches(url):
+                found.ids.add(ids[row].as_py())
+                found.matched.update(entries)
+
+
+def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
+    """Add the documents of a batch of dropped documents that deduplication joined with one that is to go. It compared
+    the texts of both if it noted their similarity. A step that compares no texts joins documents that may have nothing
+    in common, so these are only counted."""
+    for id, meta, stage in zip(*(batch.column(name).to_pylist() for name in ("id", "meta", "stage")), strict=True):
+        verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None
+        if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
+            continue
+        pair = {id, verdict["kept"]}
+        if not pair & found.ids or pair <= found.ids:
+            continue
+        if verdict.get("similarity") is None:
+            found.unverified |= pair - found.ids
+        else:
+            found.twins |= pair - found.ids
+            found.ids |= pair
+
+
+def listed(ids: list[str], urls: list[str], domains: list[str]) -> Tombstones:
+    """Return the tombstones for the lines of a list."""
+    return Tombstones(frozenset(ids), frozenset(map(url_hash, urls)), frozenset(domains))

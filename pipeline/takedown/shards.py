@@ -1,0 +1,321 @@
+"""Overwrites documents in shard sets, so that sizes, boundaries and the order of samples stay as they are.
+
+Of a shard with such a document, a new version is written: the document's tokens are EOS, and none of them is a target.
+The document ends where it ended before, so every other token keeps its place, and every sample reads the same places.
+The document table keeps the id of the document. Packed rows name places, so their files stay; a new manifest names the
+new shard set.
+
+The manifest of the new set says under `source.takedowns` which set it replaces. A curriculum that names the old set is
+changed to name the new one, and lists the old one under `replaces`. A training continues from a checkpoint of the old
+set if the curriculum lists it there (`trainer.loop.run.differences`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.base.files import file_sha256
+from pipeline.base.scratch import Scratch
+from pipeline.store.fs import Store
+from pipeline.store.shard_set import StoredSet
+from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.order import Order
+from tokenizer.mixture.phases import Stream
+from tokenizer.shards.layout import MANIFEST, Manifest, Shard, file_name
+from tokenizer.shards.packed import MANIFEST as PACKED
+from tokenizer.shards.packed import Packing
+from tokenizer.shards.sums import BLOCK, BlockSummer
+
+_SET = re.compile(r"shards/[^/]+/split=(train|val)/shards(-[0-9a-f]{16})?\.json")
+_CURRICULUM = re.compile(r"runs/[^/]+/curriculum(\.\d+)?\.json")
+#: bytes that are copied or hashed at a time; a multiple of a block
+COPY = BLOCK << 10
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A shard set that was written again: its folder, the sha256 of the old and of the new set, how many documents and
+    tokens were overwritten, and the sha256 of old and new packed rows."""
+
+    folder: str
+    old: str
+    new: str
+    documents: int
+    tokens: int
+    packings: dict[str, str]
+
+
+def stored_sets(store: Store) -> Iterator[tuple[str, Manifest]]:
+    """Yield all shard sets of a store, also those that a later one has replaced, as (folder, manifest)."""
+    seen: set[tuple[str, str]] = set()
+    for path in store.list("shards"):
+        if _SET.fullmatch(path):
+            folder = path.rpartition("/")[0]
+            manifest = Manifest.from_json(json.loads(store.read(path)), store.at(path))
+            if (folder, manifest.sha256) not in seen:
+                seen.add((folder, manifest.sha256))
+                yield folder, manifest
+
+
+def curricula(store: Store) -> Iterator[tuple[str, Curriculum]]:
+    """Yield the curricula of all runs of a store, and the earlier ones that `train edit` has kept."""
+    for path in store.list("runs"):
+        if _CURRICULUM.fullmatch(path):
+            yield path, Curriculum.loads(store.read(path), store.at(path))
+
+
+def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Callable[[], None]) -> list[Replaced]:
+    """Overwrite documents in all shard sets of a store, for takedown number `number`. Returns which sets were
+    replaced, also those of which an interrupted attempt has removed some files."""
+    wanted = pa.array(sorted(ids), pa.string())
+    replaced = []
+    for folder, manifest in list(stored_sets(store)):
+        check_lease()
+        if (done := _replacement(store, folder, manifest, number)) is not None:
+            new, documents, tokens = done
+        else:
+            with Scratch() as scratch:
+                rewritten, documents, tokens = _rewritten(store, folder, manifest, wanted, Path(scratch.path))
+                if not rewritten:
+                    continue
+                new = _publish(store, folder, manifest, rewritten, number, documents, tokens, check_lease)
+        _make_current(store, folder, manifest, new)
+        packings = _repack(store, folder, manifest, new)
+        result = Replaced(folder, manifest.sha256, new.sha256, documents, tokens, packings)
+        check_lease()
+        _point_curricula(store, result)
+        _remove_old(store, folder, manifest, new)
+        replaced.append(result)
+    return replaced
+
+
+def documents_in(store: Store, folder: str, manifest: Manifest,
+                 wanted: pa.Array) -> dict[int, list[tuple[int, int, str]]]:
+    """Return where documents with one of the ids `wanted` lie in a shard set: {place of the shard in the set: [(first
+    token, exclusive end, id), …]}, counted in tokens of the shard."""
+    result: dict[int, list[tuple[int, int, str]]] = {}
+    for place, shard in enumerate(manifest.shards):
+        begin = 0
+        with store.parquet(f"{folder}/{shard.table}") as table:
+            for batch in table.iter_batches(columns=["id", "end"], use_threads=False):
+                ends = batch.column("end").to_numpy()
+                for row in np.flatnonzero(pc.is_in(batch.column("id"), wanted).to_numpy(zero_copy_only=False)).tolist():
+                    start = int(ends[row - 1]) if row else begin
+                    result.setdefault(place, []).append((start, int(ends[row]), batch.column("id")[row].as_py()))
+                begin = int(ends[-1]) if len(ends) else begin
+    return result
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+def _rewritten(store: Store, folder: str, manifest: Manifest, wanted: pa.Array,
+               scratch: Path) -> tuple[dict[int, Shard], int, int]:
+    """Write new versions of the shards that hold documents with one of the ids `wanted`, into the store. Returns
+    ({place of the shard in the set: its new entry}, number of documents, number of tokens). A document whose tokens are
+    all EOS was overwritten before, and is left as it is."""
+    rewritten: dict[int, Shard] = {}
+    documents = tokens = 0
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    for place, spans in documents_in(store, folder, manifest, wanted).items():
+        shard = manifest.shards[place]
+        with open(store.fetch(f"{folder}/{shard.body}", str(scratch)), "rb") as file:
+            body = np.memmap(file, dtype, "r")
+            spans = [span for span in spans if (body[span[0]:span[1]] != manifest.eos).any()]
+            if not spans:
+                continue
+            target = scratch / f"{place}.body"
+            body.tofile(target)
+        loss = _loss(store, folder, shard, scratch / f"{place}.loss", str(scratch))
+        changed = np.memmap(target, dtype, "r+")
+        for start, stop, _ in spans:
+            changed[start:stop] = manifest.eos
+            loss[start:stop] = 0
+            documents, tokens = documents + 1, tokens + stop - start
+        changed.flush()
+        loss.flush()
+        del changed, loss
+        rewritten[place] = _upload(store, folder, shard, scratch, place)
+    return rewritten, documents, tokens
+
+
+def _loss(store: Store, folder: str, shard: Shard, target: Path, scratch: str) -> np.memmap:
+    """Copy the loss mask of a shard to `target`, and open the copy. A shard without one gets a mask of ones."""
+    if shard.loss:
+        np.memmap(store.fetch(f"{folder}/{shard.loss}", scratch), "u1", "r").tofile(target)
+        return np.memmap(target, "u1", "r+")
+    mask = np.memmap(target, "u1", "w+", shape=(shard.tokens,))
+    mask[:] = 1
+    return mask
+
+
+def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) -> Shard:
+    """Compute the checksums of a shard's new files in `scratch`, move the files to the store, and return the shard's
+    new entry in the manifest."""
+    body, loss, blocks = (scratch / f"{place}.{kind}" for kind in ("body", "loss", "blocks"))
+    ends = store.fetch(f"{folder}/{shard.ends}", str(scratch))
+    with open(blocks, "wb") as out:
+        for path in (body, ends, loss):
+            summer = BlockSummer()
+            with open(path, "rb") as file:
+                while data := file.read(COPY):
+                    summer.update(data)
+            out.write(summer.finish())
+    sums = {kind: file_sha256(path) for kind, path in (("body", body), ("loss", loss), ("blocks", blocks))}
+    names = {kind: file_name(shard.index, kind, sha) for kind, sha in sums.items()}
+    for kind, path in (("body", body), ("loss", loss), ("blocks", blocks)):
+        store.replace(str(path), f"{folder}/{names[kind]}")
+    return replace(shard, body=names["body"], loss=names["loss"], blocks=names["blocks"], sha256=sums["body"],
+                   loss_sha256=sums["loss"], blocks_sha256=sums["blocks"])
+
+
+def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
+             tokens: int, check_lease: Callable[[], None]) -> Manifest:
+    """Write the manifest of the new set under its own name, and return it."""
+    takedowns = [*old.source.get("takedowns", []),
+                 {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
+    shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))
+    new = Manifest.of(old.stream, old.split, old.tokenizer, old.vocab_size, old.eos, shards, old.parts,
+                      {**old.source, "takedowns": takedowns})
+    if new.dtype != old.dtype:                   # tokens of two bytes, for a vocabulary of at most 256
+        new = replace(new, dtype=old.dtype)
+        new = replace(new, sha256=new.identity())
+    check_lease()
+    store.write(f"{folder}/shards-{new.sha256[:16]}.json", new.dumps().encode(), durable=True)
+    return new
+
+
+def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
+    """Make the new set the current one of its folder, if the old one was."""
+    if json.loads(store.read(f"{folder}/{MANIFEST}"))["sha256"] == old.sha256:
+        store.write(f"{folder}/{MANIFEST}", new.dumps().encode(), durable=True)
+
+
+def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple[Manifest, int, int] | None:
+    """Return the set by which an interrupted attempt at this takedown has replaced the set `old`, and how many
+    documents and tokens it overwrote there."""
+    for there, manifest in stored_sets(store):
+        last = (manifest.source.get("takedowns") or [{}])[-1]
+        if there == folder and last.get("replaces") == old.sha256 and last["number"] == number:
+            return manifest, last["documents"], last["tokens"]
+    return None
+
+
+def _repack(store: Store, folder: str, old: Manifest, new: Manifest) -> dict[str, str]:
+    """Write manifests of packed rows of the new set, for those of the old one. Returns {old sha256: new sha256}."""
+    packings = {}
+    for path in list(store.list(folder)):
+        name = path.rpartition("/")[2]
+        if name.startswith("packed-") and name.endswith(".json"):
+            packing = Packing.loads(store.read(path), store.at(path))
+            if packing.shards == old.sha256:
+                changed = replace(packing, shards=new.sha256)
+                store.write(f"{folder}/{changed.name}", changed.dumps().encode(), durable=True)
+                packings[packing.sha256] = changed.sha256
+    current = f"{folder}/{PACKED}"
+    if store.exists(current) and (packing := Packing.loads(store.read(current), store.at(current))).sha256 in packings:
+        store.write(current, replace(packing, shards=new.sha256).dumps().encode(), durable=True)
+    return packings
+
+
+def _point_curricula(store: Store, replaced: Replaced) -> None:
+    """Let the curricula that name the old set name the new one."""
+    for path, curriculum in curricula(store):
+        streams = tuple(_pointed(stream, replaced) for stream in curriculum.streams)
+        if streams != curriculum.streams:
+            store.write(path, replace(curriculum, streams=streams).dumps().encode(), durable=True)
+
+
+def _pointed(stream: Stream, replaced: Replaced) -> Stream:
+    if (stream.train, stream.sha256) == (replaced.folder, replaced.old):
+        stream = replace(stream, sha256=replaced.new, replaces=(*stream.replaces, replaced.old))
+        if stream.packing is not None:
+            stream = replace(stream, packing=replaced.packings.get(stream.packing, stream.packing))
+    if (stream.val, stream.val_sha256) == (replaced.folder, replaced.old):
+        stream = replace(stream, val_sha256=replaced.new)
+    return stream
+
+
+def _remove_old(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
+    """Remove the files that only the old set names: first those with tokens, and last its manifest, from which an
+    interrupted attempt is recognised."""
+    others = [manifest for there, manifest in stored_sets(store) if there == folder and manifest.sha256 != old.sha256]
+    named = {name for manifest in others for shard in manifest.shards
+             for name in (shard.body, shard.ends, shard.table, shard.blocks, shard.loss)}
+    for shard in old.shards:
+        for name in (shard.body, shard.loss, shard.blocks):
+            if name and name not in named:
+                store.remove(f"{folder}/{name}")
+    store.remove(f"{folder}/lookup-{old.sha256[:16]}.index")
+    for path in list(store.list(folder)):
+        name = path.rpartition("/")[2]
+        if name.startswith("packed-") and name.endswith(".json") and \
+                Packing.loads(store.read(path), store.at(path)).shards == old.sha256:
+            store.remove(path)
+    store.remove(f"{folder}/shards-{old.sha256[:16]}.json")
+
+
+# -- who has read the documents ---------------------------------------------------------------------------------------
+def seen(store: Store, ids: frozenset[str]) -> list[dict[str, Any]]:
+    """Return which runs read documents with these ids in a training: {run, stream, documents, samples, first_sample,
+    checkpoints}. `samples` counts the samples of the curriculum that hold a token of such a document. `checkpoints`
+    lists those in the run's own folder that were written after the first of these samples."""
+    wanted = pa.array(sorted(ids), pa.string())
+    sets = {(folder, manifest.sha256): manifest for folder, manifest in stored_sets(store)}
+    result = []
+    for path, curriculum in curricula(store):
+        if not path.endswith("/curriculum.json"):
+            continue
+        run, order = path.split("/")[1], Order(curriculum)
+        for number, stream in enumerate(curriculum.streams):
+            manifest = sets.get((stream.train, stream.sha256))
+            spans = documents_in(store, stream.train, manifest, wanted) if manifest else {}
+            if not manifest or not spans:
+                continue
+            samples: set[int] = set()
+            offset = 0
+            for place, shard in enumerate(manifest.shards):
+                for start, stop, _ in spans.get(place, ()):
+                    samples.update(_samples(store, order, number, stream, manifest, offset + start, offset + stop))
+                offset += shard.tokens
+            first = min(samples, default=None)
+            result.append({"run": run, "stream": stream.name, "documents": sum(map(len, spans.values())),
+                           "samples": len(samples), "first_sample": first,
+                           "checkpoints": _checkpoints(store, run, first)})
+    return result
+
+
+def _samples(store: Store, order: Order, number: int, stream: Stream, manifest: Manifest, start: int,
+             stop: int) -> Iterator[int]:
+    """Yield the numbers of the training samples that read tokens [start, stop) of a stream."""
+    if stream.packing is not None:
+        packed = StoredSet(store, stream.train, manifest, stream.packing).packed
+        assert packed is not None
+        for row in packed.rows_with(start, stop).tolist():
+            for numbers, _, _ in order.samples_of(number, row, row + 1).values():
+                yield from numbers.tolist()
+        return
+    longest = order.longest
+    last = min((stop - 1) // longest + 1, stream.supers(longest))
+    for phase, (numbers, windows, _) in order.samples_of(number, max(0, start - 1) // longest, last).items():
+        length = order.curriculum.phases[phase].sequence
+        begins = windows * length                # a window of L targets also reads the token at L
+        yield from numbers[(begins < stop) & (begins + length >= start)].tolist()
+
+
+def _checkpoints(store: Store, run: str, first: int | None) -> list[str]:
+    """Return the complete checkpoints of a run's training, in the run's folder, that follow sample number `first`."""
+    found = []
+    for path in store.list(f"runs/{run}/train/checkpoints") if first is not None else ():
+        if path.endswith("/meta.json"):
+            samples = json.loads(store.read(path)).get("samples", 0)
+            if samples > (first or 0):
+                found.append(path.split("/checkpoints/")[1].split("/")[0])
+    return sorted(set(found))

@@ -1,0 +1,46 @@
+"""A takedown in a store on S3 leaves nothing of a document there, and is completed after it was killed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.fs import Store
+from pipeline.store.tombstones import unfinished
+from tests.e2e.takedown_site import HOST, places, run, tokenmill, write_site
+from tests.e2e.test_takedown import Killed, dying
+from tokenizer.shards.verify import verify
+
+WORDS = ["zorblak", "quixnar", "vemphist", "yulgrob"]
+
+
+def copied(store: Store, to: Path) -> Store:
+    """All files of a remote store on a disk."""
+    for path in store.list(""):
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        (to / path).write_bytes(store.read(path))
+    return Store(str(to))
+
+
+@pytest.mark.parametrize("changes", [None, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 30))])
+def test_nothing_of_the_documents_is_left_in_a_bucket(bucket, tmp_path, monkeypatch, changes):
+    site = write_site(tmp_path / "site")
+    store = run(site, f"{bucket}/store")
+    before = places(copied(store, tmp_path / "before"), WORDS)
+    assert all(before.values())
+    (site / "urls.txt").write_text("".join(f"{HOST}/{name}\n" for name in ("kept", "long", "dropped")))
+    arguments = ("takedown", "--urls", site / "urls.txt", "--reason", "r", "--store", store.root)
+    left = [changes]
+    with monkeypatch.context() as patch, suppress(Killed):
+        for name in ("write", "remove", "replace", "upload", "put_absent") if changes else ():
+            patch.setattr(Store, name, dying(getattr(Store, name), left))
+        assert tokenmill(*arguments) == 0
+    if changes:
+        assert unfinished(store)
+        assert tokenmill(*arguments) == 0
+    after = copied(store, tmp_path / "after")
+    assert places(after, WORDS) == {word: set() for word in WORDS}
+    assert verify(after.local / "shards/web/split=train") == []
+    assert places(copied(run(site, store.root), tmp_path / "again"), WORDS) == {word: set() for word in WORDS}
