@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 
 from tests.tokenizer.packs import write_packing
 from tests.trainer.synthetic import language, write_shards
+from tokenizer.shards.layout import ShardError
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.sums import BLOCK
-from trainer.data.batches import Row, windows
-from trainer.data.read_ahead import RemoteShardSet
+from trainer.data.read_ahead import MOST, NEAR, ByteRange, RemoteShardSet, together
+from trainer.data.rows import Row, windows
 
 
 @pytest.fixture
@@ -48,6 +52,36 @@ def test_documents_of_a_batch_in_the_same_block_are_requested_once(tmp_path: Pat
     assert sum(len(there.packed.row(row)) for _, row in places) > 3 * len(places), "rows hold several documents"
     assert same(windows([there], places, 64), windows([here], places, 64))
     assert set(requests.values()) == {1} and not there._coming
+    assert sum(requests.values()) < len(places) / 10, "documents that are near each other are one request"
+
+
+RANGES = st.builds(lambda shard, kind, first, size: ByteRange(shard, kind, first, first + size), st.integers(0, 1),
+                   st.sampled_from(["body", "loss"]), st.integers(0, 3000), st.integers(1, 1500))
+
+
+@given(st.lists(RANGES, max_size=60), st.integers(0, 3000))
+def test_ranges_are_one_request_exactly_if_they_are_near(wanted, spread):
+    wanted = [one._replace(first=one.first + spread * i, stop=one.stop + spread * i) for i, one in enumerate(wanted)]
+    groups = list(together(set(wanted)))
+    assert [one for group in groups for one in group] == sorted(set(wanted)), "each once, in order"
+    ends = [max(one.stop for one in group) for group in groups]
+    for group, end in zip(groups, ends):
+        assert len({one[:2] for one in group}) == 1
+        assert end - group[0].first <= max(MOST, max(one.stop - one.first for one in group))
+        assert all(min(b.first - a.stop for a in group[:i]) <= NEAR for i, b in enumerate(group) if i)
+    for (one, other), end in zip(pairwise(groups), ends):
+        first = other[0]
+        assert one[0][:2] != first[:2] or first.first - end > NEAR or first.stop - one[0].first > MOST
+
+
+def test_a_failed_request_names_the_file_for_each_of_its_ranges(tmp_path: Path, pool):
+    folder = tmp_path / "shards" / "web" / "split=train"
+    info = write_shards(folder, "web", "train", language(1, 400), 1)
+    there = RemoteShardSet(folder, info["sha256"], LocalFileSystem(), str(tmp_path / "gone"), pool)
+    there.prefetch([(0, 100), (5000, 5100)])
+    for start in (0, 5000):
+        with pytest.raises(ShardError, match=r"gone/.*missing"):
+            there.read(start, start + 100)
 
 
 def test_the_mask_of_a_window_that_begins_with_the_last_byte_of_a_block_is_requested_once(tmp_path: Path, pool):
