@@ -14,7 +14,6 @@ import argparse
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -24,7 +23,7 @@ import numpy as np
 from benchmarks.loader import write
 from tests.tokenizer.packs import write_packing
 from trainer.data import read_ahead
-from trainer.data.read_ahead import REQUESTS, STEPS, RemoteShardSet
+from trainer.data.read_ahead import STEPS, RemoteShardSet, request_threads
 from trainer.data.rows import token_ranges, windows
 
 LENGTH, BYTES_PER_S = 2048, 30e6
@@ -70,7 +69,7 @@ def main() -> int:
             for packing in (None, write_packing(folder, LENGTH)["sha256"]):
                 for name, near in (("each alone", -1 << 40), ("together", read_ahead.NEAR)):
                     bucket = SlowBucket(options.latency)
-                    with ThreadPoolExecutor(REQUESTS) as pool, mock.patch.object(read_ahead, "NEAR", near):
+                    with request_threads() as pool, mock.patch.object(read_ahead, "NEAR", near):
                         shards = RemoteShardSet(folder, info["train"]["sha256"], bucket, str(folder), pool, packing)
                         rate = read(shards, options.rows, options.steps)
                     rows = options.rows * options.steps

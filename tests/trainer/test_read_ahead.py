@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Thread
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow.fs import LocalFileSystem
+from pyarrow.fs import LocalFileSystem, S3FileSystem
 
 from tests.tokenizer.packs import write_packing
 from tests.trainer.synthetic import language, write_shards
 from tokenizer.shards.layout import ShardError
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.sums import BLOCK
-from trainer.data.read_ahead import MOST, NEAR, ByteRange, RemoteShardSet, together
+from trainer.data.read_ahead import MOST, NEAR, REQUESTS, ByteRange, RemoteShardSet, request_threads, together
 from trainer.data.rows import Row, windows
 
 
@@ -92,3 +95,46 @@ def test_the_mask_of_a_window_that_begins_with_the_last_byte_of_a_block_is_reque
     assert here.tokens > 2 * BLOCK
     assert same(windows([there], [(0, 1)], length), windows([here], [(0, 1)], length))
     assert not there._coming, "all that was requested has been read"
+
+
+class OneFile(BaseHTTPRequestHandler):
+    """A bucket with one file of 1 MB. It answers requests for bytes only when 64 of them have come."""
+
+    protocol_version = "HTTP/1.1"
+    waiting = Barrier(64)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(200, 1 << 20)
+
+    def do_GET(self) -> None:
+        try:
+            self.waiting.wait(20)
+        except BrokenBarrierError:
+            self.answer(404, 0)
+            return
+        start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.answer(206, last + 1 - start)
+        self.wfile.write(bytes(last + 1 - start))
+
+    def answer(self, status: int, size: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Last-Modified", "Wed, 21 Oct 2026 07:28:00 GMT")
+        self.end_headers()
+
+
+def test_a_bucket_gets_more_requests_at_once_than_pyarrow_makes_by_itself(monkeypatch):
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 256)
+    pa.set_io_thread_count(8)
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneFile) as server, request_threads() as threads:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        bucket = S3FileSystem(access_key="a", secret_key="b", region="us-east-1", scheme="http",
+                              endpoint_override=f"127.0.0.1:{server.server_port}")
+        file = bucket.open_input_file("bucket/file")
+        read = list(threads.map(lambda i: file.read_at(100, 4096 * i), range(64)))
+        server.shutdown()
+    assert REQUESTS > 64 and read == [bytes(100)] * 64
