@@ -28,9 +28,9 @@ from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
 #: requests to the bucket at the same time. A request takes 30 to 100 ms, so 128 of them bring 1,000 to 4,000 windows a
 #: second to each rank, or half as many packed rows, whose documents are scattered
 REQUESTS = 128
-#: blocks that one request reads in vain, at most, between two ranges that are wanted: 64 kB take about a millisecond of
+#: blocks that one request reads in vain, at most, between two ranges that are wanted: 32 kB take about a millisecond of
 #: a connection, another request 30 ms
-NEAR = 16
+NEAR = 8
 #: most blocks of such a request, so that a step is spread over many connections
 MOST = 1024
 #: number of steps whose samples are requested in advance
