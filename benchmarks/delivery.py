@@ -5,8 +5,8 @@
 Writes a shard set of random documents and exports it as `tokenmill shards export` does. Then each side reads it in turn
 from a warm page cache, --repeat times: the trainer's loader (`Data.step`: inputs, targets, positions and document
 boundaries of windows, checked against the checksums), and the loader of each peer in an environment of its own
-(`benchmarks/peer_delivery.py`): inputs and targets alone, and `raw`, the tokens as the loader gives them. A window has
-2,048 tokens, a batch 256 windows.
+(`benchmarks/peer_delivery.py`): inputs and targets alone, `raw`, the tokens as the loader gives them, and for litdata
+`masks`, all that the trainer's loader gives. A window has 2,048 tokens, a batch 256 windows.
 
 MB are tokens delivered × the bytes of a token in the shards (2), whatever the tensors take. The table shows medians,
 by wall time and by CPU time; on a busy machine only the latter, and ratios, say something.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.loader import open_data, write
+from benchmarks.loader import EOS, open_data, write
 from tokenizer.export.export import export
 from tokenizer.shards.reader import ShardSet
 from trainer.data.batches import Data
@@ -58,9 +58,9 @@ def main() -> int:
         for _ in range(options.repeat):
             found["ours"].append(ours(data, options.seconds))
             for name, python in peers.items():
-                for raw in ("", "raw"):
-                    found.setdefault(f"{name} {raw}".strip(), []).append(
-                        theirs(python, name, Path(top, name), options.seconds, raw))
+                for extra in ("", "raw", "masks") if name == "litdata" else ("", "raw"):
+                    found.setdefault(f"{name} {extra}".strip(), []).append(
+                        theirs(python, name, Path(top, name), options.seconds, extra))
     print(f"load {os.getloadavg()[0]:.1f}\n{'':<22}{'MB/s':>10}{'MB/CPU-s':>10}{'ours is faster by, CPU':>26}")
     base = statistics.median(one["tokens_per_cpu_s"] for one in found["ours"])
     for name, rates in found.items():
@@ -70,16 +70,15 @@ def main() -> int:
     return 0
 
 
-def theirs(python: str, name: str, folder: Path, seconds: int, raw: str) -> dict[str, float]:
+def theirs(python: str, name: str, folder: Path, seconds: int, extra: str) -> dict[str, float]:
     """Let a peer read an export in its own environment."""
     command = [python, str(Path(__file__).with_name("peer_delivery.py")), name, str(folder), str(LENGTH), str(BATCH),
-               str(seconds), *([raw] if raw else [])]
+               str(seconds), *([extra, str(EOS)] if extra else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False,
                           env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     if done.returncode:
         raise SystemExit(f"{name}:\n{done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
 
 
 def ours(data: Data, seconds: float) -> dict[str, float]:

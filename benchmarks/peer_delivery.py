@@ -1,12 +1,15 @@
 """Read an export of token shards with its own project's loader, shuffled, and print how fast tokens come.
 
-    PYTHON peer_delivery.py litdata|mds FOLDER LENGTH BATCH SECONDS [raw]
+    PYTHON peer_delivery.py litdata|mds FOLDER LENGTH BATCH SECONDS [raw|masks EOS]
 
 Runs in the environment of litdata or mosaicml-streaming (`benchmarks/delivery.py --peer`) and prints a JSON object. In
 one process, without workers, as the trainer's own loader is measured. litdata gives blocks of LENGTH + 1 tokens, which
 its loader stacks to batches; streaming gives documents, one by one, as numpy arrays. Inputs and targets are made of
-them as int64 tensors, which a training needs at least. With `raw` tokens are counted as they come. Neither side gives
-positions or document boundaries or checks what it reads, and documents are not cut into windows.
+them as int64 tensors, which a training needs at least. With `raw` tokens are counted as they come. With `masks`
+litdata's blocks become what the trainer's loader gives: positions within documents, and no target across two documents.
+Both are found by the id of the end of text, EOS, because neither side gives document boundaries. Neither checks what it
+reads, and streaming's documents are not cut into windows. litdata shuffles the chunks, and 256 blocks of a chunk at a
+time; the trainer's loader shuffles all windows.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 
 def main() -> None:
     kind, folder, length, batch, seconds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+    import numpy as np
     import torch
 
     torch.set_num_threads(1)
@@ -34,13 +38,20 @@ def main() -> None:
         dataset = peer.StreamingDataset(local=folder, shuffle=True, shuffle_seed=1, batch_size=batch)
         rows = (row["tokens"] for row in dataset)
     warm, tokens, began, cpu = 20 if kind == "litdata" else 2000, 0, 0.0, 0.0
-    raw = sys.argv[6:] == ["raw"]
+    extra, eos = sys.argv[6] if sys.argv[6:] else "", int(sys.argv[7]) if sys.argv[7:] else -1
+    numbers = np.arange(length)
     for number, row in enumerate(rows):
         if number == warm:
             tokens, began, cpu = 0, time.perf_counter(), time.process_time()
-        if not raw:
+        if extra != "raw":
             wide = (row if kind == "litdata" else torch.from_numpy(row)).to(torch.int64)
-            _ = wide[..., :-1].contiguous(), wide[..., 1:].contiguous()
+            inputs, targets = wide[..., :-1].contiguous(), wide[..., 1:].contiguous()
+        if extra == "masks":
+            ended = inputs.numpy() == eos
+            begins = np.zeros_like(numbers, shape=ended.shape)
+            begins[:, 1:] = numbers[1:] * ended[:, :-1]
+            targets.numpy()[ended] = -100
+            _ = numbers - np.maximum.accumulate(begins, axis=1, out=begins)
         tokens += row.numel() if kind == "litdata" else len(row)
         if number > warm and time.perf_counter() - began > seconds:
             break

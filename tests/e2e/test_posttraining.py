@@ -114,7 +114,8 @@ def data(run):
 
 def all_windows(data: Any, stream: int, length: int) -> Any:
     """All windows of a stream as the trainer gets them, in their order."""
-    from trainer.data.batches import collate, windows
+    from trainer.data.batches import collate
+    from trainer.data.rows import windows
 
     places = [(stream, w) for w in range(data.train[stream].windows(length))]
     return collate(windows(data.train, places, length), length)

@@ -165,8 +165,8 @@ def test_a_damaged_range_is_requested_again_and_then_refused_by_its_byte(there, 
     def flipped(times: int):
         def damaged(self, wanted):
             bytes_read = request(self, wanted)
-            calls.append(wanted)
-            return bytes([bytes_read[0] ^ 1]) + bytes_read[1:] if calls.count(wanted) <= times else bytes_read
+            calls.append(wanted[:3])                                    # a request may be for several samples
+            return bytes([bytes_read[0] ^ 1]) + bytes_read[1:] if calls.count(wanted[:3]) <= times else bytes_read
         return damaged
 
     monkeypatch.setattr(RemoteShardSet, "_request", flipped(1))

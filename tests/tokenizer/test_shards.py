@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -154,7 +156,7 @@ for soft, hard in ((140, hard), (50, hard), (50, 50)):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     shards = ShardSet({str(tmp_path / "s")!r})
     try:
-        shards.prefetch(0, len(shards))
+        shards.prefetch([(0, len(shards))])
     except ShardError as error:
         sys.exit(f"{{soft, hard}}: {{error}}")
     tokens, ends = shards.read(0, len(shards)), shards.ends(0, len(shards) + 1)
@@ -193,7 +195,7 @@ def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
     write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 1000)
     shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
-    shards.prefetch(3000, 4001)
+    shards.prefetch([(3000, 4001)])
     first = 6000 // page * page
     assert asked == [(mmap.MADV_WILLNEED, first, 8000 - first), (mmap.MADV_WILLNEED, 0, 2)]
 
@@ -353,3 +355,16 @@ def test_block_sums_do_not_depend_on_how_a_file_is_written(step):
     assert sums == [zlib.crc32(data[a:a + BLOCK]) for a in range(0, len(data), BLOCK)]
     assert damaged_block(memoryview(data), 0, sums) is None
     assert damaged_block(memoryview(data)[BLOCK:], 1, [*sums[1:3], 0]) == 3
+
+
+def test_a_block_of_document_ends_is_checked_once_and_a_block_of_tokens_whenever_it_is_read(tmp_path, monkeypatch):
+    write_set(tmp_path / "s", [some_documents(np.random.default_rng(7), 1200, 60_000)], 60_000)
+    shards, sums = ShardSet(tmp_path / "s"), []
+    monkeypatch.setattr("tokenizer.shards.sums.zlib.crc32", lambda data: sums.append(bytes(data)) or crc32(data))
+    info = shards.manifest.shards[0]
+    ends, body = ((tmp_path / "s" / name).read_bytes() for name in (info.ends, info.body))
+    for _ in range(3):
+        shards.samples(range(shards.windows(64)), 64)
+    read = Counter(sums)
+    assert all(read[ends[i:i + BLOCK]] == 1 for i in range(0, len(ends), BLOCK)) and len(ends) > 2 * BLOCK
+    assert all(read[body[i:i + BLOCK]] >= 3 for i in range(0, 128 * shards.windows(64), BLOCK))

@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tokenizer.test_kernels import WITH
 from tests.tokenizer.test_shards import some_documents, write_set
 from tokenizer.shards.layout import ENDS, ShardError
 from tokenizer.shards.reader import ShardSet
-from trainer.data.batches import TOGETHER, Batch, collate, refuse_unknown, refuse_unordered, windows
+from tokenizer.shards.sums import CheckedFile
+from trainer.data.batches import Batch, collate
+from trainer.data.rows import TOGETHER, refuse_unknown, refuse_unordered, windows
 from trainer.model.loss import IGNORE
 
 
@@ -78,7 +81,9 @@ def test_batches_equal_those_of_one_sample_at_a_time(sets, data, length, count):
         assert mine[0].dtype == theirs[0].dtype and np.array_equal(mine[0], theirs[0])
         assert mine[1].dtype == theirs[1].dtype and np.array_equal(mine[1], theirs[1])
         assert mine[2] == theirs[2] and (mine[3] is theirs[3] is None or np.array_equal(mine[3], theirs[3]))
-    assert_equal(collate(rows, length), plain_collate(plain, length))
+    for chosen in WITH.values():
+        with chosen:
+            assert_equal(collate(rows, length), plain_collate(plain, length))
 
 
 @settings(deadline=None, max_examples=150)
@@ -90,12 +95,16 @@ def test_rows_of_any_length_are_filled_like_one_at_a_time(samples, seed):
         mask = (rng.random(size - 1) < 0.5,) if masked else (None,) * bool(size % 2)
         rows.append((rng.integers(0, 60_000, size).astype(np.uint32 if wide else np.uint16),
                      np.array(sorted(b for b in bounds if b < size), np.int64), len(rows) % 3, *mask))
-    assert_equal(collate(rows, 40), plain_collate(rows, 40))
+    whole = [row for row in rows if len(row[0]) == 41]
+    for chosen in WITH.values():
+        with chosen:
+            assert_equal(collate(rows, 40), plain_collate(rows, 40))
+            assert_equal(collate(whole, 40), plain_collate(whole, 40))
 
 
 @pytest.mark.parametrize("wrong", ["token", "ends"])
 def test_what_is_impossible_in_one_of_many_samples_is_named_as_if_it_were_read_alone(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(ShardSet, "_check", lambda *_: None)          # as if it had been written like this
+    monkeypatch.setattr(CheckedFile, "check", lambda *_: None)          # as if it had been written like this
     write_set(tmp_path, [some_documents(np.random.default_rng(0), 400, 300)], 300)
     info = ShardSet(tmp_path).manifest.shards[0]
     with open(tmp_path / (info.body if wrong == "token" else info.ends), "r+b") as file:

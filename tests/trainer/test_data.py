@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import tracemalloc
 import zlib
 from dataclasses import replace
@@ -20,10 +21,10 @@ from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
-from tokenizer.shards.reader import ShardSet
-from tokenizer.shards.sums import BLOCK, SUMS
+from tokenizer.shards.sums import BLOCK, SUMS, CheckedFile
 from trainer.base.config import ConfigError
-from trainer.data.batches import AHEAD, Data, Prefetch, collate, padding, runs, windows
+from trainer.data.batches import AHEAD, Data, Prefetch, collate, padding, runs
+from trainer.data.rows import windows
 from trainer.loop.run import open_run
 from trainer.model.loss import IGNORE
 
@@ -232,10 +233,11 @@ def test_steps_located_ahead_are_those_of_each_alone(tmp_path):
         made.located(last, last + 16)
 
 
+@mock.patch("tokenizer.mixture.kernels.ENOUGH", sys.maxsize)
 def test_memory_is_constant_in_total_tokens(tmp_path):
     """SmolLM3's second mystery: an index proportional to the run. Here a run 128 times as long costs the same."""
     peaks = {}
-    for tokens in (1 << 24, 1 << 31):
+    for tokens in (1 << 24, 1 << 31):                # without numba, which one of them would import
         curriculum = sparse_curriculum(tmp_path / str(tokens), tokens)
         middle = curriculum.samples // 2 // 8 * 8
         tracemalloc.start()
@@ -257,7 +259,7 @@ def test_what_does_not_count_is_no_target():
     class Shards:
         offsets, vocab_size, packed = [0, 1000], VOCAB, None
 
-        def prefetch(self, start, stop):
+        def prefetch(self, ranges):
             pass
 
         def samples(self, windows, length):
@@ -269,7 +271,7 @@ def test_what_does_not_count_is_no_target():
             return counts[start:stop]
 
     length = 64
-    with mock.patch("trainer.data.batches.refuse_short"):
+    with mock.patch("trainer.data.rows.refuse_short"):
         rows = windows([Shards()], [(0, w) for w in range(15)], length)
     batch = collate(rows, length)
     for w in range(15):
@@ -298,7 +300,7 @@ def read_all(data: Data) -> None:
 @pytest.fixture
 def sums_hold(monkeypatch):
     """As if the set had been written with what a test puts into it: the sums of its blocks say nothing."""
-    monkeypatch.setattr(ShardSet, "_check", lambda *_: None)
+    monkeypatch.setattr(CheckedFile, "check", lambda *_: None)
 
 
 def patch(path: Path, at: int, value: bytes) -> None:

@@ -7,16 +7,13 @@ page cache and are shared by all ranks of a node. The document table is read a r
 from __future__ import annotations
 
 import bisect
-import errno
 import hashlib
 import json
 import mmap
-import resource
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,8 +22,9 @@ from pyarrow import ArrowException, fs
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
+from tokenizer.shards.mapped import mapped_file
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
-from tokenizer.shards.sums import BLOCK, SUMS, blocks_of, damaged_block
+from tokenizer.shards.sums import SUMS, CheckedFile, blocks_of
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
@@ -36,6 +34,14 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
+
+
+class DocumentEnds(NamedTuple):
+    """The document ends of a shard, int64, twice: numpy is faster with many of them, a memoryview with one."""
+
+    array: np.ndarray
+    view: memoryview
+    file: CheckedFile
 
 
 class ShardSet(ShardIndex):
@@ -80,8 +86,10 @@ class ShardSet(ShardIndex):
         self.eos, self.vocab_size = self.manifest.eos, self.manifest.vocab_size
         self.documents_count = self.manifest.documents
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
-        #: (shard, body, ends or loss) → the file's bytes and the checksums of its blocks
-        self._blocks: dict[tuple[int, str], tuple[memoryview, np.ndarray]] = {}
+        self._with_sums: dict[tuple[int, str], CheckedFile] = {}
+        #: shard → what every window needs. Looking up the files again would take as long as copying a window
+        self._tokens: dict[int, tuple[np.ndarray, CheckedFile]] = {}
+        self._ends: dict[int, DocumentEnds] = {}
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
         self._masked = any(shard.loss for shard in self.manifest.shards)
@@ -128,13 +136,11 @@ class ShardSet(ShardIndex):
                 found.append((self.window(w, length), self.bounds(w, length)))
                 continue
             first = start - self.offsets[shard]
-            body = self.body(shard)
-            self._check(shard, "body", first * size, (first + length + 1) * size)
+            body, file = self._tokens.get(shard) or self._open_tokens(shard)
+            file.check(first * size, (first + length + 1) * size)
             row[:] = body[first:first + length + 1]
             low, high = self._ends_between(shard, first + 1, first + length + 1)
-            bounds = self._shard_ends(shard)[low:high].astype(np.int64)
-            bounds -= first
-            found.append((row, bounds))
+            found.append((row, self._ends[shard].array[low:high] - first))
         return found
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -144,7 +150,7 @@ class ShardSet(ShardIndex):
         tokens = np.empty(stop - start, self.dtype)
         for shard, first, end, offset in self._pieces(start, stop):
             body = self.body(shard)
-            self._check(shard, "body", first * self.dtype.itemsize, end * self.dtype.itemsize)
+            self._file(shard, "body").check(first * self.dtype.itemsize, end * self.dtype.itemsize)
             tokens[offset:offset + end - first] = body[first:end]
         return tokens
 
@@ -164,7 +170,7 @@ class ShardSet(ShardIndex):
             info = self.manifest.shards[shard]
             if info.loss:
                 mask, _ = self._map(info.loss, np.dtype("u1"), info.tokens)
-                self._check(shard, "loss", first, end)
+                self._file(shard, "loss").check(first, end)
                 flags[offset:offset + end - first] = mask[first:end] != 0
         return flags
 
@@ -286,19 +292,30 @@ class ShardSet(ShardIndex):
         info = self.manifest.shards[shard]
         return self._map(info.body, self.dtype, info.tokens)[0]
 
-    def prefetch(self, start: int, stop: int) -> None:
-        """Ask the system to read tokens [start, stop) from the disk, without waiting for them.
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Ask the system to read some ranges of tokens [start, stop) from the disk, without waiting for them.
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
         these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
         megabytes of unneeded read-ahead.
         """
-        for shard, begin, end, _ in self._pieces(start, stop):
-            info = self.manifest.shards[shard]
-            _, memory = self._map(info.body, self.dtype, info.tokens)
-            first = begin * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
-            if memory is not None and hasattr(memory, "madvise"):
-                memory.madvise(mmap.MADV_WILLNEED, first, end * self.dtype.itemsize - first)
+        size = self.dtype.itemsize
+        for start, stop in ranges:
+            for shard, begin, end, _ in self._pieces(start, stop):
+                info = self.manifest.shards[shard]
+                _, memory = self._map(info.body, self.dtype, info.tokens)
+                first = begin * size // mmap.PAGESIZE * mmap.PAGESIZE
+                if memory is not None and hasattr(memory, "madvise"):
+                    memory.madvise(mmap.MADV_WILLNEED, first, end * size - first)
+
+    def _open_tokens(self, shard: int) -> tuple[np.ndarray, CheckedFile]:
+        self._tokens[shard] = self.body(shard), self._file(shard, "body")
+        return self._tokens[shard]
+
+    def _open_ends(self, shard: int) -> DocumentEnds:
+        ends = self._shard_ends(shard).view(np.int64)
+        self._ends[shard] = DocumentEnds(ends, ends.data, self._file(shard, "ends"))
+        return self._ends[shard]
 
     def _shard_ends(self, shard: int) -> np.ndarray:
         info = self.manifest.shards[shard]
@@ -310,35 +327,25 @@ class ShardSet(ShardIndex):
         A binary search finds the range. Then the checksums of those blocks of the file are checked that hold the ends
         in the range and the two ends next to it. Ends increase, so these values prove the range right, even if the
         search has read damaged ends elsewhere. Raises ShardError when one of the checked blocks is damaged."""
-        ends = self._shard_ends(shard)
-        first, last = ends.searchsorted(np.array([low, high], ENDS)).tolist()
-        self._check(shard, "ends", max(0, first - 1) * ENDS.itemsize, min(last + 1, len(ends)) * ENDS.itemsize)
-        at = ends.item
-        if (first > 0 and at(first - 1) >= low) or (first < len(ends) and at(first) < low) or (
-                last > 0 and at(last - 1) >= high) or (last < len(ends) and at(last) < high):
+        _, end, file = self._ends.get(shard) or self._open_ends(shard)
+        count = len(end)
+        first = bisect.bisect_left(end, low)
+        last = bisect.bisect_left(end, high, first, min(first + high - low, count))     # every document has a token
+        file.check(max(0, first - 1) * ENDS.itemsize, min(last + 1, count) * ENDS.itemsize)
+        if (first > 0 and end[first - 1] >= low) or (first < count and end[first] < low) or (
+                last > 0 and end[last - 1] >= high) or (last < count and end[last] < high):
             raise ShardError(f"{self.folder / self.manifest.shards[shard].ends}: ends do not increase: {REMEDY}")
         return first, last
 
-    def _check(self, shard: int, kind: str, start: int, stop: int) -> None:
-        """Verify the checksums of the blocks that hold bytes [start, stop) of one of a shard's files; `kind` is body
-        (tokens), ends (of documents) or loss (mask). If a checksum is wrong, raises a ShardError that names the file
-        and the offset."""
-        if start >= stop:
-            return
-        data, sums = self._blocks.get((shard, kind)) or self._with_sums(shard, kind)
-        first, last = start // BLOCK, blocks_of(stop)
-        damaged = damaged_block(data[first * BLOCK:last * BLOCK], first, sums[first:last].tolist())
-        if damaged is not None:
-            path = self.folder / getattr(self.manifest.shards[shard], kind)
-            raise ShardError(f"{path}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
-
-    def _with_sums(self, shard: int, kind: str) -> tuple[memoryview, np.ndarray]:
-        """Return the bytes of one of a shard's files, which is mapped already, and the checksums of its blocks."""
-        info = self.manifest.shards[shard]
-        memory = self._maps[getattr(info, kind)][1]
-        assert memory is not None
-        self._blocks[shard, kind] = memoryview(memory), self.block_sums(shard, kind)
-        return self._blocks[shard, kind]
+    def _file(self, shard: int, kind: str) -> CheckedFile:
+        """Return one of a shard's files with the checksums of its blocks; `kind` is body (tokens), ends (of documents)
+        or loss (mask). The file is mapped already. A block of ends serves hundreds of windows, so it is checked once;
+        the others are checked whenever they are read."""
+        if (shard, kind) not in self._with_sums:
+            name = getattr(self.manifest.shards[shard], kind)
+            self._with_sums[shard, kind] = CheckedFile(self.folder / name, memoryview(self._maps[name][1] or b""),
+                                                     self.block_sums(shard, kind), once=kind == "ends")
+        return self._with_sums[shard, kind]
 
     def block_sums(self, shard: int, kind: str) -> np.ndarray:
         """Return the checksums of the blocks of one of a shard's files; `kind` is body (tokens), ends (of documents) or
@@ -364,24 +371,10 @@ class ShardSet(ShardIndex):
         return sums
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
-        """Return the contents of a file as (read-only array of `items` items, memory map of the file). The map is None
-        for an empty file. A file is mapped once and stays mapped. Raises ShardError when it is missing or has another
-        size."""
+        """Return the contents of a file as (read-only array of `items` items, memory map of the file, or None if it is
+        empty). A file is mapped once and stays mapped. Raises ShardError when it is missing or has another size."""
         if name not in self._maps:
-            path = self.folder / name
-            try:
-                size = path.stat().st_size
-                if size != items * dtype.itemsize:
-                    raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged: "
-                                     f"{REMEDY}")
-                memory = _mapped(path) if size else None
-            except OSError as e:
-                if e.errno in (errno.EMFILE, errno.ENOMEM):
-                    raise ShardError(f"{path}: {e.strerror}, of a set of {len(self.manifest.shards):,} shards; raise "
-                                     f"the limit ({'ulimit -n' if e.errno == errno.EMFILE else 'vm.max_map_count'})") \
-                        from e
-                raise ShardError(f"{path}: missing ({e.strerror}): {REMEDY}") from e
-            self._maps[name] = (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
+            self._maps[name] = mapped_file(self.folder / name, dtype, items, len(self.manifest.shards))
         return self._maps[name]
 
     def _table_rows(self, shard: int, first: int, stop: int, columns: list[str] | None = None) -> list[dict[str, Any]]:
@@ -392,19 +385,3 @@ class ShardSet(ShardIndex):
                 table_rows = table.read_row_group(group, columns)
                 rows += table_rows.slice(max(0, first - start), stop - max(first, start)).to_pylist()
         return rows
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """Map a file into memory, read-only.
-
-    Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
-    (1,024 on most systems). On such versions the soft limit is therefore raised to the hard limit, so that enough file
-    descriptors remain for checkpoints and connections."""
-    with open(path, "rb") as file:
-        if sys.version_info >= (3, 13):
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:
-            with suppress(OSError, ValueError):                  # macOS does not allow the hard limit that it reports
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -11,8 +11,11 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+
+from tokenizer.shards.layout import REMEDY, ShardError
 
 #: number of bytes that one sum covers: a page of memory
 BLOCK = 4096
@@ -38,6 +41,27 @@ class BlockSummer:
         """Return the checksums of all blocks of the file, as little-endian bytes."""
         partial = [zlib.crc32(self._unfinished)] if self._unfinished else []
         return np.array([*self._sums, *partial], SUMS).tobytes()
+
+
+class CheckedFile:
+    """The bytes of the file `path`, with the checksums of its blocks. With `once`, a block is checked only when it is
+    used for the first time."""
+
+    def __init__(self, path: Path, data: memoryview, sums: np.ndarray, once: bool) -> None:
+        self._path, self._data, self._sums = path, data, sums.data
+        self._known = bytearray(len(sums)) if once else None
+
+    def check(self, start: int, stop: int) -> None:
+        """Check the blocks that hold bytes [start, stop). Raises a ShardError that names the file and the offset if a
+        checksum is wrong."""
+        known = self._known
+        for block in range(start // BLOCK, -(-stop // BLOCK) if stop > start else 0):
+            if known is not None and known[block]:
+                continue
+            if zlib.crc32(self._data[block * BLOCK:block * BLOCK + BLOCK]) != self._sums[block]:
+                raise ShardError(f"{self._path}: damaged at byte {block * BLOCK:,}: {REMEDY}")
+            if known is not None:
+                known[block] = 1
 
 
 def blocks_of(size: int) -> int:

@@ -38,7 +38,7 @@ from tokenizer.shards.layout import ENDS, MANIFEST, Manifest
 from tokenizer.shards.packed import NUMBERS, Packing
 from tokenizer.shards.reader import ShardSet
 from trainer.base.config import ConfigError
-from trainer.data.read_ahead import REQUESTS, RemoteShardSet
+from trainer.data.read_ahead import RemoteShardSet, request_threads
 
 #: number of bytes per read, and number of files fetched in parallel
 BLOCK, FILES = 8 << 20, 8
@@ -142,8 +142,8 @@ def training_sets(store: Path, source: str | None, streams: Sequence[Stream]) ->
                and (not info.loss or _complete(shards.folder / info.loss, info.tokens))
                for info in shards.manifest.shards):
             continue
+        pool = pool or request_threads()
         remote, top = _open(str(source))
-        pool = pool or ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
         folder = shards.folder.relative_to(store).as_posix()
         sets[number] = RemoteShardSet(store / stream.train, stream.sha256, remote, f"{top}/{folder}", pool,
                                       stream.packing)

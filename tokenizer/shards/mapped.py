@@ -1,0 +1,46 @@
+"""Maps the files of a shard set into memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from tokenizer.shards.layout import REMEDY, ShardError
+
+
+def mapped_file(path: Path, dtype: np.dtype, items: int, shards: int) -> tuple[np.ndarray, mmap.mmap | None]:
+    """Return the contents of a file of a set of `shards` shards as (read-only array of `items` items, memory map of the
+    file, or None if it is empty). Raises ShardError when it is missing or has another size."""
+    try:
+        size = path.stat().st_size
+        if size != items * dtype.itemsize:
+            raise ShardError(f"{path}: {size} bytes, the manifest says {items * dtype.itemsize}: damaged: {REMEDY}")
+        memory = _mapped(path) if size else None
+    except OSError as e:
+        if e.errno in (errno.EMFILE, errno.ENOMEM):
+            raise ShardError(f"{path}: {e.strerror}, of a set of {shards:,} shards; raise the limit "
+                             f"({'ulimit -n' if e.errno == errno.EMFILE else 'vm.max_map_count'})") from e
+        raise ShardError(f"{path}: missing ({e.strerror}): {REMEDY}") from e
+    return (np.frombuffer(memory, dtype) if memory else np.empty(0, dtype), memory)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """Map a file into memory, read-only.
+
+    Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
+    (1,024 on most systems). On such versions the soft limit is therefore raised to the hard limit, so that enough file
+    descriptors remain for checkpoints and connections."""
+    with open(path, "rb") as file:
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with suppress(OSError, ValueError):                  # macOS does not allow the hard limit that it reports
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,143 @@
+"""Reads samples from shards, as rows of a batch that `trainer.data.batches` makes: tokens, where documents begin, and
+which tokens are targets. Everything that is read is checked first, so that damaged data are an error that names the
+file."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tokenizer.shards.layout import ENDS, REMEDY, ShardError
+from tokenizer.shards.packed import NUMBERS
+from tokenizer.shards.reader import ShardSet
+
+#: rows whose tokens are looked at together, so that the arrays needed for it are small and their memory is used again
+TOGETHER = 32
+
+#: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally
+#: which of its targets count in the loss (None: all)
+Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
+
+
+def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
+    """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
+    sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
+    document ends."""
+    places = list(places)
+    if any(sets[stream].packed is not None for stream, _ in places):
+        packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
+        others = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
+        return [next(others if sets[stream].packed is None else packed) for stream, _ in places]
+    wanted: dict[int, list[int]] = {}
+    for stream, window in places:
+        wanted.setdefault(stream, []).append(window)
+    for stream, numbers in sorted(wanted.items()):
+        starts = [window * length for window in numbers]
+        sets[stream].prefetch([(start, start + length + 1) for start in starts])
+        for shard in sorted({shard for start in starts for shard in touched(sets[stream], start, length + 1)}):
+            refuse_short(sets[stream], shard)
+    read = {stream: iter(sets[stream].samples(numbers, length)) for stream, numbers in wanted.items()}
+    rows: list[Row] = []
+    for stream, window in places:
+        # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+        counts = sets[stream].counts(window * length, window * length + length + 1)
+        rows.append((*next(read[stream]), stream, None if counts is None else counts[1:]))
+    if not are_possible(sets, rows, length):
+        for (stream, window), (tokens, bounds, *_) in zip(places, rows):
+            refuse_unknown(sets[stream], window * length, tokens)
+            refuse_unordered(sets[stream], window * length, bounds, length)
+    return rows
+
+
+def are_possible(sets: Sequence[ShardSet], rows: Sequence[Row], length: int) -> bool:
+    """Return whether `refuse_unknown` and `refuse_unordered` find nothing in samples of `length` tokens. This looks at
+    many samples at once, which is much faster."""
+    bounds = np.concatenate([np.empty(0, np.int64), *(row[1] for row in rows)])
+    places = np.repeat(np.arange(len(rows)) * (length + 1), [len(row[1]) for row in rows]) + bounds
+    if bounds.size and not (bounds.min() >= 1 and bounds.max() <= length and (places[1:] > places[:-1]).all()):
+        return False
+    for size in {shards.vocab_size for shards in sets}:
+        read = [row[0] for row in rows if sets[row[2]].vocab_size == size]
+        for first in range(0, len(read), TOGETHER):
+            if np.concatenate(read[first:first + TOGETHER]).max(initial=0) >= size:
+                return False
+    return True
+
+
+def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> list[Row]:
+    """Read packed rows, as `windows` reads windows. Each of `places` is (index into `sets`, number of the row)."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    checked: set[tuple[int, int]] = set()
+    for stream, row in places:
+        packed = sets[stream].packed
+        assert packed is not None
+        if (shard := (stream, packed.shard_of(row))) not in checked:
+            checked.add(shard)
+            refuse_short(sets[stream], shard[1])
+        found.append((stream, packed.row(row)))
+    for stream in sorted({stream for stream, _ in found}):
+        sets[stream].prefetch([piece for other, pieces in found if other == stream for piece in pieces])
+    rows: list[Row] = []
+    for stream, pieces in found:
+        tokens, bounds, counts = sets[stream].packed_row(pieces)
+        if tokens.max() >= sets[stream].vocab_size:
+            for start, stop in pieces:
+                refuse_unknown(sets[stream], start, sets[stream].read(start, stop))
+        rows.append((tokens, bounds, stream, counts))
+    return rows
+
+
+def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
+    """Return the ranges [first, stop) of tokens that make up a sample of `length` tokens: the pieces of packed row
+    number `sample`, or window number `sample`."""
+    return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
+
+
+def touched(shards: ShardSet, start: int, count: int) -> range:
+    """Return the numbers of the shards that hold tokens [start, start + count)."""
+    return range(bisect.bisect_right(shards.offsets, start) - 1, bisect.bisect_left(shards.offsets, start + count))
+
+
+def refuse_short(shards: ShardSet, shard: int) -> None:
+    """Raise ShardError when a file of shard number `shard` has become shorter since it was memory-mapped. Reading such
+    a file would kill the process with SIGBUS, without a message."""
+    info = shards.manifest.shards[shard]
+    files = [(info.ends, info.documents * ENDS.itemsize)]
+    if shards.has_local_tokens:
+        files.append((info.body, info.tokens * shards.dtype.itemsize))
+    if shards.packed is not None:
+        rows = shards.packed.packing.files[shard]
+        files.append((rows.file, rows.numbers * NUMBERS.itemsize))
+    for name, size in files:
+        path = f"{shards.folder}/{name}"
+        try:
+            there = os.stat(path).st_size
+        except FileNotFoundError:
+            raise ShardError(f"{path}: gone: {REMEDY}") from None
+        if there < size:
+            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
+
+
+def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
+    """Raise ShardError if one of `tokens` is not in the vocabulary. The tokens were read from position `start` of
+    `shards` on, which the message says. With such a token the embedding would read beyond its end, and a GPU would fail
+    with an assertion that does not name the data."""
+    if len(tokens) and tokens.max() >= shards.vocab_size:
+        first = int(np.argmax(tokens >= shards.vocab_size))
+        shard = touched(shards, start + first, 1)[0]
+        path, place = shards.folder / shards.manifest.shards[shard].body, start + first - shards.offsets[shard]
+        raise ShardError(f"{path}: token {int(tokens[first]):,} at offset {place:,} (byte "
+                         f"{place * shards.dtype.itemsize:,}), the vocabulary has {shards.vocab_size:,}: damaged: "
+                         f"{REMEDY}")
+
+
+def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
+    """Raise ShardError if `bounds`, the positions at which documents begin in a sample, do not increase or do not lie
+    within it. The sample has `length` tokens, which were read from position `start` of `shards` on."""
+    if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
+        names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
+        raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "
+                         f"increase: damaged: {REMEDY}")
