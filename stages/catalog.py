@@ -63,6 +63,7 @@ STAGES: dict[str, str] = {
     # barriers
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",
+    "repeats": "stages.dedup.repeats:RepeatedPassages",
     # any block of datatrove that works document by document
     "datatrove": "stages.adapters.datatrove:Datatrove",
 }
