@@ -80,7 +80,7 @@ class PassageHash(Stage):
 
     name = "passage_hash"
     version = 1
-    cost_ms = 0.05
+    cost_ms = 0.07
     side = pa.schema([("hashes", pa.binary()), ("starts", pa.binary()), ("ends", pa.binary())])
     Config = PassageConfig
 

@@ -13,15 +13,11 @@ Unit = Literal["paragraph", "line", "sentence"]
 
 #: blank lines, which end a paragraph
 _BLANK = re.compile(r"\n[^\S\n]*\n\s*")
-_ASCII_END = "".join(re.escape(c) for c in sorted(TERMINAL_PUNCTUATION) if c.isascii())
-_OTHER_END = "".join(re.escape(c) for c in sorted(TERMINAL_PUNCTUATION) if not c.isascii())
-_CLOSING = r"\"'”’»)\]」』）】"
-#: The end of a sentence: a run of end marks with closing quotes and brackets behind it, or blank lines. White space
-#: must follow an ASCII mark, so that "3.14" is no end; Chinese puts no space between sentences. A match begins only at
-#: the first mark of a run and takes the run as a whole, or a text of a million dots would take hours.
-_SENTENCE_END = re.compile(
-    rf"(?<![{_ASCII_END}{_OTHER_END}])[{_ASCII_END}]++[{_CLOSING}]*+(?=\s)\s*"
-    rf"|(?<![{_OTHER_END}])[{_OTHER_END}]++[{_CLOSING}]*+\s*|{_BLANK.pattern}")
+#: A run of end marks, with closing quotes, brackets and white space behind it, or blank lines. A match takes the run as
+#: a whole (`++`): otherwise a text of a million dots would take hours.
+_END_MARKS = "".join(map(re.escape, sorted(TERMINAL_PUNCTUATION)))
+_PAUSE = re.compile(rf"([{_END_MARKS}]++)[\"'”’»)\]」』）】]*+(\s*+)|{_BLANK.pattern}")
+
 
 
 class Stretch(NamedTuple):
@@ -37,8 +33,17 @@ def pieces(text: str, unit: Unit) -> list[str]:
     text."""
     if unit == "line":
         return re.findall(r"[^\n]*\n|[^\n]+", text)
-    ends = [match.end() for match in (_BLANK if unit == "paragraph" else _SENTENCE_END).finditer(text)]
+    if unit == "paragraph":
+        ends = [match.end() for match in _BLANK.finditer(text)]
+    else:
+        ends = [match.end() for match in _PAUSE.finditer(text) if _ends_sentence(*match.groups())]
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
+
+
+def _ends_sentence(marks: str | None, space: str | None) -> bool:
+    """Whether a sentence ends at a run of end marks; `marks` is None at blank lines. White space must follow an ASCII
+    mark, so that "3.14" is no end. Chinese puts no space between sentences."""
+    return marks is None or bool(space) or not marks[-1].isascii()
 
 
 def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Stretch]:
