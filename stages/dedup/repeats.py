@@ -112,7 +112,7 @@ class RepeatedPassages(Barrier):
     name = "repeats"
     version = 1
     edits = True
-    cost_ms = 0.05
+    cost_ms = 0.03
     sizes = SIZES
 
     class Config(PassageConfig, CutConfig):
