@@ -8,11 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.recipe import load_recipe
+from pipeline.report.margins import COLUMNS, Margins
 from pipeline.run import make_backend, run_recipe
+from pipeline.service.playground import Changes, Playground
 from pipeline.store.dataset import dataset_hash, iter_rows
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
@@ -133,3 +136,26 @@ def test_children_and_other_partitions_give_the_same(top, finished, tmp_path):
     run(top, tmp_path / "store", "paragraph", 60, make_backend("process", 2, None), "run.partition=60KB")
     for name in ("deduped", "talk"):
         assert dataset_hash(Store(tmp_path / "store"), name) == dataset_hash(Store(finished), name)
+
+
+def test_the_playground_claims_nothing_about_documents_that_other_cuts_would_reach(finished):
+    [name] = [path.name for path in (finished / "runs").iterdir()]
+    ground = Playground(Store(finished), name, "deduped")
+    assert {outcome.reason for outcome in ground.outcomes(ground.moved(Changes({1: {"min_chars": 0}}))).outcomes
+            if outcome.side == "unknown"} == {"barrier"}
+    unchanged = ground.outcomes(ground.moved(Changes()))
+    dropped = sum(row["stage"] == "repeats_cut" for row in rows(finished, "dropped/deduped").values())
+    places = [o for o in unchanged.outcomes if o.side == "dropped" and o.reason == "too_short"]
+    assert dropped and [o.stage for o in places] == ["repeats"]
+
+
+def test_a_dropped_document_names_the_limit_that_it_missed(finished):
+    margins = Margins([{"repeats": {"min_chars": 60}}])
+    short = [row for row in rows(finished, "dropped/deduped").values() if row["stage"] == "repeats_cut"]
+    batch = pa.RecordBatch.from_pylist([{name: row[name] for name in COLUMNS} for row in short])
+    margins.distances(batch)
+    for row in short:
+        decided = margins.decided(row)
+        assert decided is not None
+        assert (decided["key"], decided["threshold"]) == ("repeats_cut.min_chars", 60)
+        assert decided["value"] == len(row["text"].strip())
