@@ -53,7 +53,7 @@ def passages(text: str, unit: str, span: int, shortest: int, normalise: bool) ->
     units = [(simple(text[a:b]), a, b) for a, b in found if text[a:b].strip()]
     runs = [units[i:i + span] for i in range(len(units) - span + 1)]
     return [(key, set(range(run[0][1], run[-1][2]))) for run in runs
-            if len(key := "\n".join(unit for unit, _, _ in run)) >= shortest]
+            if len(key := (" " if normalise else "\n").join(unit for unit, _, _ in run)) >= shortest]
 
 
 def brute_force(docs: list[Doc], config: RepeatedPassages.Config) -> dict[str, str]:
@@ -157,6 +157,33 @@ def test_mutated_books_are_cut_equally_under_every_layout(tmp_path, books, confi
         got, said = result(step, books, Store(tmp_path / str(number)), **layout)
         assert got == expected
         assert said.counters["reduce"]["max_repeats"] > 2
+
+
+@pytest.mark.parametrize("span", [1, 3])
+def test_lines_are_cut_as_datatrove_cuts_them(tmp_path, books, span):
+    """datatrove 0.10.1, which keeps the first passage in the order of its input; its lines end at further characters,
+    and blank lines count."""
+    dedup = pytest.importorskip("datatrove.pipeline.dedup.sentence_dedup")
+    from datatrove.data import Document as TheirDocument
+    from datatrove.utils.hashing import HashConfig
+    from datatrove.utils.text import TextNormConfig
+
+    docs = [Doc("\n".join(filter(str.strip, book.text.splitlines())), "web", book.name) for book in books]
+    docs = sorted((doc for doc in docs if doc.text), key=lambda doc: doc.name)
+    settings = dedup.SentDedupConfig(
+        n_sentences=span, split_sentences=False, only_dedup_in_index=False, min_doc_words=0, min_num_sentences=0,
+        norm_config=TextNormConfig(True, True, False, False, False), hash_config=HashConfig(64, "sha1"))
+
+    def read() -> Any:
+        return (TheirDocument(text=doc.text, id=doc.name) for doc in docs)
+
+    dedup.SentenceDedupSignature(str(tmp_path / "sig"), config=settings).run(read(), 0, 1)
+    dedup.SentenceFindDedups(str(tmp_path / "sig"), str(tmp_path / "dups"), config=settings).run(None, 0, 1)
+    theirs = {doc.id: doc.text for doc in dedup.SentenceDedupFilter(str(tmp_path / "dups"), config=settings).run(
+        read(), 0, 1)}
+    got, _ = result(barrier(unit="line", span=span, min_unit_chars=1), docs, Store(tmp_path / "store"))
+    assert {id: text.strip() for id, text in got.items()} == {id: theirs.get(id, "").strip() for id in got}
+    assert any(got[doc.name] != doc.text for doc in docs)
 
 
 def test_a_cut_names_the_document_that_keeps_the_passage_and_neighbours_from_one_document_are_one_cut(tmp_path):
