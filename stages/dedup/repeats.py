@@ -144,11 +144,13 @@ class RepeatedPassages(Barrier):
         def slices(done: Done) -> Iterator[TaskDraft]:
             survivors = files_of(done["reduce"], "survivors.seg")
             repeated = any(task.counters["repeated"] for task in done["reduce"])
+            most = sum(file["bytes"] for file in survivors)
             for number, (group, side, size) in enumerate(zip(plan, sides, side_bytes) if repeated else ()):
                 yield TaskDraft("stages.dedup.repeats:RepeatsSlices",
                                 {"sides": side, "group": number, "dataset": group.dataset, "survivors": survivors,
                                  "reason": f"repeated_{self.config.unit}"},
-                                size, f"{group.dataset}: cuts of {group.size} parts", 700 + 3 * size // 2**20)
+                                size, f"{group.dataset}: cuts of {group.size} parts",
+                                700 + 3 * min(size, most) // 2**20)
 
         return [Wave("map", maps), Wave("reduce", reduces), Wave("slices", slices)]
 
