@@ -64,6 +64,7 @@ STAGES: dict[str, str] = {
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",
     "substring": "stages.dedup.substring:Substring",
+    "repeats": "stages.dedup.repeats:RepeatedPassages",
     # any block of datatrove that works document by document
     "datatrove": "stages.adapters.datatrove:Datatrove",
 }

@@ -32,6 +32,16 @@ def _field(value: str) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
+def storable_text(text: str) -> str:
+    """Return a text in the form in which it is stored. Surrogates have no UTF-8 encoding: a lone surrogate becomes
+    U+FFFD, and a pair becomes the character that it encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:                   # from JSON escapes, or from file names that are not UTF-8
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 class DuplicateId(ValueError):
     """Raised when two documents have the same id. Ids must be unique, because results refer to documents by id
     alone."""

@@ -43,25 +43,27 @@ def to_blame(error: Exception) -> bool:
 
 
 class RowWriter:
-    """Writes rows into a Parquet file, for example of quarantined records, and flushes after every 8,192 rows."""
+    """Writes rows into a Parquet file, for example of quarantined records. It flushes after every 8,192 rows, and
+    earlier if their binary values (such as hashes of all paragraphs of long books) reach 32 MiB."""
 
-    FLUSH = 1 << 13
+    FLUSH, FLUSH_BYTES = 1 << 13, 32 << 20
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self.schema = schema
         self.writer = parquet_writer(path, schema)
         self.pending: list[dict[str, Any]] = []
-        self.rows = 0
+        self.rows = self._bytes = 0
 
     def write(self, row: dict[str, Any]) -> None:
         self.pending.append(row)
         self.rows += 1
-        if len(self.pending) >= self.FLUSH:
+        self._bytes += sum(len(value) for value in row.values() if type(value) is bytes)
+        if len(self.pending) >= self.FLUSH or self._bytes >= self.FLUSH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         self.writer.write_table(pa.Table.from_pylist(self.pending, schema=self.schema))
-        self.pending = []
+        self.pending, self._bytes = [], 0
 
     def close(self) -> None:
         self._flush()

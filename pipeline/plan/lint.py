@@ -109,6 +109,11 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
             if not stage_class(step.name).reads_text and extractors and extractors[0] < i:
                 yield (*_steps(name), i), (f"'{step.name}' needs no text; put it before "
                                            f"'{dataset.steps[extractors[0]].name}', which is dear")
+        for i, step in enumerate(dataset.steps):
+            cutting = [s.name for s in dataset.steps[:i] if _is_barrier(s) and stage_class(s.name).edits]
+            if cutting and _is_barrier(step) and not stage_class(step.name).edits:
+                yield (*_steps(name), i), (f"'{cutting[0]}' before '{step.name}' cuts copies of a document to pieces; "
+                                           f"put '{step.name}' first, so that it removes them as a whole")
         for i, (step, cost) in enumerate(zip(dataset.steps, costs)):
             behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
             # (the rule above names a much cheaper filter; a much more expensive one belongs after the barrier)

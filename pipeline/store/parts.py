@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet, parquet_writer
-from stages.document import Document, DuplicateId
+from stages.document import Document, DuplicateId, storable_text
 
 #: uncompressed bytes of a row group; documents that would exceed this start the next group. It is a quarter of what
 #: docs/contracts.md allows, because a child process holds one group of kept and one of dropped documents in memory, and
@@ -370,9 +370,8 @@ def _strings(values: Iterable[str | None], type: pa.DataType | None = None) -> p
     type = type or pa.string()
     try:
         return pa.array(values, type)
-    except UnicodeEncodeError:  # surrogates, from JSON escapes or from file names that are not UTF-8
-        return pa.array([None if v is None else v.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-                         for v in values], type)
+    except UnicodeEncodeError:
+        return pa.array([None if v is None else storable_text(v) for v in values], type)
 
 
 def _floats(values: Any) -> pa.Array:

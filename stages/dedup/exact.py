@@ -19,7 +19,6 @@ A hash that a million documents share costs only one record per group of parts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -36,15 +35,17 @@ from stages.dedup.fragment import (
     files_of,
     fixed_bytes,
     groups,
-    id_text,
     ids_to_ints,
+    joined,
+    no_twins,
     read_segments,
     read_side,
+    runs,
     slice_table,
     slices_of,
     write_segments,
 )
-from stages.document import DuplicateId
+from stages.dedup.units import same_text
 from stages.stage import Stage, StageConfig, signal
 from stages.task import Counters, Cursor, Inputs, Out
 
@@ -60,18 +61,10 @@ SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "
 #: a document in a side table
 _ROW = np.dtype([("part", "<u4"), ("row", "<u4"), *HASHED.descr])
 
-_SPACE = re.compile(r"\s+")
-
 
 class ExactConfig(StageConfig):
     by: Literal["text", "url", "both"] = signal("text", "what makes two documents equal")
     normalise: bool = signal(True, "texts are equal when they differ in white space and case only; else byte for byte")
-
-
-def same_text(text: str) -> str:
-    """Return the form in which `exact` compares texts: lower case, with one space for every run of white space and line
-    breaks, and no space at the ends."""
-    return _SPACE.sub(" ", text.lower()).strip()
 
 
 def same_url(url: str) -> str:
@@ -248,8 +241,8 @@ class ExactReduce:
                 order = np.lexsort((block["id_lo"], block["id_hi"], -block["chars"].astype(np.int64),
                                     ranks[block["source"]], block["lo"], block["hi"]))
                 block = block[order]
-                _no_twins(block)
-                starts, sizes = _runs(block)
+                no_twins(block)
+                starts, sizes = runs(block)
                 count = np.add.reduceat(block["n"], starts)
                 repeated = np.repeat(count > 1, sizes)
                 survivor = np.repeat(starts, sizes)[repeated]
@@ -334,32 +327,13 @@ def _best(rows: NDArray[Any]) -> NDArray[Any]:
     ones the one with the smallest id), and says how many documents have the hash."""
     order = np.lexsort((rows["id_lo"], rows["id_hi"], -rows["chars"].astype(np.int64), rows["lo"], rows["hi"]))
     rows = rows[order]
-    _no_twins(rows)
-    starts, sizes = _runs(rows)
+    no_twins(rows)
+    starts, sizes = runs(rows)
     best = np.empty(len(starts), HASHED)
     for field in HASHED.names or ():
         best[field] = rows[field][starts]
     best["n"] = sizes
     return best
-
-
-def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (start, length) of each run of equal hashes in rows that are sorted by hash."""
-    if not len(sorted_rows):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    hi, lo = sorted_rows["hi"], sorted_rows["lo"]
-    starts = np.flatnonzero(np.r_[True, (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])])
-    return starts, np.diff(np.r_[starts, len(hi)])
-
-
-def _no_twins(rows: NDArray[Any]) -> None:
-    """Raise DuplicateId if two rows have the same hash and the same document id. The rows are sorted by hash and id."""
-    equal = np.ones(max(len(rows) - 1, 0), bool)
-    for field in ("hi", "lo", "id_hi", "id_lo"):
-        equal &= rows[field][1:] == rows[field][:-1]
-    places = np.flatnonzero(equal)
-    if len(places):
-        raise DuplicateId(id_text(rows["id_hi"][places[0]], rows["id_lo"][places[0]]))
 
 
 def _losers(inputs: Inputs, refs: list[FileRef],
@@ -373,12 +347,12 @@ def _losers(inputs: Inputs, refs: list[FileRef],
     segments = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
     survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
-    hashes = _joined(survivors)
+    hashes = joined(survivors)
 
     def losers(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         if not len(survivors) or not len(rows):
             return rows[:0], survivors[:0]
-        row_hashes = _joined(rows)
+        row_hashes = joined(rows)
         places = np.minimum(np.searchsorted(hashes, row_hashes), len(hashes) - 1)
         winners = survivors[places]
         other = (winners["id_hi"] != rows["id_hi"]) | (winners["id_lo"] != rows["id_lo"])
@@ -386,10 +360,3 @@ def _losers(inputs: Inputs, refs: list[FileRef],
         return rows[replaced], winners[replaced]
 
     return losers
-
-
-def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
-    """Return each 128-bit hash (fields `hi` and `lo` of the rows) as one value of 16 bytes, big-endian."""
-    both = np.empty((len(rows), 2), ">u8")
-    both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
-    return both.view("S16").ravel()

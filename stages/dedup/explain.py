@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.exact import same_text
 from stages.dedup.hashing import band_keys, split_words
 from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.dedup.units import same_text
 from stages.text.normalize import simplify
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from pipeline.base.parquet import read_table
 from stages.barrier import NEAR_DUPLICATE, SLICE_SCHEMA, FileRef, PartRef, TaskResult
+from stages.document import DuplicateId
 from stages.task import Inputs, Out
 
 if TYPE_CHECKING:
@@ -225,6 +226,33 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
     if len(rows) and (positions[-1] >= len(stored) or not np.array_equal(stored[positions], rows)):
         raise ValueError("a side table does not hold the rows its part was deduplicated by: the store is damaged")
     return table.take(pa.array(positions))
+
+
+# -- records sorted by hash ------------------------------------------------------------------------------------------
+def runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (start, length) of each run of equal hashes (fields `hi` and `lo`) in rows that are sorted by hash."""
+    if not len(sorted_rows):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    hi, lo = sorted_rows["hi"], sorted_rows["lo"]
+    starts = np.flatnonzero(np.r_[True, (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])])
+    return starts, np.diff(np.r_[starts, len(hi)])
+
+
+def no_twins(rows: NDArray[Any], *fields: str) -> None:
+    """Raise DuplicateId if two rows have the same hash, the same document id, and the same values of `fields`. The rows
+    are sorted by these."""
+    equal = np.ones(max(len(rows) - 1, 0), bool)
+    for field in ("hi", "lo", "id_hi", "id_lo", *fields):
+        equal &= rows[field][1:] == rows[field][:-1]
+    if len(twins := np.flatnonzero(equal)):
+        raise DuplicateId(id_text(rows["id_hi"][twins[0]], rows["id_lo"][twins[0]]))
+
+
+def joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
+    """Return each 128-bit hash (fields `hi` and `lo` of the rows) as one value of 16 bytes, big-endian."""
+    both = np.empty((len(rows), 2), ">u8")
+    both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
+    return both.view("S16").ravel()
 
 
 # -- removal slices --------------------------------------------------------------------------------------------------

@@ -579,6 +579,7 @@ STEPS = "url, {language: {keep: [en], min: 0.65}}, gopher_quality, pii"
     (clean_steps("url, {language: {keep: [en]}}, gopher_quality"), 6, "pages of 'web' get here with e-mail and IP"),
     (clean_steps("url, pii"), 6, "pages of 'web' get here in any language"),
     (clean_steps("{language: {keep: [en]}}, exact, gopher_quality, pii"), 5, "'exact' compares documents that 'gopher"),
+    (clean_steps("{language: {keep: [en]}}, pii, repeats, exact"), 5, "'repeats' before 'exact' cuts copies"),
     (CONTRACT.replace("max_epochs: {wiki: 4}", "max_epochs: {wiki: 9}"), 14, "9 epochs of 'wiki': beyond 4 a repeated"),
     (CONTRACT.replace("datasets:", "datasets:\n  spare: {from: wiki, steps: [exact]}"), 4,
      "datasets.spare: no dataset, tokenizer or shards read it"),
@@ -598,6 +599,7 @@ def test_lint_names_line_and_remedy(load, text, line, expected):
     STEPS, "url, {language: {keep: [en], min: 0.5}}, {language: {keep: [en], min: 0.65}}, pii",
     "{language: {keep: [en, de]}}, {language: {keep: [en]}}, gopher_quality, pii",
     "{language: {keep: [en]}}, gopher_quality, c4, gopher_quality, pii",      # c4 takes lines out of a text
+    "{language: {keep: [en]}}, gopher_quality, pii, exact, minhash, repeats, {repeats: {unit: line}}",
 ])
 def test_lint_is_silent_about_what_makes_sense(load, steps):
     assert lint(load(clean_steps(steps))) == []

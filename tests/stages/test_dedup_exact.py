@@ -8,8 +8,9 @@ import re
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup.exact import Exact, ExactHash, same_text, same_url
+from stages.dedup.exact import Exact, ExactHash, same_url
 from stages.dedup.fragment import Sizes
+from stages.dedup.units import same_text
 from stages.document import Document, DuplicateId
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
