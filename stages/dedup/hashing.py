@@ -195,11 +195,11 @@ def split_words(simplified: str) -> list[str]:
     return _WORD.findall(simplified)
 
 
-def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:
-    """Return (hash of every run of `ngram` words in order, number of words) of a simplified text (lower case, no
-    punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of the sets
-    of rules that `minhash` knows."""
-    words = _word_hashes(np.frombuffer(simplified.encode("utf-8", "surrogatepass"), np.uint8))
+def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` words in order, number of words) of the UTF-8 of a simplified text (lower
+    case, no punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of
+    the sets of rules that `minhash` knows."""
+    words = _word_hashes(simplified)
     return _join(words, ngram), len(words)
 
 

@@ -49,7 +49,7 @@ from stages.stage import Stage, StageConfig, decision, signal
 from stages.task import Counters, Cursor, Inputs, Out
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
-from stages.text.normalize import simplify
+from stages.text.normalize import simplified_utf8
 from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ class MinHashSignature(Stage):
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every word n-gram in order, the number of words) of the first `max_chars` characters of a
         text."""
-        simplified = simplify(text[:self.config.max_chars])
+        simplified = simplified_utf8(text[:self.config.max_chars])
         if self.config.dialect == "tokenmill":
             return word_shingles(simplified, self.config.ngram)
-        words = self.words_of(simplified, language)
+        words = self.words_of(simplified.tobytes().decode("utf-8", "surrogatepass"), language)
         hash_shingles = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
         return hash_shingles(words, self.config.ngram), len(words)
 

@@ -10,6 +10,7 @@ from pipeline.store.fs import Store
 from stages.dedup.explain import explain
 from stages.dedup.hashing import split_words, word_shingles
 from stages.dedup.minhash import MinHash
+from stages.text.chunks import utf8
 from stages.text.normalize import simplify
 from tests.stages.dedup_corpus import corpus
 from tests.stages.dedup_fragment import run_fragment, write_parts
@@ -55,6 +56,6 @@ def test_nothing_in_common():
 def test_words_for_people_are_the_kernels(text):
     plain = simplify(text)
     words = split_words(plain)
-    assert len(words) == word_shingles(plain, 1)[1]
-    again = [word_shingles(w, 1)[0].tolist() for w in words]
-    assert [h for one in again for h in one] == word_shingles(plain, 1)[0].tolist()
+    assert len(words) == word_shingles(utf8(plain), 1)[1]
+    again = [word_shingles(utf8(w), 1)[0].tolist() for w in words]
+    assert [h for one in again for h in one] == word_shingles(utf8(plain), 1)[0].tolist()

@@ -13,6 +13,7 @@ import pytest
 from stages.dedup.hashing import Permutations, band_keys, jaccard, word_shingles
 from stages.dedup.minhash import MinHashSignature
 from stages.document import Document
+from stages.text.chunks import utf8
 from stages.text.normalize import simplify
 from tests.conftest import shared_data
 from tests.stages.dedup_corpus import edited, vocabulary
@@ -113,7 +114,7 @@ def test_signature_is_the_least_value_of_each_function():
     permute = Permutations(24, 9, "tokenmill")
     assert all(int(a) % 2 for a in permute.a)
     assert len(set(permute.a.tolist()) | set(permute.b.tolist())) == 48
-    shingles = word_shingles(" ".join(vocabulary(random.Random(1), 50)), 5)[0]
+    shingles = word_shingles(utf8(" ".join(vocabulary(random.Random(1), 50))), 5)[0]
     brute = [min((int(x) * int(a) + int(b)) % 2**64 for x in shingles) for a, b in zip(permute.a, permute.b)]
     assert permute(shingles).tolist() == brute
 
@@ -122,7 +123,7 @@ def test_signature_is_the_least_value_of_each_function():
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_equal_words_have_equal_shingles_and_others_not(text, n):
     words = text.split(" ") if text else []
-    hashes, count = word_shingles(text, n)
+    hashes, count = word_shingles(utf8(text), n)
     runs = [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
     assert count == len(words)
     assert len(hashes) == len(runs)
@@ -130,10 +131,10 @@ def test_equal_words_have_equal_shingles_and_others_not(text, n):
 
 
 def test_scripts_without_spaces_are_shingled_by_character():
-    hashes, count = word_shingles(simplify("我们今天去学校。ภาษาไทย かな abc def"), 3)
+    hashes, count = word_shingles(utf8(simplify("我们今天去学校。ภาษาไทย かな abc def")), 3)
     assert count == len("我们今天去学校") + len(simplify("ภาษาไทย")) + 2 + 2
     assert len(hashes) == count - 2
-    one, two = (set(word_shingles(t, 5)[0].tolist()) for t in ("今天天气很好我们去公园", "昨天天气很好我们去公园"))
+    one, two = (set(word_shingles(utf8(t), 5)[0].tolist()) for t in ("今天天气很好我们去公园", "昨天天气很好我们去公园"))
     assert 0 < len(one & two) < len(one)
 
 
@@ -163,7 +164,7 @@ def test_estimate_is_as_good_as_datasketch(dialect):
     ours, reference = [], []
     for n in range(80):
         base = rng.choices(names, k=200)
-        a, b = (word_shingles(" ".join(w), 2)[0] for w in (base, edited(rng, base, n / 200, names)))
+        a, b = (word_shingles(utf8(" ".join(w)), 2)[0] for w in (base, edited(rng, base, n / 200, names)))
         true = jaccard(np.unique(a), np.unique(b))
         ours.append(float((permute(a) == permute(b)).mean()) - true)
         pair = []

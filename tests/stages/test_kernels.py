@@ -14,7 +14,7 @@ import pytest
 from stages.dedup import hashing, lsh
 from stages.extract.pdf import chars, layout, ocr
 from stages.scoring import word_sums
-from stages.text import ngrams, repeats
+from stages.text import ngrams, normalize, repeats
 from stages.text.normalize import simplify
 from stages.text.words import Words
 from tests.stages.lid import lid176_model
@@ -90,6 +90,13 @@ def test_signatures_and_band_keys(interpreted, dialect):
     compiled = [of(text) for text in TEXTS]
     with interpreted(hashing):
         assert [of(text) for text in TEXTS] == compiled
+
+
+def test_simplified_texts(interpreted):
+    texts = [*TEXTS, "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3 ٣٫٤ 5,", "İ \u0301 한글 \U00010400 \ud800", "ꦄ꧀ꦄ"]
+    compiled = [simplify(text) for text in texts]
+    with interpreted(normalize):
+        assert [simplify(text) for text in texts] == compiled
 
 
 def test_roots_of_a_forest(interpreted):
