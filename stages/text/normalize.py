@@ -179,8 +179,8 @@ def _after_number(data, i, pages, kinds):
 
 @njit(cache=True, nogil=True)
 def _simplified(data, pages, kinds, starts, sizes, blob, out):
-    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes; or _BY_RULES, or -2
-    - page if the table of characters lacks this page."""
+    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. Other results are
+    _BY_RULES, and -2 - page if the table of characters lacks this page."""
     i, size, begun, gap = 0, 0, False, False
     while i < data.shape[0]:
         code, width = _code(data, i)

@@ -134,7 +134,8 @@ def test_scripts_without_spaces_are_shingled_by_character():
     hashes, count = word_shingles(utf8(simplify("我们今天去学校。ภาษาไทย かな abc def")), 3)
     assert count == len("我们今天去学校") + len(simplify("ภาษาไทย")) + 2 + 2
     assert len(hashes) == count - 2
-    one, two = (set(word_shingles(utf8(t), 5)[0].tolist()) for t in ("今天天气很好我们去公园", "昨天天气很好我们去公园"))
+    one, two = (set(word_shingles(utf8(t), 5)[0].tolist())
+                for t in ("今天天气很好我们去公园", "昨天天气很好我们去公园"))
     assert 0 < len(one & two) < len(one)
 
 
