@@ -99,10 +99,11 @@ def signal(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     return Field(default, description=help, json_schema_extra={"role": "signal", "added": added}, **kw)
 
 
-def resource(default: Any, help: str, **kw: Any) -> Any:
+def resource(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
-    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path."""
-    return Field(default, description=help, json_schema_extra={"role": "resource"}, **kw)
+    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `added` is
+    as in `signal`."""
+    return Field(default, description=help, json_schema_extra={"role": "resource", "added": added}, **kw)
 
 
 def role_of(config: type[BaseModel], field: str) -> str:
@@ -305,6 +306,11 @@ class Stage:
     def warnings(self) -> list[str]:
         """Return warnings about the stage's settings on this machine, each with a remedy. They are shown before a run
         and do not prevent it."""
+        return []
+
+    def facts(self) -> list[str]:
+        """Return what follows from the stage's settings and helps to choose them, each in a line that `tokenmill plan`
+        shows."""
         return []
 
     # -- keys ----------------------------------------------------------------------------------------------------

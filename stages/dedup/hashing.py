@@ -1,6 +1,6 @@
 """Computes word shingles, MinHash signatures, band keys and Jaccard similarities, for the search for near-duplicates.
 
-Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are two
+Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are three
 dialects, which differ in how they find words and hash them:
 
 ``tokenmill``   Words are runs of non-space characters of the simplified text; characters of scripts written without
@@ -13,6 +13,9 @@ dialects, which differ in how they find words and hash them:
                 The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.
                 datatrove's comment calls this a universal hash. It is not one, but FineWeb's signatures were computed
                 with it.
+``datasketch``  Bit-equal to a `datasketch.MinHash` that is updated with every shingle (scheme "legacy", the only one
+                before datasketch 2). Words are those of ``tokenmill``. A shingle is its words joined by a space. The
+                signature uses the first 4 bytes of its sha1; texts are compared by the first 8.
 
 MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman, "Mining
 of Massive Datasets", 3.4.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -143,6 +146,56 @@ def _minima_mersenne(shingles, a, b):
 
 
 @njit(cache=True)
+def _minima_datasketch(shingles, a, b):
+    """Return the smallest value that each of datasketch's functions takes over the shingles (hashes of word n-grams):
+    the low 32 bits of (x a + b) mod (2**61 - 1), where x are the low 32 bits of a hash. The product wraps first."""
+    out = np.full(a.shape[0], _U(0xFFFFFFFF))
+    for number in range(shingles.shape[0]):
+        shingle = shingles[number] & _U(0xFFFFFFFF)
+        for function in range(a.shape[0]):
+            value = shingle * a[function] + b[function]
+            value = (value & _MERSENNE) + (value >> _U(61))
+            value = value - _MERSENNE if value >= _MERSENNE else value
+            value &= _U(0xFFFFFFFF)
+            out[function] = value if value < out[function] else out[function]
+    return out
+
+
+@njit(cache=True)
+def _character_hashes(data):
+    """Return a hash of each character of a text in UTF-8, uint64[characters]."""
+    out = np.empty(data.shape[0], np.uint64)
+    count = 0
+    for i in range(data.shape[0]):
+        if data[i] & 0xC0 != 0x80:
+            out[count] = _FNV_START
+            count += 1
+        out[count - 1] = (out[count - 1] ^ _U(data[i])) * _FNV
+    for i in range(count):
+        out[i] = _mix(out[i])
+    return out[:count]
+
+
+@njit(cache=True)
+def _roll(hashes, ngram):
+    """Return the hash of every run of `ngram` hashes. It is computed from that of the previous run, so the time does
+    not grow with `ngram`."""
+    total = hashes.shape[0] - ngram + 1
+    out = np.empty(max(total, 0), np.uint64)
+    if total <= 0:
+        return out
+    power, rolled = _U(1), _U(0)
+    for i in range(ngram):
+        rolled = rolled * _GOLD + hashes[i]
+        power *= _GOLD
+    out[0] = _mix(rolled)
+    for first in range(1, total):
+        rolled = rolled * _GOLD + hashes[first + ngram - 1] - power * hashes[first - 1]
+        out[first] = _mix(rolled)
+    return out
+
+
+@njit(cache=True)
 def band_keys(signature, bands, rows):
     """Return one 64-bit key for each band of a MinHash signature (uint64[bands * rows] -> uint64[bands]).
 
@@ -203,6 +256,18 @@ def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, in
     return _join(words, ngram), len(words)
 
 
+def character_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` characters in order, number of characters) of the UTF-8 of a simplified
+    text."""
+    characters = _character_hashes(simplified)
+    return _roll(characters, ngram), len(characters)
+
+
+def token_shingles(tokens: NDArray[Any], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` tokens in order, number of tokens) of a text's tokens, given by number."""
+    return _roll(mix(tokens), ngram), len(tokens)
+
+
 class Permutations:
     """Holds the `count` hash functions of a MinHash signature, and computes signatures with them.
 
@@ -215,6 +280,12 @@ class Permutations:
             self.a = draw.randint(1, int(_MERSENNE), dtype=np.uint64, size=count)
             self.b = draw.randint(0, int(_MERSENNE), dtype=np.uint64, size=count)
             self._minima = _minima_mersenne
+        elif dialect == "datasketch":
+            draw = np.random.RandomState(seed)
+            drawn = [(draw.randint(1, int(_MERSENNE), dtype=np.uint64), draw.randint(0, int(_MERSENNE), dtype=np.uint64))
+                     for _ in range(count)]
+            self.a, self.b = (np.array(column, np.uint64) for column in zip(*drawn))
+            self._minima = _minima_datasketch
         else:
             stream = b"".join(hashlib.blake2b(f"tokenmill/minhash/{seed}/{number}".encode(), digest_size=16).digest()
                               for number in range(count))

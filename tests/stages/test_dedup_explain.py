@@ -16,7 +16,9 @@ from tests.stages.dedup_corpus import corpus
 from tests.stages.dedup_fragment import run_fragment, write_parts
 
 
-@pytest.mark.parametrize("config", [{}, {"ngram": 3, "verify": 0.6}, {"dialect": "datatrove"}])
+@pytest.mark.parametrize("config", [{}, {"ngram": 3, "verify": 0.6}, {"dialect": "datatrove"},
+                                    {"containment": 0.6, "bands": 40, "rows": 3}, {"verify": "record"},
+                                    {"shingles": "characters"}, {"dialect": "datasketch", "recall": 0.9}])
 def test_agrees_with_every_removal(tmp_path, config):
     docs = corpus(31, 25)
     store = Store(tmp_path)
@@ -26,10 +28,10 @@ def test_agrees_with_every_removal(tmp_path, config):
     for removed, (_, kept, similarity, _) in got.removed.items():
         said = explain(texts[removed], texts[kept], config)
         assert said.similarity == similarity
-        assert said.confirmed
-        assert said.shared_bands > 0
+        # without a check, a document may go for one with which it shares bands only through others
+        assert config.get("verify") == "record" or (said.confirmed and said.shared_bands > 0)
         assert said.common_ngrams <= min(said.removed_ngrams, said.kept_ngrams)
-        assert json.loads(json.dumps(said.to_json()))["confirmed"] is True
+        assert json.loads(json.dumps(said.to_json()))["confirmed"] is said.confirmed
 
 
 def test_shows_what_differs():
