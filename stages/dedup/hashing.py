@@ -226,6 +226,23 @@ def common(a, b):
 
 
 @njit(cache=True)
+def _distinct(ordered):
+    """Move the distinct values of a sorted array to its beginning, and return their number."""
+    count = 0
+    for i in range(ordered.shape[0]):
+        if not count or ordered[i] != ordered[count - 1]:
+            ordered[count] = ordered[i]
+            count += 1
+    return count
+
+
+def distinct(values: Hashes) -> Hashes:
+    """Return the distinct values of an array, sorted. `np.unique` takes several times as long."""
+    ordered = np.sort(values)
+    return ordered[:_distinct(ordered)]
+
+
+@njit(cache=True)
 def mix(values):
     """Hash each of the integers `values` by a bijection of the 64-bit integers, so that even consecutive numbers spread
     evenly."""

@@ -47,7 +47,7 @@ from stages.dedup.fragment import (
     read_side,
     write_segments,
 )
-from stages.dedup.hashing import jaccard, mix
+from stages.dedup.hashing import distinct, jaccard, mix
 from stages.dedup.minhash import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
 from stages.document import DuplicateId
@@ -124,7 +124,7 @@ class Shingles:
             if sets is not None:
                 languages = side["language"].to_pylist() if "language" in columns else [""] * len(members_of_part)
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), members_of_part["row"])):
-                    sets.add(records[number:number + 1], np.unique(stage.shingles(text, languages[number])[0]))
+                    sets.add(records[number:number + 1], distinct(stage.shingles(text, languages[number])[0]))
         if sets is not None:
             sets.close()
         candidates = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
@@ -273,7 +273,7 @@ class _Judge:
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: _SetReader, counters: dict[str, int]) -> None:
-        self.candidates, self.file, self.sets, self.counters = candidates, file, sets, counters
+        self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
         #: whether documents are decided in the order of `place`
@@ -282,6 +282,9 @@ class _Judge:
         #: (priority, negative length) of each candidate; the candidates of a cluster are ordered by this pair and then
         #: by id, if `prefer` has its default
         self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
+        self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
+        #: where the shingle set of each candidate is: arguments of `_SetReader.get`
+        self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
 
     def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
@@ -298,7 +301,7 @@ class _Judge:
                 survivors += 1
                 self.near += ((i, j, s) for j, s in near)
                 if self.threshold:
-                    for key in self.candidates["bands"][i].tolist():
+                    for key in self.bands[i].tolist():
                         if self.by_place:
                             index.setdefault(key, []).append(i)
                         else:
@@ -339,13 +342,13 @@ class _Judge:
             return start, jaccard(self._set(i), self._set(start)) if self.record else float("nan"), []
         near: list[tuple[int, float]] = []
         shared: dict[int, int] = {}
-        for key in self.candidates["bands"][i].tolist():
+        for key in self.bands[i].tolist():
             for j in self._near(index.get(key, ()), i):
                 shared[j] = shared.get(j, 0) + 1
         compared = 0
-        size = int(self.candidates["count"][i])
+        size = self.counts[i]
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
-            other_size = int(self.candidates["count"][j])
+            other_size = self.counts[j]
             fits = bool(self.containment) and size <= other_size           # the kept one may contain it
             if not fits and min(size, other_size) / max(size, other_size, 1) < self.threshold:
                 continue                               # no two sets of these sizes reach that similarity
@@ -375,5 +378,4 @@ class _Judge:
         return nearest
 
     def _set(self, i: int) -> NDArray[np.uint64]:
-        row = self.candidates[i]
-        return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]), int(row["sum"]))
+        return self.sets.get(*self.where[i])

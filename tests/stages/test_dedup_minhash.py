@@ -88,7 +88,7 @@ def test_a_capped_search_with_other_preferences_compares_texts_of_similar_length
 
 
 def test_shingles_of_tokens_are_those_of_a_given_tokenizer(tmp_path):
-    """With one token for every word, token n-grams decide as word n-grams do, and the tokenizer's content is the key."""
+    """With one token for every word, token n-grams decide as word n-grams do. The tokenizer's content is in the key."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     docs = corpus(7, 25)

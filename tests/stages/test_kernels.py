@@ -99,6 +99,23 @@ def test_simplified_texts(interpreted):
         assert [simplify(text) for text in texts] == compiled
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_records_and_edges_of_band_keys(interpreted, counted):
+    rng = np.random.default_rng(4)
+    key, place = rng.integers(0, 30, 60, dtype=np.uint64), rng.permutation(60).astype(np.uint64)
+    counts = rng.integers(1, 9, 60).astype(np.uint32) if counted else None
+
+    def of() -> list[Any]:
+        return [part.tolist() for part in lsh.stars(key, place, counts)]
+
+    compiled = of()
+    with interpreted(lsh):
+        assert of() == compiled
+    groups = [np.flatnonzero(key == one) for one in np.unique(key)]
+    assert compiled[0] == [(int(key[g[0]]), int(place[g].min()), int(counts[g].sum()) if counted else len(g))
+                           for g in groups]
+
+
 def test_roots_of_a_forest(interpreted):
     rng = np.random.default_rng(3)
     graphs = [(rng.integers(0, n, edges), rng.integers(0, n, edges), n)
