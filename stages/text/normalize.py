@@ -182,12 +182,28 @@ def _simplified(data, pages, kinds, starts, sizes, blob, out):
     """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. Other results are
     _BY_RULES, and -2 - page if the table of characters lacks this page."""
     i, size, begun, gap = 0, 0, False, False
+    if pages[0] < 0:
+        return -2
+    ascii_page = np.int64(pages[0]) << 8
     while i < data.shape[0]:
-        code, width = _code(data, i)
-        entry = _entry(code, pages)
-        if entry < 0:
-            return entry
+        code, width = np.int64(data[i]), 1
+        if code < 0x80:
+            entry = ascii_page | code
+        else:
+            code, width = _code(data, i)
+            entry = _entry(code, pages)
+            if entry < 0:
+                return entry
         kind = kinds[entry]
+        if kind & (_GAP | _DIGIT | _UNSURE) == 0 and code < 0x80:           # by far the most frequent case
+            if gap and begun:
+                out[size] = 32
+                size += 1
+            begun, gap = True, False
+            out[size] = blob[starts[entry]]
+            size += 1
+            i += 1
+            continue
         if kind & _UNSURE:
             return _BY_RULES
         if kind & _GAP and not kind & _DIGIT:
