@@ -191,6 +191,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     recorded = f" ({verdict['similarity']:.4f} recorded)" if verdict.get("similarity") else ""
     typer.echo(visible(f"{removed['reason']}: similarity {comparison.similarity:.4f}{recorded}"
                + (f", threshold {comparison.threshold}" if comparison.threshold else "")
+               + (f", {comparison.contained:.4f} of the removed one contained, threshold {comparison.containment}"
+                  if comparison.containment else "")
                + f"; {comparison.common_ngrams:,} of {comparison.removed_ngrams:,} n-grams in common, "
                  f"{comparison.shared_bands} of {comparison.bands} bands"
                + ("; the texts are the same but for white space and case" if comparison.equal_text else "")))

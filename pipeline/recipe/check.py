@@ -3,9 +3,9 @@ from itself, and the curriculum must be consistent."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -219,8 +219,8 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
                 elif isinstance(stage, Barrier) and signal in current.late:
                     writer, scrubber = current.late[signal]
                     checker.fail(("datasets", name, "steps", i, step.name, field),
-                                 f"the signal '{signal}' is read before the step '{scrubber}' removes personal data, but "
-                                 f"'{writer}' writes it after that; move '{writer}' before '{scrubber}'")
+                                 f"the signal '{signal}' is read before the step '{scrubber}' removes personal data, "
+                                 f"but '{writer}' writes it after that; move '{writer}' before '{scrubber}'")
             current = current.after(step.name, stage, first=i == 0)
             for source in recipe.sources_of(name):
                 for twice in sorted(source_signals[source] & set(stage.signals)):
@@ -231,13 +231,13 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
         written[name], ends[name] = here, current
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after it cannot read. The barrier's `prepare` stage
-    runs in the pass, before the first step that removes personal data. `late` maps a signal to (step that writes it,
-    step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after it cannot read. The barrier's `prepare`
+    stage runs in the pass, before the first step that removes personal data. `late` maps a signal to (step that writes
+    it, step that removes personal data before)."""
 
-    late: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
     last: Stage | None = None
 

@@ -77,6 +77,15 @@ def _word_hashes(data):
     count, i, inside, hashed = 0, 0, False, _FNV_START
     while i < data.shape[0]:
         lead = data[i]
+        if lead < 0x80:                                # by far the most frequent case
+            if lead != 32:
+                hashed = (hashed ^ _U(lead)) * _FNV
+                inside = True
+            elif inside:
+                out[count] = _mix(hashed)
+                count, hashed, inside = count + 1, _FNV_START, False
+            i += 1
+            continue
         size = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         if size > data.shape[0] - i:
             size = data.shape[0] - i
@@ -86,16 +95,15 @@ def _word_hashes(data):
         elif size == 4:
             is_word = _unspaced(((lead & 7) << 18) | ((data[i + 1] & 63) << 12) | ((data[i + 2] & 63) << 6)
                               | (data[i + 3] & 63))
-        if (is_word or lead == 32) and inside:
+        if is_word and inside:
             out[count] = _mix(hashed)
             count, hashed, inside = count + 1, _FNV_START, False
-        if lead != 32:
-            for place in range(i, i + size):
-                hashed = (hashed ^ _U(data[place])) * _FNV
-            inside = True
-            if is_word:
-                out[count] = _mix(hashed)
-                count, hashed, inside = count + 1, _FNV_START, False
+        for place in range(i, i + size):
+            hashed = (hashed ^ _U(data[place])) * _FNV
+        inside = True
+        if is_word:
+            out[count] = _mix(hashed)
+            count, hashed, inside = count + 1, _FNV_START, False
         i += size
     if inside:
         out[count] = _mix(hashed)
@@ -298,10 +306,10 @@ class Permutations:
             self.b = draw.randint(0, int(_MERSENNE), dtype=np.uint64, size=count)
             self._minima = _minima_mersenne
         elif dialect == "datasketch":
-            draw = np.random.RandomState(seed)
-            drawn = [(draw.randint(1, int(_MERSENNE), dtype=np.uint64), draw.randint(0, int(_MERSENNE), dtype=np.uint64))
-                     for _ in range(count)]
-            self.a, self.b = (np.array(column, np.uint64) for column in zip(*drawn))
+            draw, prime = np.random.RandomState(seed), int(_MERSENNE)
+            pairs = np.array([(draw.randint(1, prime, dtype=np.uint64), draw.randint(0, prime, dtype=np.uint64))
+                              for _ in range(count)], np.uint64)
+            self.a, self.b = pairs[:, 0].copy(), pairs[:, 1].copy()
             self._minima = _minima_datasketch
         else:
             stream = b"".join(hashlib.blake2b(f"tokenmill/minhash/{seed}/{number}".encode(), digest_size=16).digest()

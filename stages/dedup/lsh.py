@@ -114,7 +114,7 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
     place). The EDGE records are a spanning forest that connects the places of each key.
     """
     records = np.empty(len(key), BAND)
-    ends, other_ends = np.empty(len(key), np.uint64), np.empty(len(key), np.uint64)      # untouched memory costs nothing
+    ends, other_ends = np.empty(len(key), np.uint64), np.empty(len(key), np.uint64)  # untouched memory costs nothing
     if (key[1:] >= key[:-1]).all():                   # merged from sorted files
         order = np.arange(len(key))
     elif counts is None:
@@ -141,8 +141,8 @@ def _by_ranges(key: U64, place: U64) -> tuple[U64, U64, NDArray[np.int64]]:
 
 @njit(cache=True)
 def _divided(key, place, bits, starts):
-    """Return the keys and their places, ordered by the first `bits` bits of the keys. `starts`, zeros at first, gets the
-    place where each of the 2**bits ranges begins, and the number of keys."""
+    """Return the keys and their places, ordered by the first `bits` bits of the keys. `starts`, zeros at first, gets
+    the number of the first key of each of the 2**bits ranges, and the number of all keys."""
     shift = np.uint64(64 - bits)
     for i in range(key.shape[0]):
         starts[(np.int64(key[i] >> shift) if bits else 0) + 1] += 1

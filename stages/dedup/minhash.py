@@ -77,7 +77,8 @@ class SignatureConfig(StageConfig):
                         ge=1, le=64)
     seed: int = signal(1, "seed of the hash functions", ge=0, lt=2**32)
     max_chars: int = signal(500_000, "characters of a text that are looked at: more saturate a signature", ge=1)
-    dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal("tokenmill", "whose words and hashes (stages.dedup.hashing)")
+    dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal(
+        "tokenmill", "whose words and hashes (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
     words: Literal["english", "language"] = signal(
         "english", "whose words dialect datatrove cuts texts into: English ones, or those of a document's language "
@@ -86,8 +87,8 @@ class SignatureConfig(StageConfig):
         "words", "what a shingle is a run of: words, characters of the simplified text (NeMo), or tokens", added=True)
     tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file or folder", added=True)
     prefer: tuple[str, ...] = signal(
-        DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
-                 "that sees a difference decides, at last the smallest id", added=True)
+        DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the "
+                 "first that sees a difference decides, at last the smallest id", added=True)
 
     _checked = field_validator("prefer")(checked)
 
@@ -281,7 +282,8 @@ class MinHash(Barrier):
         @model_validator(mode="before")
         @classmethod
         def _bands_of_a_recall(cls, given: Any) -> Any:
-            if not isinstance(given, dict) or not isinstance(recall := given.get("recall"), float) or not 0 < recall < 1:
+            recall = given.get("recall") if isinstance(given, dict) else None
+            if not isinstance(recall, float) or not 0 < recall < 1:
                 return given
             least, inside = given.get("verify", 0.75), given.get("containment")
             if not isinstance(least, (int, float)) or not 0 < least <= 1:

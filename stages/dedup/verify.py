@@ -228,9 +228,9 @@ class Verify:
     Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
     to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
     `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
-    compared), `max_comparisons` (most comparisons for one document), and if they are set, `containment`, `prefer` (as in
-    the recipe) and `record` (similarities are computed, but do not decide). `$volatile` holds arguments that do not change the
-    task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
+    compared), `max_comparisons` (most comparisons for one document), and if they are set, `containment`, `prefer` (as
+    in the recipe) and `record` (similarities are computed, but do not decide). `$volatile` holds arguments that do not
+    change the task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
