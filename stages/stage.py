@@ -75,29 +75,35 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), **kw: Any) -> Any:
+def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), added: bool = False,
+             **kw: Any) -> Any:
     """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals, which are
     the numbers that the stage computes. After a change of the field, verdicts are derived again from the stored
     signals, and only documents whose verdict changes are processed again.
 
     `at_least` names the signals that must reach the value of the field, or the document is dropped. `at_most` names the
     signals that must not exceed the value. Reports draw the value into the histogram of the signal (`Stage.bounds`).
+    `added` is as in `signal`.
     """
     at_least, at_most = ((names,) if isinstance(names, str) else names for names in (at_least, at_most))
     return Field(default, description=help, **kw, json_schema_extra={
-        "role": "decision", "at_least": list(at_least), "at_most": list(at_most)})
+        "role": "decision", "at_least": list(at_least), "at_most": list(at_most), "added": added})
 
 
-def signal(default: Any, help: str, **kw: Any) -> Any:
+def signal(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that changes what a stage computes, so that a change of the field runs the stage again.
-    Fields that declare no role have this role."""
-    return Field(default, description=help, json_schema_extra={"role": "signal"}, **kw)
+    Fields that declare no role have this role.
+
+    `added` says that stages had results before they had this field. The field then enters no key while it has its
+    default, so that these results are reused."""
+    return Field(default, description=help, json_schema_extra={"role": "signal", "added": added}, **kw)
 
 
-def resource(default: Any, help: str, **kw: Any) -> Any:
+def resource(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
-    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path."""
-    return Field(default, description=help, json_schema_extra={"role": "resource"}, **kw)
+    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `added` is
+    as in `signal`."""
+    return Field(default, description=help, json_schema_extra={"role": "resource", "added": added}, **kw)
 
 
 def role_of(config: type[BaseModel], field: str) -> str:
@@ -117,6 +123,16 @@ def resource_files(config: BaseModel) -> dict[str, str]:
 
 #: bytes of input that `Stage.cost_ms` refers to
 SAMPLE_BYTES = 5000
+
+
+def keyed_settings(config: StageConfig) -> dict[str, Any]:
+    """Return the settings that enter keys, as JSON values: all but the fields declared with `added` that have their
+    default."""
+    fields = type(config).model_fields
+    added = {name for name, about in fields.items()
+             if isinstance(about.json_schema_extra, dict) and about.json_schema_extra.get("added")}
+    return {name: value for name, value in config.model_dump(mode="json").items()
+            if name not in added or getattr(config, name) != fields[name].default}
 
 
 class SettingsError(ValueError):
@@ -297,12 +313,17 @@ class Stage:
         and do not prevent it."""
         return []
 
+    def facts(self) -> list[str]:
+        """Return what follows from the stage's settings and helps to choose them, each in a line that `tokenmill plan`
+        shows."""
+        return []
+
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
         """Return the stage's key: a hash (32 hex characters) of everything that affects the stage's output. It covers
         only config fields whose role is in `roles`."""
         fields: dict[str, Any] = {}
-        for field, value in self.config.model_dump(mode="json").items():
+        for field, value in keyed_settings(self.config).items():
             role = role_of(type(self.config), field)
             if role not in roles:
                 continue

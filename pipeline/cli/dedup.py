@@ -98,6 +98,8 @@ def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) 
     return (f"{reason}: similarity {comparison.similarity:.4f}"
             + (f" ({recorded:.4f} recorded)" if recorded else "")
             + (f", threshold {comparison.threshold}" if comparison.threshold else "")
+            + (f", {comparison.contained:.4f} of the removed one contained, threshold {comparison.containment}"
+               if comparison.containment else "")
             + f"; {comparison.common_ngrams:,} of {comparison.removed_ngrams:,} n-grams in common, "
               f"{comparison.shared_bands} of {comparison.bands} bands"
             + ("; the texts are the same but for white space and case" if comparison.equal_text else ""))

@@ -164,6 +164,9 @@ def describe_plan(recipe: Recipe, plan: Plan, states: Iterable[NodeState]) -> di
     speeds = measured(plan.log.sample(MEASURED))
     flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]
+    for row in rows:
+        if facts := flow.barriers[row["name"]].facts() if row["name"] in flow.barriers else []:
+            row["facts"] = facts
     return {
         "recipe": recipe.name, "digest": recipe.digest(), "store": store.root, "inputs": inputs, "nodes": rows,
         "warnings": [*recipe.warnings, *lint(recipe, speeds.stages), *planner.warnings],

@@ -41,7 +41,7 @@ from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from stages.barrier import Barrier
 from stages.catalog import load, reader_class, reader_target
-from stages.stage import Stage, library_versions, python_version, role_of
+from stages.stage import Stage, keyed_settings, library_versions, python_version, role_of
 
 VERSION = 1
 #: suffix of an ingredient's name that marks a threshold: when it changes, verdicts are replayed
@@ -118,7 +118,7 @@ def _stage(prefix: str, stage: Stage) -> Ingredients:
     begin with `prefix`."""
     files = stage.resource_files()
     ingredients: Ingredients = {f"{prefix} version": stage.version, f"{prefix} Python": python_version()}
-    for field, value in stage.config.model_dump(mode="json").items():
+    for field, value in keyed_settings(stage.config).items():
         role = role_of(type(stage.config), field)
         if not any(name == field or name.startswith(f"{field}.") for name in files):
             ingredients[f"{prefix}.{field}{THRESHOLD if role == 'decision' else ''}"] = value

@@ -59,7 +59,8 @@ def _node(row: dict[str, Any], width: int) -> list[str]:
     if row["replayed"]:
         which = "verdicts" if row["replayed"] == row["stale"] else f"verdicts of {row['replayed']}"
         text += f"; {which} replayed from stored signals"
-    return [first, *(f"[dim]    {escape(part)}[/]" for part in textwrap.wrap(text, WIDTH - 4))]
+    return [first, *(f"[dim]    {escape(part)}[/]" for line in (text, *row.get("facts", ()))
+                     for part in textwrap.wrap(line, WIDTH - 4))]
 
 
 def _state(row: dict[str, Any]) -> str:

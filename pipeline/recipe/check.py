@@ -3,8 +3,9 @@ from itself, and the curriculum must be consistent."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from pipeline.recipe.splits import check_splits
 from pipeline.recipe.token_files import check_token_files, token_sources
 from pipeline.recipe.train import check_train
 from pipeline.recipe.values import Where
+from stages.barrier import Barrier
 from stages.catalog import UnknownName, reader_class, readers, stage_class, steps
 from stages.read.columns import RESERVED
 from stages.read.reader import Reader
@@ -202,22 +204,56 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
             stage_class(step.name).reads is Stage.reads for d in recipe.datasets.values() for step in d.steps):
         return
     written: dict[str, set[str]] = dict(source_signals)
+    ends: dict[str, _ScrubbedPass] = {}
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
         here = {s for i in dataset.inputs for s in written.get(i, ())}
+        # the `prepare` stage of a barrier that is the first step runs in the last passes of the inputs
+        current = _ScrubbedPass.joined([ends[i] for i in dataset.inputs if i in ends and not dataset.where])
         for i, step in enumerate(dataset.steps):
             stage = stage_class(step.name)(dict(step.config))
             for signal, field in stage.reads().items():
                 if signal not in here and signal != "language":
                     checker.fail(("datasets", name, "steps", i, step.name, field),
                                  f"no step before this one writes a signal '{signal}': {nearest(signal, here)}")
+                elif isinstance(stage, Barrier) and signal in current.late:
+                    writer, scrubber = current.late[signal]
+                    checker.fail(("datasets", name, "steps", i, step.name, field),
+                                 f"the signal '{signal}' is read before the step '{scrubber}' removes personal data, "
+                                 f"but '{writer}' writes it after that; move '{writer}' before '{scrubber}'")
+            current = current.after(step.name, stage, first=i == 0)
             for source in recipe.sources_of(name):
                 for twice in sorted(source_signals[source] & set(stage.signals)):
                     checker.fail(("sources", source, "signals"),
                                  f"'{twice}' is what the step '{step.name}' of dataset '{name}' calls a signal of its "
                                  f"own; take it out here (the column stays in meta), or take out that step")
             here |= set(stage.signals)
-        written[name] = here
+        written[name], ends[name] = here, current
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScrubbedPass:
+    """The signals of a pass (steps that run together) that a barrier after it cannot read. The barrier's `prepare`
+    stage runs in the pass, before the first step that removes personal data. `late` maps a signal to (step that writes
+    it, step that removes personal data before)."""
+
+    late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    scrubber: str = ""
+    last: Stage | None = None
+
+    @classmethod
+    def joined(cls, passes: Sequence[_ScrubbedPass]) -> _ScrubbedPass:
+        return cls({signal: names for one in passes for signal, names in one.late.items()})
+
+    def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
+        """Return the pass with one more step, or the pass that the step begins (`pipeline.plan.planner`)."""
+        if isinstance(stage, Barrier):
+            return _ScrubbedPass()
+        begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))
+        before = _ScrubbedPass() if begins else self
+        scrubber = before.scrubber or (name if stage.scrubs else "")
+        return _ScrubbedPass({**before.late, **{signal: (name, scrubber) for signal in stage.signals if scrubber}},
+                             scrubber, stage)
 
 
 # -- tokens ---------------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""Removes exact duplicates, by text or by URL: the recipe step `exact`, and the stage that computes its hashes.
+"""Removes exact duplicates, by text, URL or metadata: the recipe step `exact`, and the stage that computes its hashes.
 
-    - exact                        # the same text
-    - {exact: {by: both}}          # first one document per URL, then one document per text
+    - exact                                    # the same text
+    - {exact: {by: both}}                      # first one document per URL, then one document per text
+    - {exact: {by: [meta.doi, no-space]}}      # first one per DOI, then one per text without its white space
 
-Of equal documents, the one from the first dataset in `priority:` stays. Of several from that dataset the longest stays,
-and of equally long ones the one with the smallest id. The work consists of three waves of tasks; the tasks of a wave
-may run at the same time. A part is a file of documents; the tasks read its side table, in which an earlier pass has
-stored the hashes of its documents. If both URL and text are compared, the first two waves run for the URL and then for
-the text.
+Of equal documents, the one that `prefer` names stays (`stages.dedup.survivor`): by default the one from the first
+dataset in `priority:`, of several from that dataset the longest, and of equally long ones the one with the smallest id.
+The work consists of three waves of tasks; the tasks of a wave may run at the same time. A part is a file of documents;
+the tasks read its side table, in which an earlier pass has stored the hashes of its documents. If documents are
+compared by several properties, the first two waves run for each of them in turn.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
@@ -19,18 +20,22 @@ A hash that a million documents share costs only one record per group of parts.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 import xxhash
+from pydantic import field_validator
 
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, WaveTasks, write_slice
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
 from stages.dedup.fragment import (
     SIZES,
     VERDICT,
+    PartGroup,
     bucket_of,
     files_of,
     fixed_bytes,
@@ -45,8 +50,19 @@ from stages.dedup.fragment import (
     slices_of,
     write_segments,
 )
+from stages.dedup.survivor import (
+    COLUMN,
+    DEFAULT,
+    checked,
+    in_order,
+    order_bytes,
+    order_field,
+    preference,
+    signals,
+    stored,
+)
 from stages.dedup.units import same_text
-from stages.stage import Stage, StageConfig, signal
+from stages.stage import SettingsError, Stage, StageConfig, keyed_settings, signal
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -54,17 +70,52 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: a hash in one group: the best document that has it (id, characters), and the number of documents that have it
+#: a hash in one group: the best document that has it (id, characters; with the numbers of `survivor.order_field`, if
+#: `prefer` needs any), and the number of documents that have it
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
 #: the document that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
-#: a document in a side table
-_ROW = np.dtype([("part", "<u4"), ("row", "<u4"), *HASHED.descr])
+_SPACE = re.compile(r"\s+")
+#: the properties by which documents are compared, in words
+_PROPERTIES = "text, bytes, no-space, url and meta.KEY"
 
 
 class ExactConfig(StageConfig):
-    by: Literal["text", "url", "both"] = signal("text", "what makes two documents equal")
-    normalise: bool = signal(True, "texts are equal when they differ in white space and case only; else byte for byte")
+    by: str | tuple[str, ...] = signal(
+        "text", f"what makes two documents equal: one or several of {_PROPERTIES}; documents are compared by the first "
+                "of a list, and those that stay by the next; both: [url, text]")
+    normalise: bool = signal(True, "text: equal when texts differ in white space and case only; else byte for byte")
+    prefer: tuple[str, ...] = signal(
+        DEFAULT, "which of equal documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
+                 "that sees a difference decides, at last the smallest id", added=True)
+
+    @field_validator("by")
+    @classmethod
+    def _known(cls, by: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        names = _names(by)
+        for name in names:
+            if name not in ("text", "bytes", "no-space", "url") and not (name.startswith("meta.") and name != "meta."):
+                raise ValueError(f"{name!r} is nothing that documents can be compared by: name one or several of "
+                                 f"{_PROPERTIES}, or both")
+        if not names or len(set(names)) < len(names):
+            raise ValueError("name at least one property, and each once")
+        return by
+
+    _checked = field_validator("prefer")(checked)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The properties by which documents are compared, in order."""
+        return _names(self.by)
+
+
+def _names(by: str | tuple[str, ...]) -> tuple[str, ...]:
+    return ("url", "text") if by == "both" else (by,) if isinstance(by, str) else by
+
+
+def reason(column: str) -> str:
+    """Return the reason for which documents are dropped that are equal in a property."""
+    return "exact_meta" if column.startswith("meta.") else f"exact_{column.replace('-', '_')}"
 
 
 def same_url(url: str) -> str:
@@ -83,10 +134,13 @@ def same_url(url: str) -> str:
     return f"//{place}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
 
 
+def _digest(text: str) -> bytes:
+    return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"))
+
+
 class ExactHash(Stage):
-    """Compute the xxh3_128 hashes of a document's text and of its URL, by which `exact` finds duplicates. The hash of
-    the text is empty if the setting `by` of `exact` is `url`. The hash of the URL is empty if `by` is `text`, or if the
-    document has no URL."""
+    """Compute the xxh3_128 hashes by which `exact` finds duplicates, one for each property that the setting `by` names.
+    A hash is empty if the document has no URL, or no value for a key of its metadata."""
 
     name = "exact_hash"
     version = 1
@@ -94,22 +148,46 @@ class ExactHash(Stage):
     side = pa.schema([("text", pa.binary()), ("url", pa.binary()), ("chars", pa.uint32())])
     Config = ExactConfig
 
+    def __init__(self, config: Any = None, **kw: Any) -> None:
+        super().__init__(config, **kw)
+        for column in self.config.columns:
+            if column not in ("text", "url"):
+                self.side = self.side.append(pa.field(column, pa.binary()))
+        if stored(self.config.prefer):
+            self.side = self.side.append(COLUMN)
+
+    def reads(self) -> dict[str, str]:
+        return dict.fromkeys(signals(self.config.prefer), "prefer")
+
     def process(self, doc: Document) -> str | None:
-        text = url = b""
-        if self.config.by != "url":
-            compared = same_text(doc.text) if self.config.normalise else doc.text
-            text = xxhash.xxh3_128_digest(compared.encode("utf-8", "surrogatepass"))
-        if self.config.by != "text" and (doc.url or "").strip():
-            url = xxhash.xxh3_128_digest(same_url(doc.url).encode("utf-8", "surrogatepass"))
-        doc.side[self.name] = {"text": text, "url": url, "chars": len(doc.text)}
+        side: dict[str, Any] = {"text": b"", "url": b"", "chars": len(doc.text)}
+        for column in self.config.columns:
+            side[column] = self._hash(doc, column)
+        if stored(self.config.prefer):
+            side["order"] = order_bytes(doc, self.config.prefer)
+        doc.side[self.name] = side
         return None
+
+    def _hash(self, doc: Document, column: str) -> bytes:
+        if column == "url":
+            return _digest(same_url(doc.url)) if (doc.url or "").strip() else b""
+        if column.startswith("meta."):
+            value = doc.meta.get(column.removeprefix("meta."))
+            return b"" if value is None or value == "" else _digest(json.dumps(value, sort_keys=True))
+        if column == "no-space":
+            return _digest(_SPACE.sub("", doc.text.lower()))
+        return _digest(same_text(doc.text) if column == "text" and self.config.normalise else doc.text)
 
 
 class Exact(Barrier):
-    """Remove documents whose text, or URL, equals that of another document, which is kept.
+    """Remove documents whose text, URL or metadata equals that of another document, which is kept.
+
+    `by` names what must be equal: `text` (but for white space and case), `bytes` (the text byte for byte), `no-space`
+    (the text without white space, but for case), `url`, or `meta.KEY`, a value of the documents' metadata. Of a list,
+    documents are compared by the first property, and those that remain by the next.
 
     Of equal documents, the one from the first dataset in `priority:` is kept; of several from that dataset the longest,
-    and of equally long ones the one with the smallest id.
+    and of equally long ones the one with the smallest id. `prefer` names other preferences.
 
     With `by: both`, documents are first compared by URL, and those that remain are then compared by text. The text of
     the document that is kept for a URL therefore always survives, in that document or in an equal one. If texts were
@@ -122,29 +200,33 @@ class Exact(Barrier):
     sizes = SIZES
     Config = ExactConfig
 
+    def reads(self) -> dict[str, str]:
+        return dict.fromkeys(signals(self.config.prefer), "prefer")
+
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        return "stages.dedup.exact:ExactHash", self.config.model_dump(mode="json")
+        return "stages.dedup.exact:ExactHash", keyed_settings(self.config)
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts, self.sizes)
-        ranges = self.sizes.buckets(sum(group.rows for group in plan) * HASHED.itemsize, len(plan))
+        columns, prefer = self.config.columns, list(self.config.prefer)
+        ranges = self.sizes.buckets(sum(group.rows for group in plan) * _hashed(prefer).itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
             """Return references to the files that say which document is kept for each hash that several documents have.
-            `column` says whether the hashes are those of texts or URLs. The list is empty until the tasks that compute
-            these files have run."""
+            `column` names the property that is hashed. The list is empty until the tasks that compute these files have
+            run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
-        def mapper(column: str, after: str | None) -> WaveTasks:
+        def mapper(column: str, before: Sequence[str]) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
-                first_survivors = survivors(done, after) if after else []
+                gone = {earlier: survivors(done, earlier) for earlier in before}
                 for number, group in enumerate(plan):
                     side = group.sides(self.name)
                     yield TaskDraft("stages.dedup.exact:ExactMap",
-                                    {"sides": side, "column": column, "buckets": ranges, "after": after,
-                                     "gone": first_survivors, "group": number if after else 0},
+                                    {"sides": side, "column": column, "buckets": ranges, "gone": gone,
+                                     "group": number if gone else 0, "prefer": prefer},
                                     sum(s["bytes"] for s in side),
                                     f"{group.dataset}: {column} hashes of {group.size} parts",
                                     500 + group.rows * 250 // 2**20)
@@ -152,15 +234,17 @@ class Exact(Barrier):
 
         def reducer(column: str) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
+                self._check_documents(column, done[f"{column}_map"], plan)
                 maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [group.rank for group in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
                 for b in range(ranges if plan else 0):
-                    yield TaskDraft("stages.dedup.exact:ExactReduce", {"maps": maps, "ranks": ranks, "bucket": b}, size,
+                    yield TaskDraft("stages.dedup.exact:ExactReduce",
+                                    {"maps": maps, "ranks": ranks, "bucket": b, "prefer": prefer}, size,
                                     f"equal {column} hashes, range {b + 1}/{ranges}", 900)
             return tasks
 
         def slices(done: Done) -> Iterator[TaskDraft]:
-            by_column = {column: survivors(done, column) for column in self._columns()}
+            by_column = {column: survivors(done, column) for column in columns}
             repeated = any(task.counters["repeated"] for column in by_column for task in done[f"{column}_reduce"])
             for number, group in enumerate(plan if repeated else ()):
                 side = group.sides(self.name)
@@ -169,59 +253,64 @@ class Exact(Barrier):
                                 sum(s["bytes"] for s in side), f"{group.dataset}: removals of {group.size} parts",
                                 500 + group.rows * 250 // 2**20)
 
-        waves, previous = [], None
-        for column in self._columns():
-            waves += [Wave(f"{column}_map", mapper(column, previous)), Wave(f"{column}_reduce", reducer(column))]
-            previous = column
+        waves = []
+        for number, column in enumerate(columns):
+            waves += [Wave(f"{column}_map", mapper(column, columns[:number])),
+                      Wave(f"{column}_reduce", reducer(column))]
         return [*waves, Wave("slices", slices)]
+
+    @staticmethod
+    def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
+        """Raise SettingsError if no document has the key of the metadata by which documents are compared."""
+        if column.startswith("meta.") and any(group.rows for group in plan) and not any(
+                task.counters["hashed"] for task in maps):
+            raise SettingsError(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
+                                f"{column}; name a key that their `meta` has")
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
 
-    def _columns(self) -> tuple[str, ...]:
-        return ("url", "text") if self.config.by == "both" else (self.config.by,)
-
 
 class ExactMap:
-    """Task that chooses, in one group of parts (files of documents), the best document for each hash of a column (text
-    or URL).
+    """Task that chooses, in one group of parts (files of documents), the best document for each hash of a column (of
+    texts or URLs, for instance).
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold the hashes), `column`, `buckets`
-    (number of ranges of hashes). If documents were already compared by another column, the task also gets `after` (that
-    column), `gone` (references to its files of survivors) and `group` (number of the group). Documents that the other
-    column removes do not take part.
+    (number of ranges of hashes), `prefer` (which document is best), `gone` ({column: references to its files of
+    survivors}, for the columns by which documents were compared before) and `group` (number of the group). Documents
+    that an earlier column removes do not take part.
 
-    The task writes the exchange file `hashes.seg` (HASHED records, in buckets by range of hashes).
+    The task writes the exchange file `hashes.seg` (HASHED records, in buckets by range of hashes). It counts the
+    documents that have a hash (`hashed`), those of them that take part, and the hashes.
     """
 
     name = "exact_map"
-    version = 3
+    version = 4
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        columns = [args["column"], *([args["after"]] if args["after"] else [])]
-        rows, documents = [], 0
-        tables = _rows(inputs, args["sides"], columns)
-        losers = _losers(inputs, args["gone"], args["group"])
-        for table in tables:
-            candidates = table[args["column"]]
-            if args["after"]:
-                removed = losers(table[args["after"]])[0]
-                candidates = candidates[~np.isin(_place(candidates), _place(removed))]
-            rows.append(candidates)
-            documents += len(candidates)
-        records = _best(np.concatenate(rows)) if rows else np.zeros(0, HASHED)
+        column, prefer = args["column"], args["prefer"]
+        rows, hashed = [], 0
+        deciders = {earlier: _losers(inputs, refs, args["group"]) for earlier, refs in args["gone"].items()}
+        for table in _rows(inputs, args["sides"], [column, *deciders], prefer):
+            hashed += len(table[column])
+            decided = np.zeros(0, np.uint64)
+            for earlier, losers in deciders.items():
+                removed = losers(table[earlier][~np.isin(_place(table[earlier]), decided)])[0]
+                decided = np.concatenate([decided, _place(removed)])
+            rows.append(table[column][~np.isin(_place(table[column]), decided)])
+        records = _best(np.concatenate(rows), prefer) if rows else np.zeros(0, _hashed(prefer))
         write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"],
                        ("hi", "lo"))
-        return {"documents": documents, "hashes": len(records)}
+        return {"documents": sum(map(len, rows)), "hashes": len(records), "hashed": hashed}
 
 
 class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
     Arguments: `maps` (references to the files `hashes.seg`, one per group of parts, which are files of documents),
-    `ranks` (priority of each group), `bucket` (number of the range).
+    `ranks` (priority of each group), `bucket` (number of the range), `prefer` (which document stays).
 
     The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group. A record
     goes to every group that has the hash. The task counts hashes, repeated hashes, removed documents, and how often the
@@ -229,7 +318,7 @@ class ExactReduce:
     """
 
     name = "exact_reduce"
-    version = 3
+    version = 4
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -238,9 +327,8 @@ class ExactReduce:
         counters = {"hashes": 0, "repeated": 0, "removed": 0, "max_repeats": 0}
         with out.segments("survivors.seg", SURVIVOR, len(args["maps"])) as writer:
             for block in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
-                order = np.lexsort((block["id_lo"], block["id_hi"], -block["chars"].astype(np.int64),
-                                    ranks[block["source"]], block["lo"], block["hi"]))
-                block = block[order]
+                block = block[in_order((block["hi"], block["lo"]),
+                                       preference(block, ranks[block["source"]], args["prefer"]))]
                 no_twins(block)
                 starts, sizes = runs(block)
                 count = np.add.reduceat(block["n"], starts)
@@ -261,8 +349,8 @@ class ExactSlices:
     """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
-    (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are two
-    columns, the second column decides only about documents that stay by the first.
+    (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are
+    several columns, each decides only about documents that stay by those before it.
 
     The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.
@@ -275,7 +363,7 @@ class ExactSlices:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         deciders = {c: _losers(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
-        removed = dict.fromkeys((f"exact_{c}" for c in deciders), 0)
+        removed = dict.fromkeys(map(reason, deciders), 0)
         for part, table in enumerate(_rows(inputs, args["sides"], list(deciders))):
             verdicts, reasons = [], []
             decided = np.zeros(0, np.uint64)
@@ -287,8 +375,8 @@ class ExactSlices:
                     records[f"kept_{half}"] = records[f"cluster_{half}"] = kept[f"id_{half}"]
                 decided = np.concatenate([decided, _place(rows)])
                 verdicts.append(records)
-                reasons += [f"exact_{column}"] * len(records)
-                removed[f"exact_{column}"] += len(records)
+                reasons += [reason(column)] * len(records)
+                removed[reason(column)] += len(records)
             joined = np.concatenate(verdicts)
             order = np.argsort(joined["row"], kind="stable")
             if len(joined):
@@ -299,21 +387,31 @@ class ExactSlices:
 
 
 # -- side tables and hashes as records -------------------------------------------------------------------------------
-def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield for each part (file of documents) {column: _ROW records of the documents that have a hash in this column}.
-    `sides` refers to the side tables, which hold the hashes."""
+def _hashed(prefer: Sequence[str]) -> np.dtype[Any]:
+    """Return the dtype of HASHED records with the numbers that the preferences need."""
+    return np.dtype([*HASHED.descr, *order_field(prefer)])
+
+
+def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str],
+          prefer: Sequence[str] = ()) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield for each part (file of documents) {column: records of the documents that have a hash in this column}. A
+    record has the fields of `_hashed`, and the document's `part` and `row`. `sides` refers to the side tables, which
+    hold the hashes."""
+    dtype = np.dtype([("part", "<u4"), ("row", "<u4"), *_hashed(prefer).descr])
     for part, ref in enumerate(sides):
-        table = read_side(inputs.fetch(ref), ["id", "chars", *columns])
+        table = read_side(inputs.fetch(ref), ["id", "chars", *columns, *(["order"] if stored(prefer) else [])])
         id_hi, id_lo = ids_to_ints(table["id"])
         by_column = {}
         for column in columns:
             present, raw = fixed_bytes(table[column])
-            records = np.zeros(len(raw), _ROW)
+            records = np.zeros(len(raw), dtype)
             hashes = raw.reshape(-1, 16).view(">u8")
             records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[present], 1
             records["hi"], records["lo"] = hashes[:, 0], hashes[:, 1]
             records["id_hi"], records["id_lo"] = id_hi[present], id_lo[present]
             records["chars"] = table["chars"].to_numpy()[present]
+            if stored(prefer) and len(raw):
+                records["order"] = fixed_bytes(table["order"])[1].view("<u8")[present]
             by_column[column] = records
         yield by_column
 
@@ -322,15 +420,14 @@ def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
     return rows["part"].astype(np.uint64) << np.uint64(32) | rows["row"].astype(np.uint64)
 
 
-def _best(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return HASHED records, in ascending order of hash. Each names the longest document with a hash (of equally long
-    ones the one with the smallest id), and says how many documents have the hash."""
-    order = np.lexsort((rows["id_lo"], rows["id_hi"], -rows["chars"].astype(np.int64), rows["lo"], rows["hi"]))
-    rows = rows[order]
+def _best(rows: NDArray[Any], prefer: Sequence[str]) -> NDArray[Any]:
+    """Return HASHED records, in ascending order of hash. Each names the preferred document with a hash, and says how
+    many documents have the hash. All rows have the same priority."""
+    rows = rows[in_order((rows["hi"], rows["lo"]), preference(rows, 0, prefer))]
     no_twins(rows)
     starts, sizes = runs(rows)
-    best = np.empty(len(starts), HASHED)
-    for field in HASHED.names or ():
+    best = np.empty(len(starts), _hashed(prefer))
+    for field in best.dtype.names or ():
         best[field] = rows[field][starts]
     best["n"] = sizes
     return best

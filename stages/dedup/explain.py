@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.hashing import band_keys, split_words
+from stages.dedup.hashing import band_keys
 from stages.dedup.minhash import MinHash, MinHashSignature
 from stages.dedup.units import same_text
 from stages.text.normalize import simplify
@@ -29,6 +29,7 @@ class Explanation:
 
     similarity: float              # Jaccard similarity of their sets of word n-grams
     threshold: float | None        # the setting `verify`; None: the similarity is not checked, shared bands decide
+    containment: float | None      # the setting `containment`
     contained: float               # share of the removed text's n-grams that the kept text also has
     removed_ngrams: int            # distinct n-grams of the removed text, of the kept text, and of both
     kept_ngrams: int
@@ -43,7 +44,9 @@ class Explanation:
     @property
     def confirmed(self) -> bool:
         """Return whether the step `minhash` may remove one of the two texts because of the other."""
-        return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold)
+        inside = (self.containment is not None and self.removed_ngrams <= self.kept_ngrams
+                  and self.contained >= self.containment)
+        return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold or inside)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "confirmed": self.confirmed}
@@ -72,7 +75,8 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
         keys = [band_keys(signature, c.bands, c.rows) for signature in signatures]
         shared = int((keys[0] == keys[1]).sum())
     return Explanation(
-        similarity=similarity, threshold=c.verify or None, contained=len(common) / len(a) if len(a) else 0.0,
+        similarity=similarity, threshold=None if c.verify == "record" else c.verify or None, containment=c.containment,
+        contained=len(common) / len(a) if len(a) else 0.0,
         removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(common), shared_bands=shared, bands=c.bands,
         detection=1 - (1 - similarity**c.rows) ** c.bands, equal_text=same_text(removed) == same_text(kept),
         only_removed=_uncovered_stretches(stage, *both_texts[0], hashes[0], common, excerpts, words),
@@ -85,8 +89,7 @@ def _uncovered_stretches(stage: MinHashSignature, text: str, language: str, hash
     the text's n-grams in order, `common` those that the other text also has. The longest stretches come first; equally
     long ones stay in the order of the text. A stretch is cut after `most_words` words."""
     simplified = simplify(text[:stage.config.max_chars])
-    words = (split_words(simplified) if stage.config.dialect == "tokenmill"
-             else stage.words_of(simplified, language).strings())
+    words, gap = stage.units(simplified, language)
     covered = np.zeros(len(words) + 1, np.int64)
     positions = np.flatnonzero(np.isin(hashes, common))
     np.add.at(covered, positions, 1)
@@ -94,5 +97,5 @@ def _uncovered_stretches(stage: MinHashSignature, text: str, language: str, hash
     uncovered = np.r_[False, np.cumsum(covered[:-1]) == 0, False]
     edges = np.flatnonzero(uncovered[1:] != uncovered[:-1])
     stretches = sorted(zip(edges[::2].tolist(), edges[1::2].tolist()), key=lambda span: (span[0] - span[1], span[0]))
-    return tuple(" ".join(words[start:min(stop, start + most_words)]) + (" …" if stop - start > most_words else "")
+    return tuple(gap.join(words[start:min(stop, start + most_words)]) + (" …" if stop - start > most_words else "")
                  for start, stop in stretches[:excerpts])

@@ -199,6 +199,14 @@ def id_text(hi: int, lo: int) -> str:
     return f"{int(hi):016x}{int(lo):016x}"
 
 
+def id_texts(hi: NDArray[np.uint64], lo: NDArray[np.uint64]) -> list[str]:
+    """Return the ids whose high and low 64 bits are given."""
+    both = np.empty((len(hi), 2), ">u8")
+    both[:, 0], both[:, 1] = hi, lo
+    digits = both.tobytes().hex()
+    return [digits[i:i + 32] for i in range(0, len(digits), 32)]
+
+
 def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
     """Return (mask of the values that are neither null nor empty, these values as uint8[values, width]) of a binary
     column. All its values that are not empty have the same length."""
@@ -263,9 +271,10 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
     all are sorted by row. `reason` is one text, or one for each document. `near` holds the part's NEAR records, which
     name kept documents that resemble each other."""
     beside: dict[int, list[dict[str, Any]]] = {}
-    for record in near if near is not None else ():
-        beside.setdefault(int(record["row"]), []).append({"id": id_text(record["id_hi"], record["id_lo"]),
-                                                          "similarity": float(record["similarity"])})
+    if near is not None and len(near):
+        resembled = zip(near["row"].tolist(), id_texts(near["id_hi"], near["id_lo"]), near["similarity"].tolist())
+        for row, id, similar in resembled:
+            beside.setdefault(row, []).append({"id": id, "similarity": similar})
     for others in beside.values():
         others.sort(key=lambda record: (-record["similarity"], record["id"]))
         del others[_MOST_NEAR:]
@@ -274,11 +283,10 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
     return pa.table({
         "row": pa.array(rows, pa.uint32()),
         "reason": pa.array([text if dropped else "" for text, dropped in zip(reasons, removed)], pa.string()),
-        "kept": pa.array([id_text(v["kept_hi"], v["kept_lo"]) if dropped else None
-                          for v, dropped in zip(verdicts, removed)], pa.string()),
+        "kept": pa.array(id_texts(verdicts["kept_hi"], verdicts["kept_lo"]), pa.string(), mask=~removed),
         "similarity": pa.array(similarity, pa.float64(), mask=np.isnan(similarity) | ~removed),
-        "cluster": pa.array([id_text(v["cluster_hi"], v["cluster_lo"]) for v in verdicts], pa.string()),
-        "near": pa.array([beside.get(int(row)) for row in rows], pa.list_(NEAR_DUPLICATE)),
+        "cluster": pa.array(id_texts(verdicts["cluster_hi"], verdicts["cluster_lo"]), pa.string()),
+        "near": pa.array([beside.get(row) for row in rows.tolist()], pa.list_(NEAR_DUPLICATE)),
     }, schema=SLICE_SCHEMA)
 
 

@@ -1,6 +1,6 @@
 """Computes word shingles, MinHash signatures, band keys and Jaccard similarities, for the search for near-duplicates.
 
-Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are two
+Everything here is integer arithmetic modulo 2**64, so the numbers are the same on every machine. There are three
 dialects, which differ in how they find words and hash them:
 
 ``tokenmill``   Words are runs of non-space characters of the simplified text; characters of scripts written without
@@ -13,6 +13,9 @@ dialects, which differ in how they find words and hash them:
                 The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.
                 datatrove's comment calls this a universal hash. It is not one, but FineWeb's signatures were computed
                 with it.
+``datasketch``  Bit-equal to a `datasketch.MinHash` that is updated with every shingle (scheme "legacy", the only one
+                before datasketch 2). Words are those of ``tokenmill``. A shingle is its words joined by a space. The
+                signature uses the first 4 bytes of its sha1; texts are compared by the first 8.
 
 MinHash: Broder 1997, "On the resemblance and containment of documents". Banding: Leskovec, Rajaraman, Ullman, "Mining
 of Massive Datasets", 3.4.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -74,6 +77,15 @@ def _word_hashes(data):
     count, i, inside, hashed = 0, 0, False, _FNV_START
     while i < data.shape[0]:
         lead = data[i]
+        if lead < 0x80:                                # by far the most frequent case
+            if lead != 32:
+                hashed = (hashed ^ _U(lead)) * _FNV
+                inside = True
+            elif inside:
+                out[count] = _mix(hashed)
+                count, hashed, inside = count + 1, _FNV_START, False
+            i += 1
+            continue
         size = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         if size > data.shape[0] - i:
             size = data.shape[0] - i
@@ -83,16 +95,15 @@ def _word_hashes(data):
         elif size == 4:
             is_word = _unspaced(((lead & 7) << 18) | ((data[i + 1] & 63) << 12) | ((data[i + 2] & 63) << 6)
                               | (data[i + 3] & 63))
-        if (is_word or lead == 32) and inside:
+        if is_word and inside:
             out[count] = _mix(hashed)
             count, hashed, inside = count + 1, _FNV_START, False
-        if lead != 32:
-            for place in range(i, i + size):
-                hashed = (hashed ^ _U(data[place])) * _FNV
-            inside = True
-            if is_word:
-                out[count] = _mix(hashed)
-                count, hashed, inside = count + 1, _FNV_START, False
+        for place in range(i, i + size):
+            hashed = (hashed ^ _U(data[place])) * _FNV
+        inside = True
+        if is_word:
+            out[count] = _mix(hashed)
+            count, hashed, inside = count + 1, _FNV_START, False
         i += size
     if inside:
         out[count] = _mix(hashed)
@@ -143,6 +154,56 @@ def _minima_mersenne(shingles, a, b):
 
 
 @njit(cache=True)
+def _minima_datasketch(shingles, a, b):
+    """Return the smallest value that each of datasketch's functions takes over the shingles (hashes of word n-grams):
+    the low 32 bits of (x a + b) mod (2**61 - 1), where x are the low 32 bits of a hash. The product wraps first."""
+    out = np.full(a.shape[0], _U(0xFFFFFFFF))
+    for number in range(shingles.shape[0]):
+        shingle = shingles[number] & _U(0xFFFFFFFF)
+        for function in range(a.shape[0]):
+            value = shingle * a[function] + b[function]
+            value = (value & _MERSENNE) + (value >> _U(61))
+            value = value - _MERSENNE if value >= _MERSENNE else value
+            value &= _U(0xFFFFFFFF)
+            out[function] = value if value < out[function] else out[function]
+    return out
+
+
+@njit(cache=True)
+def _character_hashes(data):
+    """Return a hash of each character of a text in UTF-8, uint64[characters]."""
+    out = np.empty(data.shape[0], np.uint64)
+    count = 0
+    for i in range(data.shape[0]):
+        if data[i] & 0xC0 != 0x80:
+            out[count] = _FNV_START
+            count += 1
+        out[count - 1] = (out[count - 1] ^ _U(data[i])) * _FNV
+    for i in range(count):
+        out[i] = _mix(out[i])
+    return out[:count]
+
+
+@njit(cache=True)
+def _roll(hashes, ngram):
+    """Return the hash of every run of `ngram` hashes. It is computed from that of the previous run, so the time does
+    not grow with `ngram`."""
+    total = hashes.shape[0] - ngram + 1
+    out = np.empty(max(total, 0), np.uint64)
+    if total <= 0:
+        return out
+    power, rolled = _U(1), _U(0)
+    for i in range(ngram):
+        rolled = rolled * _GOLD + hashes[i]
+        power *= _GOLD
+    out[0] = _mix(rolled)
+    for first in range(1, total):
+        rolled = rolled * _GOLD + hashes[first + ngram - 1] - power * hashes[first - 1]
+        out[first] = _mix(rolled)
+    return out
+
+
+@njit(cache=True)
 def band_keys(signature, bands, rows):
     """Return one 64-bit key for each band of a MinHash signature (uint64[bands * rows] -> uint64[bands]).
 
@@ -173,6 +234,23 @@ def common(a, b):
 
 
 @njit(cache=True)
+def _distinct(ordered):
+    """Move the distinct values of a sorted array to its beginning, and return their number."""
+    count = 0
+    for i in range(ordered.shape[0]):
+        if not count or ordered[i] != ordered[count - 1]:
+            ordered[count] = ordered[i]
+            count += 1
+    return count
+
+
+def distinct(values: Hashes) -> Hashes:
+    """Return the distinct values of an array, sorted. `np.unique` takes several times as long."""
+    ordered = np.sort(values)
+    return ordered[:_distinct(ordered)]
+
+
+@njit(cache=True)
 def mix(values):
     """Hash each of the integers `values` by a bijection of the 64-bit integers, so that even consecutive numbers spread
     evenly."""
@@ -195,12 +273,24 @@ def split_words(simplified: str) -> list[str]:
     return _WORD.findall(simplified)
 
 
-def word_shingles(simplified: str, ngram: int) -> tuple[Hashes, int]:
-    """Return (hash of every run of `ngram` words in order, number of words) of a simplified text (lower case, no
-    punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of the sets
-    of rules that `minhash` knows."""
-    words = _word_hashes(np.frombuffer(simplified.encode("utf-8", "surrogatepass"), np.uint8))
+def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` words in order, number of words) of the UTF-8 of a simplified text (lower
+    case, no punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of
+    the sets of rules that `minhash` knows."""
+    words = _word_hashes(simplified)
     return _join(words, ngram), len(words)
+
+
+def character_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` characters in order, number of characters) of the UTF-8 of a simplified
+    text."""
+    characters = _character_hashes(simplified)
+    return _roll(characters, ngram), len(characters)
+
+
+def token_shingles(tokens: NDArray[Any], ngram: int) -> tuple[Hashes, int]:
+    """Return (hash of every run of `ngram` tokens in order, number of tokens) of a text's tokens, given by number."""
+    return _roll(mix(tokens), ngram), len(tokens)
 
 
 class Permutations:
@@ -215,6 +305,12 @@ class Permutations:
             self.a = draw.randint(1, int(_MERSENNE), dtype=np.uint64, size=count)
             self.b = draw.randint(0, int(_MERSENNE), dtype=np.uint64, size=count)
             self._minima = _minima_mersenne
+        elif dialect == "datasketch":
+            draw, prime = np.random.RandomState(seed), int(_MERSENNE)
+            pairs = np.array([(draw.randint(1, prime, dtype=np.uint64), draw.randint(0, prime, dtype=np.uint64))
+                              for _ in range(count)], np.uint64)
+            self.a, self.b = pairs[:, 0].copy(), pairs[:, 1].copy()
+            self._minima = _minima_datasketch
         else:
             stream = b"".join(hashlib.blake2b(f"tokenmill/minhash/{seed}/{number}".encode(), digest_size=16).digest()
                               for number in range(count))

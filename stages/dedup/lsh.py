@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: a band key in one group: the place of the first document that has it, and the number of documents that have it
 BAND = np.dtype([("key", "<u8"), ("place", "<u8"), ("n", "<u4")])
+#: keys that are sorted at a time, so that they and their places stay in the processor's cache
+_RANGE = 1 << 14
 #: two documents of one cluster, by place
 EDGE = np.dtype([("a", "<u8"), ("b", "<u8")])
 
@@ -111,21 +113,72 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
     record holds a key (in ascending order), its smallest place, and the sum of its `counts` (default: 1 for each
     place). The EDGE records are a spanning forest that connects the places of each key.
     """
-    if not len(key):
-        return np.zeros(0, BAND), np.zeros(0, EDGE)
-    order = np.argsort(key)
-    key, place = key[order], place[order]
-    new = np.r_[True, key[1:] != key[:-1]]
-    starts = np.flatnonzero(new)
-    records = np.empty(len(starts), BAND)
-    records["key"] = key[starts]
-    del key
-    sizes = np.diff(np.r_[starts, len(place)])
-    records["place"] = np.minimum.reduceat(place, starts)
-    records["n"] = sizes if counts is None else np.add.reduceat(counts[order], starts)
-    shared = sizes > 1
-    members = place[np.repeat(shared, sizes)]
-    return records, forest(np.repeat(records["place"][shared], sizes[shared]), members)
+    records = np.empty(len(key), BAND)
+    ends, other_ends = np.empty(len(key), np.uint64), np.empty(len(key), np.uint64)  # untouched memory costs nothing
+    if (key[1:] >= key[:-1]).all():                   # merged from sorted files
+        order = np.arange(len(key))
+    elif counts is None:
+        key, place, order = _by_ranges(key, place)
+    else:
+        order = np.argsort(key)
+    keys, edges = _stars(order, key, place, np.zeros(0, np.uint32) if counts is None else counts, records, ends,
+                         other_ends)
+    return records[:keys], forest(ends[:edges], other_ends[:edges])
+
+
+def _by_ranges(key: U64, place: U64) -> tuple[U64, U64, NDArray[np.int64]]:
+    """Divide keys and their places into ranges of keys that the processor's cache holds. Returns (keys, places, what
+    sorts the keys). A sort of all keys at once would wait for memory most of the time."""
+    bits = min(max(int(np.log2(len(key) / _RANGE)), 0), 10) if len(key) > _RANGE else 0
+    starts = np.zeros(2**bits + 1, np.int64)
+    key, place = _divided(key, place, bits, starts)
+    order = np.empty(len(key), np.int64)
+    for first, stop in zip(starts[:-1].tolist(), starts[1:].tolist()):
+        order[first:stop] = np.argsort(key[first:stop])
+        order[first:stop] += first
+    return key, place, order
+
+
+@njit(cache=True)
+def _divided(key, place, bits, starts):
+    """Return the keys and their places, ordered by the first `bits` bits of the keys. `starts`, zeros at first, gets
+    the number of the first key of each of the 2**bits ranges, and the number of all keys."""
+    shift = np.uint64(64 - bits)
+    for i in range(key.shape[0]):
+        starts[(np.int64(key[i] >> shift) if bits else 0) + 1] += 1
+    for i in range(1, starts.shape[0]):
+        starts[i] += starts[i - 1]
+    free = starts.copy()
+    keys, places = np.empty_like(key), np.empty_like(place)
+    for i in range(key.shape[0]):
+        part = np.int64(key[i] >> shift) if bits else 0
+        keys[free[part]], places[free[part]] = key[i], place[i]
+        free[part] += 1
+    return keys, places
+
+
+@njit(cache=True)
+def _stars(order, key, place, counts, records, ends, other_ends):
+    """Write one BAND record for each key to `records`, and an edge from the smallest place of each key that several
+    places have to all of them. `order` sorts the keys. Returns (number of records, number of edges)."""
+    count, edges, i = 0, 0, 0
+    while i < order.shape[0]:
+        own = key[order[i]]
+        least, total, stop = place[order[i]], 0, i
+        while stop < order.shape[0] and key[order[stop]] == own:
+            if place[order[stop]] < least:
+                least = place[order[stop]]
+            total += counts[order[stop]] if counts.shape[0] else 1
+            stop += 1
+        records[count]["key"] = own
+        records[count]["place"] = least
+        records[count]["n"] = total
+        if stop - i > 1:
+            for member in range(i, stop):
+                ends[edges], other_ends[edges] = least, place[order[member]]
+                edges += 1
+        count, i = count + 1, stop
+    return count, edges
 
 
 # -- union-find ------------------------------------------------------------------------------------------------------

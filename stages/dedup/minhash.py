@@ -1,6 +1,8 @@
 """Removes near-duplicates by MinHash-LSH with verification: the recipe step `minhash` and the stage for its signatures.
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
+    - {minhash: {recall: 0.99, containment: 0.8}}        # finds 99 % at 0.75, and shorter texts inside longer ones
+    - {minhash: {shingles: characters, ngram: 24}}       # NeMo's shingles
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
@@ -17,20 +19,22 @@ of parts (files of documents). A removal slice lists the documents that are drop
     slices    verdicts of a group  → one removal slice for each part                  stages.dedup.minhash:MinHashSlices
 
 Two documents of Jaccard similarity s share at least one band with probability 1 - (1 - s^rows)^bands. With the default
-of 14 bands of 8 rows, this is .77 at s = .75, .92 at .8, and .99 at .85 (FineWeb, arXiv 2406.17557).
+of 14 bands of 8 rows, this is .77 at s = .75, .92 at .8, and .99 at .85 (FineWeb, arXiv 2406.17557). With `recall`,
+`stages.dedup.curve` chooses bands and rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
+from stages.dedup import curve
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     NEAR,
@@ -43,13 +47,21 @@ from stages.dedup.fragment import (
     slice_table,
     slices_of,
 )
-from stages.dedup.hashing import Permutations, band_keys, split_words, word_shingles
+from stages.dedup.hashing import (
+    Permutations,
+    band_keys,
+    character_shingles,
+    split_words,
+    token_shingles,
+    word_shingles,
+)
 from stages.dedup.lsh import BAND
-from stages.stage import Stage, StageConfig, decision, signal
+from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
+from stages.stage import Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
-from stages.text.normalize import simplify
+from stages.text.normalize import simplified_utf8
 from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 
 if TYPE_CHECKING:
@@ -61,20 +73,45 @@ if TYPE_CHECKING:
 class SignatureConfig(StageConfig):
     bands: int = signal(14, "bands of the signature; more find more candidates", ge=1, le=256)
     rows: int = signal(8, "hashes in a band; more demand more similarity", ge=1, le=64)
-    ngram: int = signal(5, "words in a shingle", ge=1, le=64)
+    ngram: int = signal(5, "words (characters, tokens) in a shingle; with shingles: characters the default is 24",
+                        ge=1, le=64)
     seed: int = signal(1, "seed of the hash functions", ge=0, lt=2**32)
     max_chars: int = signal(500_000, "characters of a text that are looked at: more saturate a signature", ge=1)
-    dialect: Literal["tokenmill", "datatrove"] = signal("tokenmill", "whose words and hashes (stages.dedup.hashing)")
+    dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal(
+        "tokenmill", "whose words and hashes (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
     words: Literal["english", "language"] = signal(
         "english", "whose words dialect datatrove cuts texts into: English ones, or those of a document's language "
                    "(FineWeb-2)")
+    shingles: Literal["words", "characters", "tokens"] = signal(
+        "words", "what a shingle is a run of: words, characters of the simplified text (NeMo), or tokens", added=True)
+    tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file or folder", added=True)
+    prefer: tuple[str, ...] = signal(
+        DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the "
+                 "first that sees a difference decides, at last the smallest id", added=True)
+
+    _checked = field_validator("prefer")(checked)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_ngram(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("shingles") == "characters" and "ngram" not in given:
+            return {**given, "ngram": 24}
+        return given
+
+    @model_validator(mode="after")
+    def _shingles_of_a_dialect(self) -> SignatureConfig:
+        if self.shingles != "words" and self.dialect != "tokenmill":
+            raise ValueError(f"shingles: {self.shingles} is for dialect: tokenmill; leave one of the two out")
+        if (self.shingles == "tokens") != (self.tokenizer is not None):
+            raise ValueError("shingles: tokens and tokenizer: FILE belong together; give both, or neither")
+        return self
 
     @model_validator(mode="after")
     def _words_of_a_dialect(self) -> SignatureConfig:
         if self.words == "language" and self.dialect != "datatrove":
-            raise ValueError("words: language is for dialect: datatrove; the words of dialect tokenmill are the same "
-                             "in all languages: leave it out, or set dialect: datatrove")
+            raise ValueError("words: language is for dialect: datatrove; the words of other dialects are the same in "
+                             "all languages: leave it out, or set dialect: datatrove")
         return self
 
 
@@ -101,29 +138,63 @@ class MinHashSignature(Stage):
         self.libraries = ("regex", "spacy") if settings.dialect == "datatrove" else ("regex",)
         if settings.words == "language":
             self.libraries += ("datatrove",)                       # for its table of languages
-            self.side = MinHashSignature.side.append(pa.field("language", pa.string()))
+            self.side = self.side.append(pa.field("language", pa.string()))
+        if stored(settings.prefer):
+            self.side = self.side.append(COLUMN)
+        self._encode: Callable[[str], NDArray[Any]] | None = None
         self._permute = Permutations(settings.bands * settings.rows, settings.seed, settings.dialect)
 
     def reads(self) -> dict[str, str]:
-        return {"language": "words"} if self.config.words == "language" else {}
+        return _reads(self.config)
+
+    def setup(self) -> None:
+        if self.config.tokenizer is not None:
+            from tokenizer.load import load_tokenizer
+
+            self._encode = load_tokenizer(self.config.tokenizer).encode
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
-        """Return (the hash of every word n-gram in order, the number of words) of the first `max_chars` characters of a
-        text."""
-        simplified = simplify(text[:self.config.max_chars])
-        if self.config.dialect == "tokenmill":
-            return word_shingles(simplified, self.config.ngram)
-        words = self.words_of(simplified, language)
+        """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
+        text. Instead of words, it may be characters or tokens, as the setting `shingles` says."""
+        simplified, ngram = simplified_utf8(text[:self.config.max_chars]), self.config.ngram
+        if self.config.shingles == "characters":
+            return character_shingles(simplified, ngram)
+        if self.config.dialect == "tokenmill" and self.config.shingles == "words":
+            return word_shingles(simplified, ngram)
+        plain = simplified.tobytes().decode("utf-8", "surrogatepass")
+        if self.config.shingles == "tokens":
+            return token_shingles(self.tokens(plain), ngram)
+        words = self.words_of(plain, language)
         hash_shingles = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
         return hash_shingles(words, self.config.ngram), len(words)
 
+    def tokens(self, simplified: str) -> NDArray[np.int64]:
+        """Return the tokens of a simplified text, by number."""
+        if self._encode is None:
+            self.setup()
+        assert self._encode is not None
+        return np.asarray(self._encode(simplified), np.int64)
+
     def words_of(self, simplified: str, language: str) -> Words:
-        """Return the words of a simplified text (lower case, no punctuation, single spaces), split as in the dialect
-        `datatrove`."""
+        """Return the words of a simplified text (lower case, no punctuation, single spaces), split as in the dialects
+        `datatrove` and `datasketch`."""
+        if self.config.dialect == "datasketch":
+            return Words.of(split_words(simplified))
         if self.config.words == "english":
             return words_of(simplified)
         rules = _rules(language)
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
+
+    def units(self, simplified: str, language: str) -> tuple[list[str], str]:
+        """Return what the shingles of a simplified text are runs of, to show it to people, and what joins it: words,
+        characters, or numbers of tokens."""
+        if self.config.shingles == "characters":
+            return list(simplified), ""
+        if self.config.shingles == "tokens":
+            return list(map(str, self.tokens(simplified).tolist())), " "
+        if self.config.dialect == "datatrove":
+            return self.words_of(simplified, language).strings(), " "
+        return split_words(simplified), " "
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
         """Return the MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
@@ -138,7 +209,14 @@ class MinHashSignature(Stage):
         doc.side[self.name] = {"bands": keys, "chars": len(doc.text), "words": words}
         if self.config.words == "language":
             doc.side[self.name]["language"] = doc.language
+        if stored(self.config.prefer):
+            doc.side[self.name]["order"] = order_bytes(doc, self.config.prefer)
         return None
+
+
+def _reads(config: SignatureConfig) -> dict[str, str]:
+    return {**({"language": "words"} if config.words == "language" else {}),
+            **dict.fromkeys(signals(config.prefer), "prefer")}
 
 
 @lru_cache(maxsize=4096)
@@ -162,11 +240,20 @@ class MinHash(Barrier):
     equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
     similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). With
     `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. datatrove
-    removes the same number of documents, but keeps an arbitrary document of each cluster.
+    removes the same number of documents, but keeps an arbitrary document of each cluster. `verify: record` does the
+    same, and stores the similarity of each removed document with the kept one.
+
+    With `containment`, a document also goes if at least this share of its n-grams is in a kept document that shares a
+    band with it and has at least as many n-grams. The longer of two texts never goes for this reason. `prefer` names
+    other preferences than priority and length.
+
+    With `recall`, bands and rows are chosen so that this share of pairs of similarity `verify` share a band; `tokenmill
+    plan` prints the shares for other similarities.
 
     In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
     scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, words
-    are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill.
+    are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill. Dialect
+    datasketch has the words of tokenmill, and the signatures of datasketch.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:
@@ -180,24 +267,68 @@ class MinHash(Barrier):
     sizes = SIZES
 
     class Config(SignatureConfig):
-        verify: float | None = decision(0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or "
-                                              "null: no check", ge=0, le=1)
+        verify: float | Literal["record"] | None = decision(
+            0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or null: no check; record: no "
+                  "check, but the similarity is stored")
+        containment: float | None = decision(
+            None, "smallest share of a document's n-grams, within a kept document that has as many or more, that "
+                  "removes it, too", gt=0, le=1, added=True)
+        recall: float | None = decision(
+            None, "chooses bands and rows: the share of pairs of similarity `verify` that become candidates", gt=0,
+            lt=1, added=True)
         max_comparisons: int = decision(128, "kept documents a document is compared with at most; those that share "
                                              "most bands first", ge=1)
 
+        @model_validator(mode="before")
+        @classmethod
+        def _bands_of_a_recall(cls, given: Any) -> Any:
+            recall = given.get("recall") if isinstance(given, dict) else None
+            if not isinstance(recall, float) or not 0 < recall < 1:
+                return given
+            least, inside = given.get("verify", 0.75), given.get("containment")
+            if not isinstance(least, (int, float)) or not 0 < least <= 1:
+                raise ValueError("recall is that of pairs of similarity `verify`; set verify: 0.75, or remove recall")
+            if isinstance(inside, float) and 0 < inside <= 1:
+                least = min(least, inside / (2 - inside))      # the similarity of equally long texts
+            bands, rows = curve.shape(recall, least)
+            if {"bands": bands, "rows": rows} | {k: given[k] for k in ("bands", "rows") if k in given} != {
+                    "bands": bands, "rows": rows}:
+                raise ValueError(f"recall: {recall} chooses bands: {bands} and rows: {rows}; remove bands and rows, or "
+                                 "remove recall")
+            return {**given, "bands": bands, "rows": rows}
+
+        @model_validator(mode="after")
+        def _what_is_verified(self) -> MinHash.Config:
+            if isinstance(self.verify, float) and not 0 <= self.verify <= 1:
+                raise ValueError("verify is a similarity from 0 to 1")
+            if self.containment is not None and not (isinstance(self.verify, float) and self.verify > 0):
+                raise ValueError("containment needs verify: texts are not compared otherwise; set verify: 0.75 or "
+                                 "remove containment")
+            return self
+
     def reads(self) -> dict[str, str]:
-        return {"language": "words"} if self.config.words == "language" else {}
+        return _reads(self.config)
+
+    def facts(self) -> list[str]:
+        threshold = self.config.verify if isinstance(self.config.verify, float) and self.config.verify else 0.75
+        return curve.facts(threshold, self.config.bands, self.config.rows)
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.minhash:MinHashSignature", self._signature()
 
     def _signature(self) -> dict[str, Any]:
-        return {k: v for k, v in self.config.model_dump(mode="json").items() if k in SignatureConfig.model_fields}
+        return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         sizes, plan = self.sizes, groups(parts, self.sizes)
         config = self.config
-        verify = float(config.verify or 0.0)
+        verify = 0.0 if config.verify == "record" else float(config.verify or 0.0)
+        texts = verify > 0 or config.verify == "record"
+        signature = {k: v for k, v in self._signature().items() if k != "tokenizer"}   # `stage_key` covers its content
+        # settings with their default are left out, so that results from before these settings are reused
+        judging = {**({"containment": config.containment} if config.containment else {}),
+                   **({"record": True} if config.verify == "record" else {}),
+                   **({"prefer": list(config.prefer)} if config.prefer != DEFAULT else {})}
         stage_key = MinHashSignature(self._signature()).key()
         records = sum(group.rows for group in plan) * config.bands
         ranges = sizes.buckets(records * BAND.itemsize, len(plan))
@@ -222,10 +353,11 @@ class MinHash(Barrier):
         def shingles(done: Done) -> Iterator[TaskDraft]:
             members, buckets = files_of(done["clusters"], "members.seg"), judges(done)
             for number, group in enumerate(plan if members else ()):
-                args = {"members": members, "group": number, "texts": verify > 0,
+                args = {"members": members, "group": number, "texts": texts,
                         "parts": [{"side": s, "text": p.text} for s, p in zip(group.sides(self.name), group.parts)],
-                        "signature": self._signature(), "signature_key": stage_key, "buckets": buckets,
-                        "chunk": sizes.shingle_chunk_bytes}
+                        "signature": signature, "signature_key": stage_key, "buckets": buckets,
+                        "chunk": sizes.shingle_chunk_bytes,
+                        **({"$volatile": {"tokenizer": config.tokenizer}} if config.tokenizer else {})}
                 yield TaskDraft("stages.dedup.verify:Shingles", args, group.bytes,
                                 f"{group.dataset}: shingles of the candidates of {group.size} parts", 1200)
 
@@ -233,7 +365,7 @@ class MinHash(Barrier):
             buckets = judges(done)
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
                       "shingles": [r.files.get("shingles.bin") for r in done["shingles"]],
-                      "ranks": [group.rank for group in plan], "bands": config.bands, "verify": verify,
+                      "ranks": [group.rank for group in plan], "bands": config.bands, "verify": verify, **judging,
                       "max_comparisons": config.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
             for b in range(buckets if shared["candidates"] else 0):
@@ -254,7 +386,7 @@ class MinHash(Barrier):
             shingles (hashes of word n-grams)."""
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
-            shingle_bytes = candidates * size * 3 // max(rows, 1) if verify else 0
+            shingle_bytes = candidates * size * 3 // max(rows, 1) if texts else 0
             return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes, len(plan))
 
         return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),

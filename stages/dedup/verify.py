@@ -4,8 +4,10 @@ A cluster comes from locality-sensitive hashing (LSH), so its documents are only
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
 A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
 audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
-of their dataset, longest first, id). It removes a document only if a document *kept before it* shares a band key with
-it and their Jaccard similarity is at least `verify`. It keeps all other documents of the cluster.
+of their dataset, longest first, id; or as `prefer` says). It removes a document only if a document *kept before it*
+shares a band key with it, and either their Jaccard similarity is at least `verify`, or the share of the document's
+n-grams that the kept one has, too, is at least `containment`, and the kept one has as many or more. It keeps all other
+documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
@@ -22,7 +24,7 @@ no duplicate is kept.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -45,8 +47,9 @@ from stages.dedup.fragment import (
     read_side,
     write_segments,
 )
-from stages.dedup.hashing import jaccard, mix
+from stages.dedup.hashing import distinct, jaccard, mix
 from stages.dedup.minhash import MinHashSignature
+from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
 
@@ -57,9 +60,10 @@ if TYPE_CHECKING:
 RESEMBLING = 0.5
 
 
-def candidate(bands: int) -> np.dtype[Any]:
+def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
     """Return the dtype of the record of a candidate for removal, which is a document in a cluster. `bands` is the
-    number of the document's band keys (hashes of the bands of its MinHash signature).
+    number of the document's band keys (hashes of the bands of its MinHash signature). If the preferences `prefer` need
+    more than its length, the record has the field `order` (`stages.dedup.survivor`).
 
     `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents) of the
     cluster's documents. Then follow the document's part and row within its group of parts, its id, its length in
@@ -67,7 +71,15 @@ def candidate(bands: int) -> np.dtype[Any]:
     `offset` on in the group's `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
     """
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
-                     ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,))])
+                     ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,)),
+                     *order_field(prefer)])
+
+
+def contained(similarity: float, size: int, other_size: int) -> float:
+    """Return the share of a set of `size` values that is in a set of `other_size` values, from their Jaccard
+    similarity."""
+    common = round(similarity * (size + other_size) / (1 + similarity))
+    return common / size if size else 0.0
 
 
 class Shingles:
@@ -90,8 +102,8 @@ class Shingles:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        stage = MinHashSignature(args["signature"])
-        dtype = candidate(stage.config.bands)
+        stage = MinHashSignature({**args["signature"], **args.get("$volatile", {})})
+        dtype = candidate(stage.config.bands, stage.config.prefer)
         members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
         sets = _SetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
         blocks = []
@@ -100,16 +112,19 @@ class Shingles:
             records = np.zeros(len(members_of_part), dtype)
             for field in ("root", "part", "row"):
                 records[field] = members_of_part[field]
-            columns = ["id", "bands", "chars", *(["language"] if stage.config.words == "language" else [])]
+            columns = ["id", "bands", "chars", *(["language"] if stage.config.words == "language" else []),
+                       *(["order"] if "order" in (dtype.names or ()) else [])]
             side = read_side(inputs.fetch(refs["side"]), columns, members_of_part["row"])
             records["id_hi"], records["id_lo"] = ids_to_ints(side["id"])
             records["chars"] = side["chars"].to_numpy()
             records["bands"] = fixed_bytes(side["bands"])[1].view("<u8")
+            if "order" in columns:
+                records["order"] = fixed_bytes(side["order"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
                 languages = side["language"].to_pylist() if "language" in columns else [""] * len(members_of_part)
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), members_of_part["row"])):
-                    sets.add(records[number:number + 1], np.unique(stage.shingles(text, languages[number])[0]))
+                    sets.add(records[number:number + 1], distinct(stage.shingles(text, languages[number])[0]))
         if sets is not None:
             sets.close()
         candidates = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
@@ -213,8 +228,9 @@ class Verify:
     Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
     to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
     `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
-    compared), `max_comparisons` (most comparisons for one document). `$volatile` holds arguments that do not change the
-    task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
+    compared), `max_comparisons` (most comparisons for one document), and if they are set, `containment`, `prefer` (as
+    in the recipe) and `record` (similarities are computed, but do not decide). `$volatile` holds arguments that do not
+    change the task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
@@ -228,15 +244,14 @@ class Verify:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        ranks, judged = np.asarray(args["ranks"], np.int64), 0
+        ranks, judged, prefer = np.asarray(args["ranks"], np.int64), 0, args.get("prefer", DEFAULT)
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
         sets = _SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
                 rank = ranks[block["source"]]
-                order = np.lexsort((block["id_lo"], block["id_hi"], -block["chars"].astype(np.int64), rank,
-                                    block["root"]))
+                order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
                 verdicts = np.zeros(len(block), VERDICT)
                 for field in ("part", "row"):
@@ -258,11 +273,18 @@ class _Judge:
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: _SetReader, counters: dict[str, int]) -> None:
-        self.candidates, self.file, self.sets, self.counters = candidates, file, sets, counters
+        self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
+        self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
+        #: whether documents are decided in the order of `place`
+        self.by_place = tuple(args.get("prefer", DEFAULT)) == DEFAULT
+        self.last_rank = int(rank.max(initial=0))
         #: (priority, negative length) of each candidate; the candidates of a cluster are ordered by this pair and then
-        #: by id
+        #: by id, if `prefer` has its default
         self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
+        self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
+        #: where the shingle set of each candidate is: arguments of `_SetReader.get`
+        self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
 
     def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
@@ -279,8 +301,11 @@ class _Judge:
                 survivors += 1
                 self.near += ((i, j, s) for j, s in near)
                 if self.threshold:
-                    for key in self.candidates["bands"][i].tolist():
-                        index.setdefault(key, []).append(i)
+                    for key in self.bands[i].tolist():
+                        if self.by_place:
+                            index.setdefault(key, []).append(i)
+                        else:
+                            insort(index.setdefault(key, []), i, key=self.place.__getitem__)
                 continue
             verdicts["removed"][i], verdicts["similarity"][i] = 1, similarity
             for half in ("hi", "lo"):
@@ -312,17 +337,20 @@ class _Judge:
         ones that were kept first.
         """
         if not self.threshold:
-            return (start, float("nan"), []) if i > start else (None, 0.0, [])
+            if i == start:
+                return None, 0.0, []
+            return start, jaccard(self._set(i), self._set(start)) if self.record else float("nan"), []
         near: list[tuple[int, float]] = []
         shared: dict[int, int] = {}
-        for key in self.candidates["bands"][i].tolist():
+        for key in self.bands[i].tolist():
             for j in self._near(index.get(key, ()), i):
                 shared[j] = shared.get(j, 0) + 1
         compared = 0
-        size = int(self.candidates["count"][i])
+        size = self.counts[i]
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
-            other_size = int(self.candidates["count"][j])
-            if min(size, other_size) / max(size, other_size, 1) < self.threshold:
+            other_size = self.counts[j]
+            fits = bool(self.containment) and size <= other_size           # the kept one may contain it
+            if not fits and min(size, other_size) / max(size, other_size, 1) < self.threshold:
                 continue                               # no two sets of these sizes reach that similarity
             if compared == self.cap:
                 self.counters["capped"] += 1
@@ -330,7 +358,7 @@ class _Judge:
             compared += 1
             self.counters["comparisons"] += 1
             similarity = jaccard(self._set(i), self._set(j))
-            if similarity >= self.threshold:
+            if similarity >= self.threshold or (fits and contained(similarity, size, other_size) >= self.containment):
                 return j, similarity, []
             if similarity >= RESEMBLING:
                 near.append((j, similarity))
@@ -343,12 +371,11 @@ class _Judge:
             return kept
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
-        for priority in range(rank + 1):
+        for priority in range((rank if self.by_place else self.last_rank) + 1):
             middle = bisect_left(kept, (priority, length), key=self.place.__getitem__)
             reach = self.cap if priority == rank else (self.cap + 1) // 2
             nearest.update(dict.fromkeys(kept[max(0, middle - reach):middle + reach]))
         return nearest
 
     def _set(self, i: int) -> NDArray[np.uint64]:
-        row = self.candidates[i]
-        return self.sets.get(int(self.file[i]), int(row["offset"]), int(row["count"]), int(row["sum"]))
+        return self.sets.get(*self.where[i])

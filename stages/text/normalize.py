@@ -2,6 +2,11 @@
 
 The steps run in datatrove's order, which matters: lower case → numbers to "0" → punctuation to spaces → white space to
 single spaces → canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
+
+A kernel (a function that numba compiles) does all steps in one pass over the UTF-8 bytes. It looks each character up
+in a table that says what becomes of it. The table has pages of 256 code points; a page is filled when a text first has
+one of its characters. A few texts have characters whose result depends on their neighbours in a way that the kernel
+does not know. They are simplified by `by_rules`, with the functions of Python's standard library.
 """
 
 from __future__ import annotations
@@ -9,26 +14,245 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import regex
 
+from pipeline.base.compiled import njit
 from stages.text.characters import PUNCTUATION, nonspacing_marks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
 
 # regex, not re: the decimal digits of all scripts, in the Unicode version datatrove uses
 _NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
-_NUMBER_ASCII = re.compile(r"[0-9]+(?:[.,][0-9]+)?")
+_SEPARATORS = ".,،٫⎖⎗⎘"
 # joining the runs of all other characters equals turning punctuation into spaces and collapsing white space
 _RUN = re.compile(rf"[^\s{re.escape(PUNCTUATION)}]+")
-
-
 # the first nonspacing mark is U+0300, so a scan for one range finds the few stretches that can hold marks
 _HIGH = re.compile("[\u0300-\U0010ffff]+")
+
+#: kinds of characters, as flags: white space or punctuation; decimal digit; mark that may stand inside a number
+_GAP, _DIGIT, _SEPARATOR = 1, 2, 4
+#: kinds that decide how a capital sigma before or after them is lowered: it has a case; it is passed over
+_CASED, _IGNORABLE = 8, 16
+#: a character for `by_rules`: it may change places with its neighbours in a decomposition
+_UNSURE = 32
+_SIGMA = 0x3A3
+_SIGMA_BYTES = np.frombuffer("σς".encode(), np.uint8)
+#: results of `_simplified` other than a number of bytes: the text is for `by_rules`; -2 - p: page p is missing
+_BY_RULES = -1
 
 
 @cache
 def _marks() -> dict[int, None]:
     """Return a table for `str.translate` that deletes nonspacing marks (accents, for instance)."""
     return {code: None for first, last in nonspacing_marks() for code in range(first, last + 1)}
+
+
+def by_rules(text: str) -> str:
+    """Simplify a text as `simplify` does, without the kernel."""
+    text = " ".join(_RUN.findall(_NUMBER.sub("0", text.lower())))
+    if not text.isascii():
+        marks = _marks()
+        text = _HIGH.sub(lambda run: run.group().translate(marks), unicodedata.normalize("NFD", text))
+    # a mark standing alone leaves a space behind, which may now be the first or the last character
+    return text.strip()
+
+
+class _Characters(NamedTuple):
+    """What becomes of each character. `pages` maps a code point >> 8 to its page, or -1. A page has 256 entries in
+    `kinds` (flags), and in `starts` and `sizes`: the bytes in `blob` that replace the character in a word."""
+
+    pages: NDArray[np.int32]
+    kinds: NDArray[np.uint8]
+    starts: NDArray[np.int32]
+    sizes: NDArray[np.uint8]
+    blob: Bytes
+
+    def with_page(self, page: int) -> _Characters:
+        described = [_describe(chr(code)) for code in range(page << 8, (page + 1) << 8)]
+        sizes = np.array([len(data) for _, data in described], np.uint8)
+        pages = self.pages.copy()
+        pages[page] = len(self.kinds) >> 8
+        return _Characters(
+            pages, np.r_[self.kinds, np.array([kind for kind, _ in described], np.uint8)],
+            np.r_[self.starts, (len(self.blob) + np.cumsum(sizes, dtype=np.int32) - sizes).astype(np.int32)],
+            np.r_[self.sizes, sizes], np.r_[self.blob, np.frombuffer(b"".join(d for _, d in described), np.uint8)])
+
+
+def _describe(char: str) -> tuple[int, bytes]:
+    """Return (kind, UTF-8 of what replaces it in a word) of a character."""
+    kind = _DIGIT if _NUMBER.fullmatch(char) else 0
+    kind |= _SEPARATOR if char in _SEPARATORS else 0
+    # str.lower turns a sigma after a cased letter into ς, unless another cased letter follows (Unicode: Final_Sigma)
+    if f"aΣ{char}".lower()[1] == "σ":
+        kind |= _CASED
+    elif f"aΣ{char}a".lower()[1] == "σ":
+        kind |= _IGNORABLE
+    lowered = char.lower()
+    if _RUN.match(lowered) is None:
+        return kind | _GAP, b""
+    letters = [c for c in unicodedata.normalize("NFD", lowered) if unicodedata.category(c) != "Mn"]
+    data = "".join(letters).encode("utf-8", "surrogatepass")
+    if (_RUN.fullmatch(lowered) is None or any(c.isspace() or unicodedata.combining(c) for c in letters)
+            or len(data) > 3 * len(char.encode("utf-8", "surrogatepass"))):
+        return kind | _UNSURE, b""
+    return kind, data
+
+
+_NO_BYTES = np.zeros(0, np.uint8)
+_characters = _Characters(np.full(0x1100, -1, np.int32), _NO_BYTES, np.zeros(0, np.int32), _NO_BYTES, _NO_BYTES)
+
+
+@njit(cache=True, nogil=True)
+def _code(data, i):
+    """Return (code point, bytes) of the character that begins at byte `i`."""
+    lead = np.int64(data[i])
+    if lead < 0x80:
+        return lead, 1
+    if lead < 0xE0:
+        return (lead & 31) << 6 | np.int64(data[i + 1]) & 63, 2
+    code = (np.int64(data[i + 1]) & 63) << 6 | np.int64(data[i + 2]) & 63
+    if lead < 0xF0:
+        return (lead & 15) << 12 | code, 3
+    return (lead & 7) << 18 | code << 6 | np.int64(data[i + 3]) & 63, 4
+
+
+@njit(cache=True, nogil=True)
+def _entry(code, pages):
+    """Return the index of a code point's entry in the table of characters; -2 - page if the table lacks its page."""
+    page = np.int64(pages[code >> 8])
+    return page << 8 | code & 255 if page >= 0 else -2 - (code >> 8)
+
+
+@njit(cache=True, nogil=True)
+def _final_sigma(data, i, pages, kinds):
+    """Return whether `str.lower` turns the capital sigma at byte `i` into its final form (1 or 0): a cased character
+    precedes it and none follows, where some characters are passed over. -2 - page: the table lacks this page."""
+    cased = 0
+    for direction in (-1, 1):
+        place, cased = i, 0
+        while True:
+            if direction > 0:
+                place += _code(data, place)[1]
+            else:
+                place -= 1
+                while place >= 0 and data[place] & 0xC0 == 0x80:
+                    place -= 1
+            if place < 0 or place >= data.shape[0]:
+                break
+            entry = _entry(_code(data, place)[0], pages)
+            if entry < 0:
+                return entry
+            if not kinds[entry] & _IGNORABLE:
+                cased = 1 if kinds[entry] & _CASED else 0
+                break
+        if direction < 0 and not cased:
+            return 0
+    return 1 - cased
+
+
+@njit(cache=True, nogil=True)
+def _after_number(data, i, pages, kinds):
+    """Return the place after the number whose first digit is at byte `i`; -2 - page: the table lacks this page. A
+    number is digits, and perhaps one separator with digits after it."""
+    separated, last = False, i
+    while i < data.shape[0]:
+        code, width = _code(data, i)
+        entry = _entry(code, pages)
+        if entry < 0:
+            return entry
+        kind = kinds[entry]
+        i += width
+        if kind & _DIGIT:
+            last = i
+        elif separated or not kind & _SEPARATOR or i - width != last:
+            break
+        else:
+            separated = True
+    return last
+
+
+@njit(cache=True, nogil=True)
+def _simplified(data, pages, kinds, starts, sizes, blob, out):
+    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. Other results are
+    _BY_RULES, and -2 - page if the table of characters lacks this page."""
+    i, size, begun, gap = 0, 0, False, False
+    if pages[0] < 0:
+        return -2
+    ascii_page = np.int64(pages[0]) << 8
+    while i < data.shape[0]:
+        code, width = np.int64(data[i]), 1
+        if code < 0x80:
+            entry = ascii_page | code
+        else:
+            code, width = _code(data, i)
+            entry = _entry(code, pages)
+            if entry < 0:
+                return entry
+        kind = kinds[entry]
+        if kind & (_GAP | _DIGIT | _UNSURE) == 0 and code < 0x80:           # by far the most frequent case
+            if gap and begun:
+                out[size] = 32
+                size += 1
+            begun, gap = True, False
+            out[size] = blob[starts[entry]]
+            size += 1
+            i += 1
+            continue
+        if kind & _UNSURE:
+            return _BY_RULES
+        if kind & _GAP and not kind & _DIGIT:
+            gap = True
+            i += width
+            continue
+        if gap and begun:
+            out[size] = 32
+            size += 1
+        begun, gap = True, False
+        if kind & _DIGIT:
+            i = _after_number(data, i, pages, kinds)
+            if i < 0:
+                return i
+            out[size] = 48
+            size += 1
+            continue
+        if code == _SIGMA:
+            final = _final_sigma(data, i, pages, kinds)
+            if final < 0:
+                return final
+            out[size], out[size + 1] = _SIGMA_BYTES[2 * final], _SIGMA_BYTES[2 * final + 1]
+            size += 2
+        else:
+            start = starts[entry]
+            for place in range(start, start + sizes[entry]):
+                out[size] = blob[place]
+                size += 1
+        i += width
+    return size
+
+
+def simplified_utf8(text: str) -> Bytes:
+    """Return `simplify(text)` as UTF-8, uint8. A lone surrogate is encoded in three bytes."""
+    global _characters
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    out = np.empty(3 * len(data) + 1, np.uint8)          # the decomposition of a Hangul syllable is 3 times as long
+    size = int(_simplified(data, *_characters, out))
+    while size < _BY_RULES:
+        _characters = _characters.with_page(-2 - size)
+        size = int(_simplified(data, *_characters, out))
+    if size == _BY_RULES:
+        return np.frombuffer(by_rules(text).encode("utf-8", "surrogatepass"), np.uint8)
+    first = 0                                            # a mark that stands alone leaves a space behind
+    while first < size and out[first] == 32:
+        first += 1
+    while size > first and out[size - 1] == 32:
+        size -= 1
+    return out[first:size]
 
 
 def simplify(text: str) -> str:
@@ -38,12 +262,4 @@ def simplify(text: str) -> str:
     >>> simplify("Café, 3.14  and\\nMORE…")
     'cafe 0 and more'
     """
-    text = text.lower()
-    if text.isascii():
-        return " ".join(_RUN.findall(_NUMBER_ASCII.sub("0", text)))
-    text = " ".join(_RUN.findall(_NUMBER.sub("0", text)))
-    if not text.isascii():
-        marks = _marks()
-        text = _HIGH.sub(lambda run: run.group().translate(marks), unicodedata.normalize("NFD", text))
-    # a mark standing alone leaves a space behind, which may now be the first or the last character
-    return text.strip()
+    return simplified_utf8(text).tobytes().decode("utf-8", "surrogatepass")

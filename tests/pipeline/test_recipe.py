@@ -691,3 +691,38 @@ def test_phases_of_their_own_reach_the_curriculum(load):
     assert abs(last.tokens - 10**9) <= 2**19
     uses, _ = mixture(recipe, {"web": exactly(1e12), "wiki": exactly(1e12)})
     assert sum(use.needed for use in uses) == pytest.approx(21 * 10**9, rel=1e-4)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [
+    ("[gopher_quality, pii, {exact: {prefer: ['signal:gopher_words']}}]", ""),
+    ("[pii, gopher_quality, {exact: {prefer: ['signal:gopher_words']}}]",
+     "steps[2].exact.prefer: the signal 'gopher_words' is read before the step 'pii'"),
+    ("[pii, gopher_quality, exact, {minhash: {prefer: ['signal:gopher_words']}}]", ""),
+    ("[{minhash: {prefer: ['signal:gopher_wrods']}}]", "no step before this one writes a signal 'gopher_wrods'"),
+    ("[{exact: {by: [txt]}}]", "exact.by: 'txt' is nothing that documents can be compared by"),
+    ("[{minhash: {recall: 0.9, rows: 3}}]", "remove bands and rows"),
+    ("[{minhash: {containment: 0.8, verify: null}}]", "set verify: 0.75 or remove containment")])
+def test_settings_of_deduplications(load, steps, expected):
+    """A signal that a step writes after personal data was removed does not exist when documents are prepared."""
+    text = f"""version: 1
+sources:
+  web: {{read: text, path: x}}
+datasets:
+  clean: {{from: web, steps: {steps}}}
+"""
+    if expected:
+        assert any(expected in problem for problem in problems(load, text)), problems(load, text)
+    else:
+        load(text)
+
+
+def test_a_deduplication_that_comes_first_reads_no_signal_that_its_input_writes_after_scrubbing(load):
+    text = """version: 1
+sources:
+  web: {read: text, path: x}
+datasets:
+  clean: {from: web, steps: [STEPS]}
+  deduped: {from: clean, steps: [{minhash: {prefer: ['signal:gopher_words']}}]}
+"""
+    assert "move 'gopher_quality' before 'pii'" in problems(load, text.replace("STEPS", "pii, gopher_quality"))[0]
+    assert load(text.replace("STEPS", "gopher_quality, pii"))

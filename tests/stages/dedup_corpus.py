@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
+from collections.abc import Callable
 
 from stages.dedup.minhash import MinHash, MinHashSignature
 from stages.text.normalize import simplify
@@ -48,7 +49,17 @@ def grams(text: str, n: int) -> set[tuple[str, ...]]:
     return {tuple(words[i:i + n]) for i in range(len(words) - n + 1)}
 
 
-def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int]) -> tuple[dict, dict]:
+def ngrams(barrier: MinHash, text: str) -> set:
+    """The shingles of a text, as strings."""
+    n = barrier.config.ngram
+    if barrier.config.shingles == "characters":
+        plain = simplify(text)
+        return {plain[i:i + n] for i in range(len(plain) - n + 1)}
+    return grams(text, n)
+
+
+def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int],
+             place_of: Callable[[Doc], tuple] | None = None) -> tuple[dict, dict]:
     """(removed id → (reason, kept, similarity, cluster), clustered id → cluster), in plain Python over all pairs."""
     c = barrier.config
     stage = MinHashSignature(barrier.prepare()[1])
@@ -73,19 +84,22 @@ def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int]) -> tuple[
                 if at not in clusters:
                     clusters[at] = start
                     stack.extend(shared[at])
-    order = sorted(clusters, key=lambda i: (ranks.get(texts[i].dataset, 0), -len(texts[i].text), i))
+    place_of = place_of or (lambda d: (ranks.get(d.dataset, 0), -len(d.text), d.id))
+    order = sorted(clusters, key=lambda i: place_of(texts[i]))
     removed: dict[str, tuple] = {}
     place = {i: n for n, i in enumerate(order)}
     for i in order:
         kept = [j for j in order[:place[i]] if j not in removed and clusters[j] == clusters[i]]
-        if not c.verify:
+        if not c.verify or c.verify == "record":
             if kept:
-                removed[i] = ("minhash", kept[0], None, clusters[i])
+                a, b = ngrams(barrier, texts[i].text), ngrams(barrier, texts[kept[0]].text)
+                removed[i] = ("minhash", kept[0], len(a & b) / len(a | b) if c.verify else None, clusters[i])
             continue
         for j in sorted((j for j in kept if j in shared[i]), key=lambda j: (-shared[i][j], place[j])):
-            a, b = grams(texts[i].text, c.ngram), grams(texts[j].text, c.ngram)
+            a, b = ngrams(barrier, texts[i].text), ngrams(barrier, texts[j].text)
             similarity = len(a & b) / len(a | b)
-            if similarity >= c.verify:
+            inside = c.containment is not None and len(a) <= len(b) and len(a & b) / len(a) >= c.containment
+            if similarity >= c.verify or inside:
                 removed[i] = ("minhash", j, similarity, clusters[i])
                 break
     return removed, clusters

@@ -29,6 +29,9 @@ class Doc:
     id: str = ""
     url: str = ""
     language: str = ""
+    date: str | None = None
+    signals: tuple[tuple[str, float], ...] = ()
+    meta: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -58,7 +61,8 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
             rows = mine[start:start + part_rows]
             sides = []
             for row, d in enumerate(rows):
-                document = Document(d.name, d.text, source=dataset, url=d.url, language=d.language)
+                document = Document(d.name, d.text, source=dataset, url=d.url, language=d.language,
+                                    date=d.date, signals=dict(d.signals), meta=dict(d.meta))
                 assert stage.process(document) is None
                 sides.append({"row": row, "id": d.name, **document.side[stage.name]})
             text = pa.table({"id": [d.name for d in rows], "text": pa.array([d.text for d in rows], pa.large_string())})

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -12,6 +17,7 @@ from stages.dedup.exact import Exact, ExactHash, same_url
 from stages.dedup.fragment import Sizes
 from stages.dedup.units import same_text
 from stages.document import Document, DuplicateId
+from stages.stage import SettingsError
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 RANKS = {"wiki": 0, "web": 1, "books": 2}
@@ -144,3 +150,98 @@ def test_a_hash_that_a_third_of_the_documents_share_costs_one_record_a_group(tmp
     # every text that is there once, and the hot one once a group (that has it)
     assert len(docs) - hot < sum(r.counters["hashes"] for r in maps) <= len(docs) - hot + len(maps)
     assert got.counters["text_reduce"]["max_repeats"] == hot
+
+
+@pytest.mark.parametrize(("by", "same", "other"), [
+    ("bytes", ("a b", "a b"), ("a b", "A b")), ("no-space", ("A b c", "ab\n\u00a0C"), ("ab", "ac")),
+    ("text", ("A  b", "a b"), ("ab", "a b"))])
+def test_what_makes_texts_equal(tmp_path, by, same, other):
+    for number, (texts, removed) in enumerate(((same, 1), (other, 0))):
+        docs = [Doc(text, "web", f"{n:032x}") for n, text in enumerate(texts)]
+        store = Store(tmp_path / str(number))
+        got = run_fragment(Exact(by=by), write_parts(Exact(by=by), docs, store), store)
+        assert [r[0] for r in got.removed.values()] == [f"exact_{by.replace('-', '_')}"] * removed
+
+
+def test_equal_metadata_then_equal_bytes_then_equal_text(tmp_path):
+    """Each property decides about those documents that all properties before it have kept."""
+    rng = random.Random(12)
+    texts = ["one text", "One  text", "two", "three"]
+    docs = [Doc(rng.choice(texts) + " " * rng.randint(0, 1), rng.choice(list(RANKS)), f"{rng.getrandbits(128):032x}",
+                meta=rng.choice([(), (("doi", None),), (("doi", ""),), *((("doi", n),) for n in range(30))]))
+            for _ in range(90)]
+    by = ["meta.doi", "bytes", "text"]
+    want: dict[str, tuple] = {}
+    for column, key in (("meta", lambda d: dict(d.meta).get("doi")), ("bytes", lambda d: d.text),
+                        ("text", lambda d: same_text(d.text))):
+        best: dict[object, Doc] = {}
+        for d in sorted((d for d in docs if d.id not in want and key(d) not in (None, "")),
+                        key=lambda d: (RANKS[d.dataset], -len(d.text), d.id)):
+            if (kept := best.setdefault(key(d), d)) is not d:
+                want[d.id] = (f"exact_{column}", kept.id, 1.0, kept.id)
+    barrier, store = Exact(by=by), Store(tmp_path)
+    barrier.sizes = Sizes(group_rows=9, bucket_bytes=1500, segment_bytes=1)
+    got = run_fragment(barrier, write_parts(barrier, docs, store, part_rows=4, ranks=RANKS), store, shuffle=3)
+    assert got.removed == want
+    assert {r[0] for r in want.values()} == {"exact_meta", "exact_bytes", "exact_text"}
+
+
+def test_a_key_that_no_document_has_is_an_error(tmp_path):
+    store, barrier = Store(tmp_path), Exact(by=["text", "meta.doi"])
+    parts = write_parts(barrier, [Doc("a text", "web", "1" * 32)], store)
+    with pytest.raises(SettingsError, match=r"exact\.by.*meta\.doi"):
+        run_fragment(barrier, parts, store)
+    assert run_fragment(barrier, [], store).slices == []
+
+
+@pytest.mark.parametrize("bad", [{"by": "texts"}, {"by": []}, {"by": ["url", "url"]}, {"by": "meta."},
+                                 {"prefer": ["newer"]}, {"prefer": ["signal:"]}, {"prefer": ["longest", "longest"]}])
+def test_unknown_properties_and_preferences_are_refused(bad):
+    with pytest.raises(ValueError, match=r"name|twice"):
+        Exact(bad)
+
+
+PREFERENCES = [("priority", "newest", "longest"), ("newest", "priority"), ("signal:score", "longest"), ("longest",),
+               ("newest", "signal:score", "priority", "longest"), ()]
+
+
+def wanted(prefer: tuple[str, ...], ranks: dict[str, int]) -> Callable[[Doc], tuple]:
+    """The place of a document among its duplicates, the preferred one first."""
+    def place(d: Doc) -> tuple:
+        score = dict(d.signals).get("score")
+        said = {"priority": ranks.get(d.dataset, 0), "longest": -len(d.text),
+                "newest": -datetime.fromisoformat(d.date).timestamp() if d.date else math.inf,
+                "signal:score": math.inf if score is None else -score}
+        return (*(said[item] for item in prefer), d.id)
+
+    return place
+
+
+def dated(rng: random.Random, doc: Doc) -> Doc:
+    """The document with a date and a score, or without one of them."""
+    dates = [None, "2024-05-01", "2024-05-01T00:00:00Z", "2024-05-01T00:30:00+01:00", "1999-12-31T23:59:59.5Z"]
+    return replace(doc, date=rng.choice(dates),
+                   signals=rng.choice([(), *((("score", x),) for x in (-1.5, -0.25, 0.0, 1e-300, 2.0, 1e9))]))
+
+
+@pytest.mark.parametrize("prefer", PREFERENCES)
+def test_the_preferred_document_survives(tmp_path, prefer, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    rng = random.Random(5)
+    docs = [dated(rng, d) for d in documents(6, 150)]
+    barrier, store = Exact(prefer=prefer), Store(tmp_path)
+    barrier.sizes = Sizes(group_rows=10, bucket_bytes=1500, segment_bytes=1)
+    got = run_fragment(barrier, write_parts(barrier, docs, store, part_rows=3, ranks=RANKS), store, shuffle=1)
+    best: dict[str, Doc] = {}
+    want = {}
+    for d in sorted(docs, key=wanted(prefer, RANKS)):
+        if (kept := best.setdefault(same_text(d.text), d)) is not d:
+            want[d.id] = ("exact_text", kept.id, 1.0, kept.id)
+    assert got.removed == want and len(want) > 30
+
+
+def test_settings_added_later_enter_no_key_while_they_have_their_default():
+    assert "prefer" not in Exact().prepare()[1] and Exact(prefer=["priority", "longest"]).key() == Exact().key()
+    assert Exact(prefer=["longest"]).key() != Exact().key()
+    assert Exact(prefer=["signal:score"]).reads() == {"score": "prefer"}

@@ -10,12 +10,15 @@ from pipeline.store.fs import Store
 from stages.dedup.explain import explain
 from stages.dedup.hashing import split_words, word_shingles
 from stages.dedup.minhash import MinHash
+from stages.text.chunks import utf8
 from stages.text.normalize import simplify
 from tests.stages.dedup_corpus import corpus
 from tests.stages.dedup_fragment import run_fragment, write_parts
 
 
-@pytest.mark.parametrize("config", [{}, {"ngram": 3, "verify": 0.6}, {"dialect": "datatrove"}])
+@pytest.mark.parametrize("config", [{}, {"ngram": 3, "verify": 0.6}, {"dialect": "datatrove"},
+                                    {"containment": 0.6, "bands": 40, "rows": 3}, {"verify": "record"},
+                                    {"shingles": "characters"}, {"dialect": "datasketch", "recall": 0.9}])
 def test_agrees_with_every_removal(tmp_path, config):
     docs = corpus(31, 25)
     store = Store(tmp_path)
@@ -25,10 +28,10 @@ def test_agrees_with_every_removal(tmp_path, config):
     for removed, (_, kept, similarity, _) in got.removed.items():
         said = explain(texts[removed], texts[kept], config)
         assert said.similarity == similarity
-        assert said.confirmed
-        assert said.shared_bands > 0
+        # without a check, a document may go for one with which it shares bands only through others
+        assert config.get("verify") == "record" or (said.confirmed and said.shared_bands > 0)
         assert said.common_ngrams <= min(said.removed_ngrams, said.kept_ngrams)
-        assert json.loads(json.dumps(said.to_json()))["confirmed"] is True
+        assert json.loads(json.dumps(said.to_json()))["confirmed"] is said.confirmed
 
 
 def test_shows_what_differs():
@@ -55,6 +58,6 @@ def test_nothing_in_common():
 def test_words_for_people_are_the_kernels(text):
     plain = simplify(text)
     words = split_words(plain)
-    assert len(words) == word_shingles(plain, 1)[1]
-    again = [word_shingles(w, 1)[0].tolist() for w in words]
-    assert [h for one in again for h in one] == word_shingles(plain, 1)[0].tolist()
+    assert len(words) == word_shingles(utf8(plain), 1)[1]
+    again = [word_shingles(utf8(w), 1)[0].tolist() for w in words]
+    assert [h for one in again for h in one] == word_shingles(utf8(plain), 1)[0].tolist()

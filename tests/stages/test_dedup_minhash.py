@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from stages.dedup.minhash import MinHash, MinHashSignature
 from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
+from tests.stages.test_dedup_exact import PREFERENCES, dated, wanted
 
 RANKS = {"wiki": 0, "web": 1, "books": 2}
 
@@ -26,7 +28,10 @@ def outcome(barrier, docs, path, *, shuffle=None, ranks=None, **layout):
 
 
 @pytest.mark.parametrize("config", [{}, {"verify": 0.9}, {"verify": 0.5, "bands": 20, "rows": 5}, {"verify": None},
-                                    {"verify": 0, "ngram": 3}, {"dialect": "datatrove", "verify": None}])
+                                    {"verify": 0, "ngram": 3}, {"dialect": "datatrove", "verify": None},
+                                    {"verify": "record"}, {"containment": 0.8, "bands": 40, "rows": 3},
+                                    {"recall": 0.99, "verify": 0.7}, {"dialect": "datasketch", "recall": 0.9},
+                                    {"shingles": "characters"}, {"shingles": "characters", "ngram": 9}])
 def test_equals_brute_force(tmp_path, config):
     docs = corpus(7, 40)
     barrier = MinHash(config)
@@ -39,6 +44,70 @@ def test_equals_brute_force(tmp_path, config):
     assert sum(n["minhash"] for n in gone.values()) == len(removed) == got.counters["verify"]["removed"]
     assert got.counters["clusters"]["candidates"] == len(clusters)
     assert got.counters["clusters"]["clusters"] == len(set(clusters.values()))
+
+
+@pytest.mark.parametrize("prefer", [p for p in PREFERENCES if p])
+def test_the_preferred_document_survives(tmp_path, prefer, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    rng = random.Random(3)
+    docs = [dated(rng, d) for d in corpus(21, 25)]
+    barrier = MinHash(prefer=prefer, verify=0.6, bands=30, rows=4)
+    barrier.sizes = Sizes(group_rows=20, bucket_bytes=5000, segment_bytes=1)
+    got = outcome(barrier, docs, tmp_path, shuffle=2, part_rows=6)
+    removed, clusters = expected(barrier, docs, RANKS, wanted(prefer, RANKS))
+    assert (got.removed, got.clusters) == (removed, clusters)
+    assert len(removed) > 10
+    assert removed != expected(barrier, docs, RANKS)[0] or prefer == ("priority", "longest")
+
+
+def test_a_long_text_never_goes_for_a_short_one_that_it_contains(tmp_path):
+    """Whatever the priority: its other words would be lost. The short one goes, if the long one is kept first."""
+    names = vocabulary(random.Random(2))
+    long = random.Random(3).choices(names, k=300)
+    inside = long[20:200]
+    docs = [Doc(" ".join(long), "web", "a" * 32), Doc(" ".join(inside), "wiki", "b" * 32)]
+    config = {"containment": 0.9, "bands": 60, "rows": 2}
+    assert not outcome(MinHash(config), docs, tmp_path / "1").removed                  # wiki comes before web
+    assert set(outcome(MinHash(config), docs, tmp_path / "2", ranks={}).removed) == {"b" * 32}
+    assert not outcome(MinHash(bands=60, rows=2), docs, tmp_path / "3", ranks={}).removed
+
+
+def test_a_capped_search_with_other_preferences_compares_texts_of_similar_length(tmp_path):
+    rng = random.Random(11)
+    names = vocabulary(rng)
+    template = rng.choices(names, k=120)
+    docs = [dated(rng, Doc(" ".join(template + rng.choices(names, k=rng.randint(5, 60))), rng.choice(list(RANKS)),
+                           f"{rng.getrandbits(128):032x}")) for _ in range(60)]
+    barrier = MinHash(max_comparisons=3, prefer=["newest", "priority"])
+    before = outcome(barrier, docs, tmp_path / "a")
+    barrier.sizes = Sizes(group_rows=9, bucket_bytes=8000, segment_bytes=1)
+    after = outcome(barrier, docs[::-1], tmp_path / "b", part_rows=4, shuffle=1)
+    assert before.removed == after.removed
+    assert before.counters["verify"]["capped"] > 0
+
+
+def test_shingles_of_tokens_are_those_of_a_given_tokenizer(tmp_path):
+    """With one token for every word, token n-grams decide as word n-grams do. The tokenizer's content is in the key."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    docs = corpus(7, 25)
+    words = {w: n for n, w in enumerate(dict.fromkeys(["<eos>", "<unk>", *(w for d in docs for w in d.text.split())]))}
+    paths = []
+    for name in ("a.json", "b.json", "c.json"):
+        made = Tokenizer(models.WordLevel(words if name != "c.json" else {**words, "more": len(words)}, "<unk>"))
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        made.add_special_tokens(["<eos>", "<unk>"])
+        made.save(str(tmp_path / name))
+        paths.append(str(tmp_path / name))
+    a, b, c = (MinHash(shingles="tokens", tokenizer=path, bands=40, rows=4) for path in paths)
+    assert a.key() == b.key() != c.key()
+    got = outcome(a, docs, tmp_path / "store")
+    truth = {i: r[2] for i, r in expected(MinHash(bands=40, rows=4), docs, RANKS)[0].items()}
+    assert len(got.removed) > 10
+    assert {i: truth.get(i, r[2]) for i, r in got.removed.items()} == {i: r[2] for i, r in got.removed.items()}
+    moved = run_fragment(b, write_parts(b, docs, Store(tmp_path / "other"), ranks=RANKS), Store(tmp_path / "other"))
+    assert moved.removed == got.removed
 
 
 def test_layout_changes_nothing(tmp_path):
@@ -318,7 +387,20 @@ def test_lsh_alone_removes_what_datatrove_removes(tmp_path):
     assert all(len([i for i in ids if i not in gone]) == 1 for ids in members.values())
 
 
-@pytest.mark.parametrize("bad", [{"verify": 1.5}, {"bands": 0}, {"verfy": 0.5}, {"dialect": "other"}])
+def test_defaults_that_came_later_enter_no_key():
+    """Stores that were written before these settings stay valid."""
+    later = {"shingles", "tokenizer", "prefer", "containment", "recall"}
+    assert later.isdisjoint(MinHash().prepare()[1])
+    assert MinHash(prefer=["priority", "longest"], containment=None).key() == MinHash().key()
+    assert MinHash(recall=0.95).prepare()[1] == MinHash(bands=16, rows=6).prepare()[1]
+
+
+@pytest.mark.parametrize("bad", [
+    {"verify": 1.5}, {"bands": 0}, {"verfy": 0.5}, {"dialect": "other"}, {"verify": "recorded"}, {"containment": 0},
+    {"recall": 0.99, "bands": 14}, {"recall": 0.9, "verify": None}, {"recall": 0.999999, "verify": 0.01},
+    {"containment": 0.8, "verify": None}, {"containment": 0.8, "verify": "record"}, {"prefer": ["shortest"]},
+    {"shingles": "tokens"}, {"tokenizer": "t.json"}, {"shingles": "characters", "dialect": "datatrove"},
+    {"words": "language", "dialect": "datasketch"}])
 def test_config_is_checked(bad):
     with pytest.raises(ValueError):
         MinHash(bad)

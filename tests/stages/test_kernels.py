@@ -14,7 +14,7 @@ import pytest
 from stages.dedup import hashing, lsh
 from stages.extract.pdf import chars, layout, ocr
 from stages.scoring import word_sums
-from stages.text import ngrams, repeats
+from stages.text import ngrams, normalize, repeats
 from stages.text.normalize import simplify
 from stages.text.words import Words
 from tests.stages.lid import lid176_model
@@ -90,6 +90,30 @@ def test_signatures_and_band_keys(interpreted, dialect):
     compiled = [of(text) for text in TEXTS]
     with interpreted(hashing):
         assert [of(text) for text in TEXTS] == compiled
+
+
+def test_simplified_texts(interpreted):
+    texts = [*TEXTS, "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3 ٣٫٤ 5,", "İ \u0301 한글 \U00010400 \ud800", "ꦄ꧀ꦄ"]
+    compiled = [simplify(text) for text in texts]
+    with interpreted(normalize):
+        assert [simplify(text) for text in texts] == compiled
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_records_and_edges_of_band_keys(interpreted, counted):
+    rng = np.random.default_rng(4)
+    key, place = rng.integers(0, 30, 60, dtype=np.uint64), rng.permutation(60).astype(np.uint64)
+    counts = rng.integers(1, 9, 60).astype(np.uint32) if counted else None
+
+    def of() -> list[Any]:
+        return [part.tolist() for part in lsh.stars(key, place, counts)]
+
+    compiled = of()
+    with interpreted(lsh):
+        assert of() == compiled
+    groups = [np.flatnonzero(key == one) for one in np.unique(key)]
+    assert compiled[0] == [(int(key[g[0]]), int(place[g].min()), int(counts[g].sum()) if counted else len(g))
+                           for g in groups]
 
 
 def test_roots_of_a_forest(interpreted):

@@ -1,0 +1,107 @@
+"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`.
+
+    prefer: [priority, longest]                         # the default
+    prefer: [priority, newest, signal:edu_score, longest]
+
+The first preference decides; where it sees no difference, the next one does, and at last the smallest id. `priority` is
+the place of the document's dataset in `priority:`. `longest` counts characters. `newest` compares dates, and
+`signal:NAME` takes the largest value of a signal (a number that an earlier step stores for each document). A document
+without a date, or without the signal, comes after those that have one.
+
+The dates and signals of a document stand in the column `order` of its side table, 8 bytes for each such preference, as
+numbers of which the smallest is preferred.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stages.document import Document
+
+DEFAULT = ("priority", "longest")
+_SIGNAL = "signal:"
+#: the number of a document that has no date or no such signal
+_LAST = 2**64 - 1
+#: column of a side table
+COLUMN = pa.field("order", pa.binary())
+
+
+def checked(prefer: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a list of preferences. Raises ValueError if one of them is unknown or occurs twice."""
+    for item in prefer:
+        if item not in ("priority", "newest", "longest") and not (item.startswith(_SIGNAL) and item != _SIGNAL):
+            raise ValueError(f"{item!r} is no preference: name priority, newest, longest or signal:NAME")
+        if prefer.count(item) > 1:
+            raise ValueError(f"{item!r} is listed twice: remove one")
+    return prefer
+
+
+def stored(prefer: Sequence[str]) -> list[str]:
+    """Return the preferences whose numbers stand in the column `order`."""
+    return [item for item in prefer if item not in DEFAULT]
+
+
+def signals(prefer: Sequence[str]) -> list[str]:
+    """Return the names of the signals that the preferences read."""
+    return [item.removeprefix(_SIGNAL) for item in prefer if item.startswith(_SIGNAL)]
+
+
+def order_field(prefer: Sequence[str]) -> list[Any]:
+    """Return the description of a record's field `order`. The list is empty if the preferences need none."""
+    return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
+
+
+def order_bytes(doc: Document, prefer: Sequence[str]) -> bytes:
+    """Return the value of a document's column `order`."""
+    numbers = [_age(doc.date) if item == "newest" else _rank(doc.signals.get(item.removeprefix(_SIGNAL)))
+               for item in stored(prefer)]
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def _age(date: str | None) -> int:
+    """Return a number that is smaller the newer a date is. A date without a time zone is in UTC."""
+    try:
+        moment = datetime.fromisoformat((date or "").strip())
+    except ValueError:
+        return _LAST
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    since = moment - datetime(1, 1, 1, tzinfo=UTC)
+    return _LAST // 2 - ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+
+
+def _rank(value: float | None) -> int:
+    """Return a number that is smaller the larger a signal's value is."""
+    if value is None or value != value:
+        return _LAST
+    bits, = struct.unpack("<Q", struct.pack("<d", value + 0.0))        # -0.0 + 0.0 is 0.0
+    return bits if bits >> 63 else 2**63 - 1 - bits
+
+
+def preference(records: NDArray[Any], rank: Any, prefer: Sequence[str]) -> list[NDArray[Any]]:
+    """Return what orders documents, the most important first; of each, the smallest value is preferred. `rank` is the
+    priority of each document. The records have the fields `chars`, `id_hi`, `id_lo` and, where the preferences need
+    it, `order`."""
+    keys, column = [], 0
+    for item in prefer:
+        if item == "priority":
+            keys.append(np.broadcast_to(np.asarray(rank, np.int64), len(records)))
+        elif item == "longest":
+            keys.append(-records["chars"].astype(np.int64))
+        else:
+            keys.append(records["order"][:, column])
+            column += 1
+    return [*keys, records["id_hi"], records["id_lo"]]
+
+
+def in_order(groups: Sequence[NDArray[Any]], keys: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Return the order of records by `groups` (the most important first), and within a group by `keys`."""
+    return np.lexsort((*reversed(keys), *reversed(groups)))

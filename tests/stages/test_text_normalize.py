@@ -1,0 +1,58 @@
+"""The kernel that simplifies texts gives what Python's own functions give, for every character of Unicode."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import unicodedata
+
+import pytest
+import regex
+
+from stages.text.characters import PUNCTUATION
+from stages.text.normalize import by_rules, simplified_utf8, simplify
+
+NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
+GAP = re.compile(rf"[\s{re.escape(PUNCTUATION)}]")
+
+
+def reference(text: str) -> str:
+    """datatrove's steps, one after the other."""
+    joined = " ".join(word for word in GAP.sub(" ", NUMBER.sub("0", text.lower())).split(" ") if word)
+    return "".join(c for c in unicodedata.normalize("NFD", joined) if unicodedata.category(c) != "Mn").strip()
+
+
+def test_every_character_alone_and_between_others():
+    """256 characters at a time; one at a time where the kernel might leave the text to `by_rules`."""
+    for block in range(0, sys.maxunicode + 1, 256):
+        chars = [chr(code) for code in range(block, block + 256)]
+        sure = [c for c in chars if not any(map(unicodedata.combining, c)) or unicodedata.category(c) == "Mn"]
+        text = "".join(f" {c} x{c}1{c}2 AΣ{c} ΑΣ{c}Α {c}" for c in sure)
+        assert simplify(text) == reference(text), hex(block)
+        for c in chars if len(sure) < 256 else ():
+            assert simplify(f"AΣ{c}1{c}2 {c}") == reference(f"AΣ{c}1{c}2 {c}"), hex(ord(c))
+
+
+def test_random_texts_of_awkward_characters():
+    rng = random.Random(3)
+    pool = [c for c in map(chr, range(sys.maxunicode + 1)) if c.lower() != c or unicodedata.decomposition(c)
+            or unicodedata.category(c) in ("Mn", "Mc", "Nd", "Zs", "Cc", "Pd", "Po", "Lm", "Cs")]
+    for _ in range(60_000):
+        text = "".join(rng.choice(pool) if rng.random() < 0.5 else rng.choice(" aAΣσ1.,،é'.:\u0301\u0345가한")
+                       for _ in range(rng.randint(0, 14)))
+        assert simplify(text) == by_rules(text) == reference(text), ascii(text)
+
+
+@pytest.mark.parametrize(("text", "simplified"), [
+    ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"), ("ΟΔΥΣΣΕΥΣ' ΑΣ", "οδυσσευς ας"), ("ΑΣ'Α", "ασ α"), ("Σ", "σ"), ("ΑΣ\u0301", "ας"),
+    ("İstanbul K Å", "istanbul k a"), ("1.2.3,4 5. 6،7 ٣٫٤", "0 0 0 0 0"), ("\u0301 a \u0301", "a"),
+    ("a \u0301 b", "a  b"), ("한글", unicodedata.normalize("NFD", "한글")),
+    ("１２3", "0"), ("\ud800x", "\ud800x"), ("ꦄ꧀ꦄ", "ꦄ꧀ꦄ"), ("", "")])
+def test_known_cases(text, simplified):
+    assert simplify(text) == simplified == reference(text)
+
+
+def test_utf8_is_that_of_the_text():
+    text = "Café \U0001d7d8\U00010400 3.14 — 今天"
+    assert simplified_utf8(text).tobytes() == simplify(text).encode() == reference(text).encode()
