@@ -6,6 +6,7 @@ near-duplicates, exact copies under another URL, too short ones, boilerplate, ot
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import random
@@ -30,6 +31,11 @@ GERMAN = ("Die Verarbeitung großer Textmengen ist eine Aufgabe, die man sorgfä
 
 def sentences() -> list[str]:
     """Prose sentences of the documentation topics, in a fixed order."""
+    return list(_sentences())
+
+
+@functools.cache
+def _sentences() -> tuple[str, ...]:
     found = []
     for name in sorted(topics):
         text = " ".join(re.sub(r"[*`_|=~^<>{}\[\]+-]", " ", topics[name]).split())
@@ -37,7 +43,7 @@ def sentences() -> list[str]:
             words = sentence.split()
             if 8 <= len(words) <= 40 and sentence[0].isupper() and sum(w.isalpha() for w in words) > 0.7 * len(words):
                 found.append(sentence)
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
 
 
 def _html(title: str, paragraphs: list[str]) -> str:

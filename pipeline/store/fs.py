@@ -104,7 +104,8 @@ class Store:
         the interpreter exits, which aborts the process.
         """
         if sha256:                                     # page checksums do not cover headers and footer
-            with tempfile.TemporaryDirectory() as scratch, open_parquet(self.checked(path, sha256, scratch)) as file:
+            with (contextlib.nullcontext("") if self.local is not None else tempfile.TemporaryDirectory() as scratch,
+                  open_parquet(self.checked(path, sha256, scratch)) as file):      # a local file needs no copy
                 yield file
             return
         with _unreadable(path), self.open(path) as f, open_parquet(f) as file:

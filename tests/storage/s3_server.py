@@ -44,6 +44,7 @@ class Request:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True          # the body of an answer would wait 40 ms for the ACK of its headers
     server: _Proxy
 
     def log_message(self, *_: object) -> None:

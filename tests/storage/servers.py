@@ -13,6 +13,7 @@ from typing import Any
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True          # the body of an answer would wait 40 ms for the ACK of its headers
     server: Server
 
     def log_message(self, *_: object) -> None:
