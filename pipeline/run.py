@@ -27,6 +27,7 @@ from pipeline.heal import until_sound
 from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
+from pipeline.plan.changes import run_before
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node
@@ -101,7 +102,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt
                 attempt += 1
-            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
+            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base,
+                         before=run_before(store, name))
 
         def snapshot(doc: dict[str, Any]) -> None:
             data = json.dumps(doc).encode()

@@ -120,6 +120,7 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     running, no job is started, and a message says so."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
+    from pipeline.plan.changes import run_before
 
     check_store(store)
     address = auth.job_server(address)
@@ -147,7 +148,8 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     packages = [root for root in roots().values() if root] if ship_code else []
     while True:
         job = jobs.job_id(store.root, run, attempt)
-        note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base)
+        note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base,
+                     before=run_before(store, run))
         arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
         try:
             new = jobs.submit(address, job, arguments, python=python, packages=packages)

@@ -15,6 +15,7 @@ from pipeline.cluster.cancellation import interrupted
 from pipeline.cluster.dispatch import begin, confined_to, end
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.cluster.queue import Queue, QueueEntry, Submission
+from pipeline.plan.changes import run_before
 from pipeline.store.lease import LeaseHeld, identity
 from pipeline.store.log import Fenced
 
@@ -70,7 +71,8 @@ def _drive(store: Store, entry: QueueEntry, submission: Submission, backend: opt
            address: str | None, insecure_local: bool, allow_code: bool) -> None:
     from pipeline.run import default_workers, make_backend, run_recipe
 
-    note_attempt(store, entry.run, entry.attempt, "local", recipe=submission.name, base=submission.base)
+    note_attempt(store, entry.run, entry.attempt, "local", recipe=submission.name, base=submission.base,
+                 before=run_before(store, entry.run))
     if asked_to_stop(store, entry.run, entry.attempt):
         raise KeyboardInterrupt("cancelled before it began; nothing was run")
     opt.check_backend(backend, address, insecure_local)

@@ -42,7 +42,7 @@ LONGEST_NAME = 200
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
 #: fields read from run.json and progress.json, with their types
 _FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base", "host", "begun",
-                                          "version", "python", "author"), str)}
+                                          "version", "python", "author", "before"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
              "running": list, "failures": list}
 
