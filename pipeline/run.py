@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline.base.collector import rarely_collected
+from pipeline.base.machine import usable_cores
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
 from pipeline.engine.driver.bad_files import BadFiles
@@ -336,5 +336,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many child processes a run has if nobody says: one for each core that this process may use."""
+    return usable_cores()
