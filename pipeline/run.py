@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.base.collector import rarely_collected
 from pipeline.base.machine import usable_cores
-from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
+from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, keep_recipe, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import TaskFailed
@@ -145,7 +145,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     if hub is not None:
         recipe.pin_tokenizer(hub.pinned)
         store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())
-    store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
+    keep_recipe(store, name, recipe.canonical_yaml().encode(), recipe.text)
     keep_code(store, name, recipe.code)
     recipe.keep_code_at(code_folder(name))
     for path, why in mended.items():
