@@ -353,6 +353,14 @@ def test_a_damaged_part_is_not_counted(sites, tmp_path):
         playground(site).answer(c(1, min_doc_words=150), exact=True)
 
 
+def test_each_threshold_says_on_which_side_documents_are_dropped(sites):
+    sides = {key["key"]: key["drops"] for step in playground(sites("english", "until-drop")).steps()
+             for key in step["keys"]}
+    assert sides["min_doc_words"] == "less" and sides["max_doc_words"] == "more"
+    # its name says the opposite
+    assert sides["max_non_alpha_words_ratio"] == "less" and sides["line_punct_exclude_zero"] == ""
+
+
 def test_a_step_that_is_not_ours_is_not_run_and_unknown(sites, tmp_path):
     """The recipe's own file is never imported; what it would do to documents that get there now is not known."""
     site = tmp_path / "site"
