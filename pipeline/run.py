@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,8 @@ from itertools import chain
 from typing import Any
 
 from pipeline.base.collector import rarely_collected
-from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, note_attempt
+from pipeline.base.machine import usable_cores
+from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, keep_recipe, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import TaskFailed
@@ -28,6 +28,7 @@ from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
 from pipeline.passes.streams import hide_stale, note_streams
+from pipeline.plan.changes import run_before
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
 from pipeline.plan.nodes import Node
@@ -103,7 +104,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt
                 attempt += 1
-            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base)
+            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base,
+                         before=run_before(store, name))
 
         def snapshot(doc: dict[str, Any]) -> None:
             data = json.dumps(doc).encode()
@@ -146,7 +148,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     if hub is not None:
         recipe.pin_tokenizer(hub.pinned)
         store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())
-    store.write(f"runs/{name}/recipe.yaml", recipe.canonical_yaml().encode())
+    keep_recipe(store, name, recipe.canonical_yaml().encode(), recipe.text)
     keep_code(store, name, recipe.code)
     recipe.keep_code_at(code_folder(name))
     for path, why in mended.items():
@@ -342,5 +344,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many child processes a run has if nobody says: one for each core that this process may use."""
+    return usable_cores()

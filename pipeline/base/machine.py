@@ -1,9 +1,15 @@
-"""Properties of this machine on which results may depend."""
+"""Properties of this machine: its CPU, on which results may depend, and its cores."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_tag() -> str:

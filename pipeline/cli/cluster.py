@@ -119,7 +119,8 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     """Start a Ray job for the next attempt at `run`, on the job server `address`. If an attempt is already submitted or
     running, no job is started, and a message says so."""
     from pipeline.base import auth
-    from pipeline.cluster.attempts import facts_of, keep_code, note_attempt, note_refusal, standing
+    from pipeline.cluster.attempts import facts_of, keep_code, keep_recipe, note_attempt, note_refusal, standing
+    from pipeline.plan.changes import run_before
 
     check_store(store)
     address = auth.job_server(address)
@@ -142,12 +143,13 @@ def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str
     # that two senders cannot start it twice. Otherwise a new attempt begins.
     if attempt == 0 or job_state is not None or now.state != "submitted":
         attempt += 1
-    store.write(f"runs/{run}/recipe.yaml", recipe.canonical_yaml().encode())
+    keep_recipe(store, run, recipe.canonical_yaml().encode(), recipe.text)
     keep_code(store, run, recipe.code)
     packages = [root for root in roots().values() if root] if ship_code else []
     while True:
         job = jobs.job_id(store.root, run, attempt)
-        note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base)
+        note_attempt(store, run, attempt, "job", job=job, address=address, recipe=recipe.name, base=recipe.base,
+                     before=run_before(store, run))
         arguments = ["resume", "--job", str(attempt), "--store", store.root, *options, "--", run]
         try:
             new = jobs.submit(address, job, arguments, python=python, packages=packages)

@@ -16,12 +16,16 @@ from pipeline.store.errors import cannot_write
 
 #: most rows of a table, and characters of an excerpt, in the terminal
 ROWS, EXCERPT = 12, 200
+#: most lines of each part of the summary, which has about 30 in all: notes, keys of the recipe, reasons of one dataset,
+#: datasets with their reasons, and figures
+NOTES, KEYS, REASONS, CHANGED, TOTALS = 2, 4, 3, 8, 6
 MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 
-def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool) -> None:
-    """Compare two runs, each given by its name or folder. Print the result as text or JSON; with `html`, also write it
-    as a page to this file."""
+def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool,
+            full: bool = False) -> None:
+    """Compare two runs, each given by its name or folder. Print a summary, with `full` all of
+    the result, or JSON; with `html`, also write it as a page to this file."""
     from pipeline.report.compare import FinishedRun, compare_runs
     from pipeline.report.compare_html import render
 
@@ -38,24 +42,63 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
     if json_lines:
         typer.echo(json_text(document))
         return
-    for line in lines(document):
+    for line in lines(document) if full else summary(document):
         typer.echo(visible(line))
     if html is not None:
         typer.echo(visible(f"\npage: {html}"))
+
+
+def summary(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a summary of the comparison, of about 30 lines: changes of the recipe, documents by change, and totals."""
+    from pipeline.report.compare_html import by_difference, datasets, fate, overview
+
+    yield from _head(document, NOTES)
+    if document["equal"]:
+        return
+    yield from _recipe(document["recipe"], KEYS)
+    yield "\ndocuments that end differently"
+    shown: list[str] = []
+    same = []
+    for name, section in datasets(document):
+        changes = _changes(section)
+        if not changes:
+            same.append(name)
+            continue
+        shown.append(f"  {name}: {', '.join(changes)}")
+        groups = section["groups"]
+        shown += [f"    {group['docs']:,} {fate(group['before'])} → {fate(group['after'])}"
+                  for group in groups[:REASONS]]
+        if len(groups) > REASONS:
+            shown.append(f"    {sum(group['docs'] for group in groups[REASONS:]):,} in other ways")
+    yield from shown[:CHANGED]
+    if len(shown) > CHANGED:
+        yield f"    and {len(shown) - CHANGED:,} more lines"
+    if same:
+        yield f"  none of {', '.join(same)}"
+    different, _ = by_difference([row for row in overview(document) if " · " not in row["name"]])
+    yield from _table("totals", different, TOTALS, more=False)
+    yield "\n--full shows examples and all figures that differ; --html FILE makes a page of them"
+
+
+def _head(document: dict[str, Any], most: int) -> Iterator[str]:
+    for side in ("before", "after"):
+        run = document[side]
+        yield f"{side:6} {run['run']}  in {run['store']}, recipe {run['recipe'][:16]}"
+    yield from (f"note: {note}" for note in document["notes"][:most])
+    if len(document["notes"]) > most:
+        yield f"and {plural(len(document['notes']) - most, 'more note')}: --full has them"
+    if document["equal"]:
+        yield "the two runs say the same: nothing differs but measured times"
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the comparison as text for people."""
     from pipeline.report.compare_html import by_difference, datasets, overview, sections
 
-    for side in ("before", "after"):
-        run = document[side]
-        yield f"{side:6} {run['run']}  in {run['store']}, recipe {run['recipe'][:16]}"
-    yield from (f"note: {note}" for note in document["notes"])
+    yield from _head(document, len(document["notes"]))
     if document["equal"]:
-        yield "the two runs say the same: nothing differs but measured times"
         return
-    yield from _recipe(document["recipe"])
+    yield from _recipe(document["recipe"], len(document["recipe"]))
     different, equal = by_difference(overview(document))
     yield from _table("documents and tokens", different, 4 * ROWS)
     yield f"  {len(equal):,} are equal"
@@ -67,17 +110,19 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"  {more}{section['equal']:,} are equal"
 
 
-def _recipe(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _recipe(rows: list[dict[str, Any]], most: int) -> Iterator[str]:
     from pipeline.report.compare_html import value
 
     yield f"\nrecipe: {plural(len(rows), 'key')} {'differs' if len(rows) == 1 else 'differ'}"
-    for row in rows:
+    for row in rows[:most]:
         sides = [value(row[side]) for side, without in (("before", "added"), ("after", "removed"))
                  if row["change"] != without]
         yield f"{MARKS[row['change']]} {row['key']}: {' → '.join(sides)}"
+    if len(rows) > most:
+        yield f"  and {len(rows) - most:,} more: --full has them"
 
 
-def _table(title: str, rows: list[dict[str, Any]], most: int) -> Iterator[str]:
+def _table(title: str, rows: list[dict[str, Any]], most: int, more: bool = True) -> Iterator[str]:
     from pipeline.report.compare_html import change, cut, figure
 
     shown = cut(rows, most)
@@ -89,16 +134,21 @@ def _table(title: str, rows: list[dict[str, Any]], most: int) -> Iterator[str]:
     widths = [max((len(row[i]) for row in cells), default=0) for i in range(4)]
     yield f"\n{title}"
     yield from (f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in cells)
-    if len(rows) > len(shown):
+    if more and len(rows) > len(shown):
         yield f"  and {len(rows) - len(shown):,} more that differ less: --json has them"
+
+
+def _changes(section: dict[str, Any]) -> list[str]:
+    """Return how many documents of a dataset changed in each way, as words."""
+    words = {"other_reason": "dropped for another reason", "changed_text": "kept with another text"}
+    return [f"{n:,} {words.get(kind, kind.replace('_', ' '))}" for kind, n in section["changes"].items() if n]
 
 
 def _documents(name: str, section: dict[str, Any]) -> Iterator[str]:
     from pipeline.report.compare_html import decided, fate
 
-    changes = {kind: n for kind, n in section["changes"].items() if n}
-    yield f"\n{name}: {plural(section['same'], 'document')} the same" + "".join(
-        f", {n:,} {kind.replace('_', ' ')}" for kind, n in changes.items())
+    same = f"{plural(section['same'], 'document')} kept or dropped as before"
+    yield f"\n{name}: {', '.join([same, *_changes(section)])}"
     for group in section["groups"][:ROWS]:
         sources = ", ".join(f"{source} {n:,}" for source, n in group["sources"].items())
         yield f"  {group['docs']:,} {fate(group['before'])} → {fate(group['after'])}  ({sources})"

@@ -15,6 +15,7 @@ from pipeline.cluster.cancellation import interrupted
 from pipeline.cluster.dispatch import begin, confined_to, end
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.cluster.queue import Queue, QueueEntry, Submission
+from pipeline.plan.changes import run_before
 from pipeline.store.lease import LeaseHeld, identity
 from pipeline.store.log import Fenced
 
@@ -68,9 +69,11 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
 
 def _drive(store: Store, entry: QueueEntry, submission: Submission, backend: opt.BackendName, workers: int | None,
            address: str | None, insecure_local: bool, allow_code: bool) -> None:
+    # before the import, which takes long: the queue's page links to the run already
+    note_attempt(store, entry.run, entry.attempt, "local", recipe=submission.name, base=submission.base,
+                 before=run_before(store, entry.run))
     from pipeline.run import default_workers, make_backend, run_recipe
 
-    note_attempt(store, entry.run, entry.attempt, "local", recipe=submission.name, base=submission.base)
     if asked_to_stop(store, entry.run, entry.attempt):
         raise KeyboardInterrupt("cancelled before it began; nothing was run")
     opt.check_backend(backend, address, insecure_local)

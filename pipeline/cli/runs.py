@@ -64,6 +64,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
     """Run a recipe with this process as the driver (the process that leads the run), and print the result. `workers` is
     the number of child processes; None means one per core of this machine or, with `address`, of the cluster."""
+    from pipeline.plan.changes import compare_command
     from pipeline.run import default_workers, make_backend, run_recipe
 
     if address is None:
@@ -82,6 +83,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
         if summary.shards:
             typer.echo("tokens: " + ", ".join(f"{s} {n:,}" for s, n in summary.shards.items()))
         typer.echo(f"report: {report_at}")
+        if command := compare_command(opt.open_store(store), summary.run):
+            typer.echo(visible(f"what changed since the run before: {command}"))
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
@@ -270,6 +273,7 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
            = None,
            examples: Annotated[int, typer.Option(min=0, max=20, metavar="N", help=
                                                  "Documents shown of each change of a dataset in a comparison.")] = 5,
+           full: Annotated[bool, typer.Option("--full", help="Print the whole comparison, not a summary.")] = False,
            json_lines: opt.JsonOpt = False) -> None:
     """Write the report of a run again, or compare two runs.
 
@@ -287,7 +291,7 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
     if compare is not None:
         from pipeline.cli.compare_runs import compare as compare_runs
 
-        compare_runs(compare, run, store, examples, html, json_lines)
+        compare_runs(compare, run, store, examples, html, json_lines, full)
         return
     if html is not None:
         raise BadUsage("--html writes a comparison; give the other run with --compare (a report's page is written to "

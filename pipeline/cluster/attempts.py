@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.base.redact import redact_json
+from pipeline.base.redact import redact, redact_json
 from pipeline.cluster.origin import origin
 from pipeline.store.fs import Store
 from pipeline.store.lease import alive
@@ -41,8 +41,10 @@ LONGEST_NAME = 200
 #: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
 #: fields read from run.json and progress.json, with their types
+#: file in the folder of a run: the recipe as its author wrote it
+RECIPE_TEXT = "recipe.text.yaml"
 _FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base", "host", "begun",
-                                          "version", "python", "author"), str)}
+                                          "version", "python", "author", "before"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
              "running": list, "failures": list}
 
@@ -286,7 +288,17 @@ class LogReader:
                 self.piece, self.offset = self.piece + 1, 0
 
 
-# -- the user's own code ---------------------------------------------------------------------------------------------
+# -- the recipe, and the user's own code -----------------------------------------------------------------------------
+def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
+    """Write the recipe of a run, in full as recipe.yaml and as its author wrote it as recipe.text.yaml. If there is no
+    such `text`, both are written in full. A run that is resumed from its recipe.yaml keeps the text that it has."""
+    written = f"runs/{run}/{RECIPE_TEXT}"
+    path = f"runs/{run}/recipe.yaml"
+    if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):
+        store.write(written, recipe if text is None else redact(text).encode())
+    store.write(path, recipe)
+
+
 def keep_code(store: Store, run: str, files: Sequence[str]) -> None:
     """Copy the Python files that the recipe lists under `code:` into the folder of the run."""
     for path in files:

@@ -22,6 +22,7 @@ from typing import Any
 
 from pipeline.base import confinement
 from pipeline.base.clock import SYSTEM
+from pipeline.base.machine import usable_cores
 from pipeline.base.scratch import user_folder
 from pipeline.engine.backends.fingerprint import declared_libraries, fingerprint
 from pipeline.engine.backends.pools import OWN_MB
@@ -124,7 +125,7 @@ def _memory() -> Iterator[Check]:
         used, total = memory_use()
     except OSError:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     each = (total - (OWN_MB << 20)) / cores
     yield check("memory", _level(each, CORE_BYTES), f"{_mb(total)}, {_mb(total - used)} of it free, for {cores} cores",
                 "use fewer --workers, or give the machine (or its container: memory limit of the cgroup) more; a child "

@@ -5,10 +5,12 @@ decides it."""
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import yaml
 
+from pipeline.cluster.attempts import bad_name, facts_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import key_path
 from pipeline.store.fs import Store
@@ -33,6 +35,25 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def run_before(store: Store, run: str) -> str:
+    """Return the name of the run that finished last before `run` begins ("": none), to be noted in its run.json. An
+    attempt that begins after the run itself has finished keeps the name that an earlier attempt noted."""
+    latest = latest_run(store)
+    return str(facts_of(store, run).get("before", "")) if latest == run else latest or ""
+
+
+def compare_command(store: Store, run: str) -> str | None:
+    """Return the command that compares a finished run with the run before it. None if there was no run before it, or if
+    that run made other datasets."""
+    before = facts_of(store, run).get("before", "")
+    if before == run or bad_name(before) is not None or not store.exists(f"runs/{before}/tasks.parquet"):
+        return None
+    first, second = (run_recipe_of(store, name).get("datasets") for name in (before, run))
+    if not isinstance(first, dict) or not isinstance(second, dict) or first.keys() != second.keys():
+        return None
+    return shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.base.machine import usable_cores
 from pipeline.plan.changes import changes
 from pipeline.plan.fresh import FreshNodes
 from pipeline.plan.lint import lint
@@ -34,6 +35,9 @@ TOKENIZER_SPEED, SHARD_SPEED, UNKNOWN_SPEED = 4e6, 8e6, 5e6
 #: CPU time of a pass that replays verdicts (processes only the documents whose verdict changes), as a share of the CPU
 #: time of the whole pass, when about one verdict of ten changes
 REPLAYED = 0.2
+#: CPU seconds that a child process takes to load the steps of a pass before its first task: libraries, models and
+#: compiled functions. The first run of an installation also compiles these functions, which takes some seconds more
+START_CPU_S = 0.8
 #: COMPRESSED: bytes that a pass writes per byte of text (Parquet, zstd). READ_SPEED: bytes that a pass reads per
 #: CPU-second. INFLATE_SPEED: bytes that a task inflates per CPU-second to find where a big file can be split.
 COMPRESSED, READ_SPEED, INFLATE_SPEED = 0.45, 3e8, 5e8
@@ -193,6 +197,7 @@ class Flow:
         self.barriers = {name: barrier for name, (_, barrier, _, _) in planner.barriers.items()}
         self.recipe, self.target, self.speeds, self.inputs = recipe, planner.target, speeds, inputs
         self.text: dict[str, dict[str, float]] = {}
+        self.cores = usable_cores()
 
     def row(self, state: NodeState) -> dict[str, Any]:
         """Return the line of the plan for one node (pass, barrier …), as a dict. `partitions` is None while the number
@@ -219,7 +224,14 @@ class Flow:
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
                 "replayed": state.replayed,
                 "expected_partitions": self._expected(node, bytes_in) if state.unknown else None,
-                "bytes_in": int(bytes_in), "cpu_s": round(cpu * share, 1), "disk_bytes": int(disk * share)}
+                "bytes_in": int(bytes_in), "cpu_s": round(cpu * share + self._starting(state, status), 1),
+                "disk_bytes": int(disk * share)}
+
+    def _starting(self, state: NodeState, status: str) -> float:
+        """Return the CPU time that child processes, one per core at most, take to load the steps of a pass."""
+        if state.node.kind != "pass" or status == "fresh":
+            return 0.0
+        return START_CPU_S * min(max(state.stale + state.pending, 1), self.cores)
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
         """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources; None for

@@ -72,6 +72,7 @@ def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence
     checker.stop_if_failed()
     assert isinstance(recipe, Recipe)
     recipe._name, recipe._base, recipe._marks = name, base, marks
+    recipe._text = None if overrides or inputs else text
     if allow_custom:
         recipe.code[:] = [os.path.normpath(os.path.join(base, path)) for path in recipe.code]
         try:

@@ -136,6 +136,13 @@ class Recipe(RecipeModel):
     _marks: Marks | None = PrivateAttr(None)
     _kept_at: str = PrivateAttr("")
     _pinned: str = PrivateAttr("")
+    _text: str | None = PrivateAttr(None)
+
+    @property
+    def text(self) -> str | None:
+        """The text of the recipe, with comments, as its author wrote it. None if settings or inputs were overridden, so
+        that the recipe says something else."""
+        return self._text
 
     @property
     def name(self) -> str:

@@ -117,7 +117,7 @@ def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES)
         "before": _about(before), "after": _about(after),
         "recipe": recipe, "figures": figures,
         "documents": documents, "only_before": only[0], "only_after": only[1],
-        "notes": _notes(before, after, documents, only),
+        "notes": _notes(before, after, documents, only, figures),
     }
     different = [row for row in figures if not row["measured"] and row["before"] != row["after"]]
     complete = not any(any(section["missing"].values()) for section in documents.values())
@@ -131,7 +131,8 @@ def _about(run: FinishedRun) -> dict[str, Any]:
             "order": run.report["order"], "missing_records": run.report["missing_records"]}
 
 
-def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], only: list[list[str]]) -> list[str]:
+def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], only: list[list[str]],
+           figures: list[dict[str, Any]]) -> list[str]:
     """Return sentences about the limits of the comparison: recipes and parts (files of documents) that cannot be read,
     and datasets that only one run has."""
     notes = []
@@ -142,6 +143,11 @@ def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], o
                   f"`tokenmill store gc`, or damaged); documents that only the other run has count as unknown: "
                   f"{'; '.join(section['missing_parts'][key])}; run its recipe again to make them anew"
                   for name, section in documents.items() if section["missing"][key]]
+    trained = [side for side in ("before", "after") if any(
+        row[side] is not None for row in figures if row["path"][0] == "training")]
+    if len(trained) == 1:
+        run = before if trained == ["before"] else after
+        notes.append(f"only {run.name} was trained: its losses have nothing to be compared with")
     for names, run in zip(only, (before, after)):
         if names:
             notes.append(f"only {run.name} has {', '.join(names)}: its documents have nothing to be compared with")

@@ -13,14 +13,13 @@ from pipeline.base import humanize
 from pipeline.base.visible import visible_json
 from pipeline.report import charts
 from pipeline.report.html import environment, marked
+from pipeline.report.side_by_side import HASHES
 
 #: sections of report.json in the order of the page, with their titles. Sections that are not named follow
 TITLES = {"sources": "Sources", "funnel": "Funnel", "datasets": "Reasons, languages, lengths, scores",
           "duplicates": "Duplicates", "tokens": "Tokens", "mixture": "Mixture", "order": "Order",
           "training": "Training", "lineage": "Outputs", "passes": "Passes", "stages": "Stages",
           "tasks": "Cost of nodes", "missing_records": "Missing records"}
-#: sections whose measured figures repeat those of the nodes in finer detail: a terminal leaves them out
-DETAILED = ("lineage", "passes", "stages")
 #: most rows of a table of the page, and most reasons listed for a dataset
 ROWS, GROUPS = 60, 40
 #: characters of a value of a recipe
@@ -53,7 +52,8 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         else:
             is_overview = section == "tokens" and what in ("docs", "tokens", "val_tokens")
         if is_overview:
-            out.append({**row, "name": " · ".join([*names[:1], *names[2:]]),
+            first = f"shards {names[0]}" if section == "tokens" and names else "".join(names[:1])
+            out.append({**row, "name": " · ".join([first, *names[2:]]),
                         "what": {"docs": "documents", "val_tokens": "held-out tokens"}.get(what, what)})
     return out
 
@@ -71,21 +71,36 @@ def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
     """Return the figures that differ between the runs and are not in the overview, by section of the report: {title,
-    rows, left_out, equal}. If a section has more than `most` such figures, those with the largest relative difference
-    are kept. With `brief`, measured figures (such as times) of the DETAILED sections are left out."""
+    rows, left_out, equal}. A section that only one run has is left out. If a section has more than `most` such figures,
+    those with the largest relative difference are kept. With `brief`, figures that say nothing about documents are left
+    out: measured ones (such as times), hashes, and bins of histograms."""
     in_overview = {tuple(row["path"]) for row in overview(document)}
+    lonely = one_sided(document["figures"])
     by_section: dict[str, list[dict[str, Any]]] = {}
     for row in document["figures"]:
-        if tuple(row["path"]) not in in_overview:
+        if tuple(row["path"]) not in in_overview and row["path"][0] not in lonely:
             by_section.setdefault(row["path"][0], []).append(row)
     out = []
     for name in [*(name for name in TITLES if name in by_section),
                  *(name for name in by_section if name not in TITLES)]:
         different, equal = by_difference(by_section[name])
-        largest = cut([row for row in different if not (brief and row["measured"] and name in DETAILED)], most)
+        different = [row for row in different if not (brief and _is_technical(row))]
+        largest = cut(different, most)
         out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": largest,
                     "left_out": len(different) - len(largest), "equal": len(equal)})
     return [section for section in out if section["rows"]]
+
+
+def one_sided(figures: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the sections of the report that only one run has, such as that of a training: section → side."""
+    sides: dict[str, set[str]] = {}
+    for row in figures:
+        sides.setdefault(row["path"][0], set()).update(side for side in ("before", "after") if row[side] is not None)
+    return {section: side for section, (side, *others) in sides.items() if not others}
+
+
+def _is_technical(row: Mapping[str, Any]) -> bool:
+    return row["measured"] or row["path"][-1] in HASHES or "bins" in row["path"]
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
@@ -102,7 +117,7 @@ def figure(row: Mapping[str, Any], side: str) -> str:
     """Format one figure of a row for people; "–" if the run does not have it. Hashes are cut to 12 characters."""
     number = row[side]
     if number is None:
-        return "–"
+        return "not in the top list" if row["path"][0] == "domains" and "top" in row["path"] else "–"
     if isinstance(number, str):
         return number[:12]
     unit = UNITS.get(row["path"][-1])

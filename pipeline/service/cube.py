@@ -30,7 +30,7 @@ from pipeline.service.replayed import SIDES, OwnThreshold
 #: bins of a threshold; about how many documents are checked to change sides at most once
 BINS, CHECKED = 64, 500
 #: what a cube counts, and on which sides; all documents on neither of these sides are dropped
-WEIGHTS = ("documents", "bytes", "tokens")
+WEIGHTS = ("documents", "bytes", "tokens", "tokens low", "tokens high")
 COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 
@@ -38,8 +38,8 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 class Cube:
     """Counts of documents as a function of one threshold. `start`, with the axes (group, side, weight), has the counts
     at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
-    is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights are documents,
-    bytes and, if the run made shards, tokens."""
+    is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS) are
+    documents, bytes and, if the run made shards, tokens: estimated, and the lower and upper end of their range."""
 
     step: int
     key: str
@@ -56,8 +56,8 @@ class Cube:
 
     def at(self, value: float) -> dict[str, Any]:
         """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
-        {estimate, low, high}. `low` and `high` are the counts at the two edges (limits of a bin) around the value.
-        Raises PlaygroundError for a value outside the edges."""
+        {estimate, low, high}. `low` and `high` are the counts at the two edges (limits of a bin) around the value; for
+        tokens, they are the ends of the range at these edges. Raises PlaygroundError for a value outside the edges."""
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)
@@ -65,8 +65,12 @@ class Cube:
         ends = [below] if self.edges[below] == value else [below, below + 1]
         sums = [self.start.sum(0) + self.deltas[:, :end].sum((0, 1)) for end in ends]
         mean, low, high = np.mean(sums, 0), np.min(sums, 0), np.max(sums, 0)
-        return {SIDES[side]: {what: {"estimate": round(mean[i, j]), "low": int(low[i, j]), "high": int(high[i, j])}
-                              for j, what in enumerate(self.weights)} for i, side in enumerate(COUNTED)}
+        counts = {SIDES[side]: {what: {"estimate": round(mean[i, j]), "low": int(low[i, j]), "high": int(high[i, j])}
+                                for j, what in enumerate(self.weights)} for i, side in enumerate(COUNTED)}
+        for count in counts.values():
+            for end in ("low", "high") if "tokens" in count else ():
+                count["tokens"][end] = count.pop(f"tokens {end}")[end]
+        return counts
 
     def to_json(self) -> dict[str, Any]:
         """Return the cube as JSON for a page. `cells` lists for each group (source and language) its counts at the
@@ -204,7 +208,8 @@ class _CubeBuilder:
         group, names = self.table.groups_shown
         weights = [np.ones(len(first)), self.table.bytes]
         if self.table.tokens is not None:
-            weights.append(np.nan_to_num(self.table.tokens))
+            tokens = self.table.tokens
+            weights += [tokens.estimate, tokens.low, tokens.high]
         start = np.zeros((len(names), len(COUNTED), len(weights)))
         deltas = np.zeros((len(names), len(edges) - 1, len(COUNTED), len(weights)))
         moves = first != last

@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.errors import TokenmillError
+from pipeline.plan.changes import compare_command
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.browse import CHOSEN, MANY, BrowseView, filter_parameters
@@ -104,8 +105,9 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
     running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
                          for name in ("running", "failures"))
     tunable = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
+    compare = await run_in_threadpool(compare_command, at, run) if d["state"] == "done" else None
     return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
-                failures=failures, tunable=tunable, operator=role is Role.operator,
+                failures=failures, tunable=tunable, compare=compare, operator=role is Role.operator,
                 recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
 
 

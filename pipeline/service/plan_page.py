@@ -23,9 +23,9 @@ async def planned(request: Request, submission: Submission, at: Store) -> dict[s
 
 
 def plan_page(request: Request, store: str, submission: Submission, result: Mapping[str, Any], *, action: str,
-              fields: Mapping[str, str], back: tuple[str, str]) -> HTMLResponse:
+              fields: Mapping[str, str], back: tuple[str, str], ask_name: bool = False) -> HTMLResponse:
     """Return the page that shows a plan. Its button sends `fields` to the URL `action`; `back` is the text and the URL
-    of the link that leads back."""
+    of the link that leads back. With `ask_name`, the page asks for a name of the run."""
     return page(request, "plan.html.j2", 200 if result["run"] else 422, store=store, name=submission.name,
                 plan=result["plan"], run=result["run"], problems=result["problems"],
-                fields={**fields, "request": submission.request}, action=action, back=back)
+                fields={**fields, "request": submission.request}, action=action, back=back, ask_name=ask_name)

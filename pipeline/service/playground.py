@@ -108,8 +108,9 @@ class Playground:
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value and
-        description; `number`, whether the value is a number; `type`, one of number, integer, boolean, or json for
-        anything else; `optional`, whether null is valid; and its bounds."""
+        description; `drops`, whether documents with `less` or with `more` are dropped ("": the rule is another);
+        `number`, whether the value is a number; `type`, one of number, integer, boolean, or json for anything else;
+        `optional`, whether null is valid; and its bounds."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -217,6 +218,13 @@ def _number(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) else None
 
 
+def _dropped_side(extra: Any) -> str:
+    """Return whether a threshold drops documents whose signals are below it ("less") or above it ("more"), from what
+    its declaration says (`stages.stage.decision`). "" if the declaration does not say it."""
+    low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
+    return "" if low == high else "less" if low else "more"
+
+
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
     """Return a key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists
     it."""
@@ -229,5 +237,6 @@ def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
     least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
     most = next((m.le for m in field.metadata if hasattr(m, "le")), None)
     return {"key": name, "value": value, "help": field.description or "",
+            "drops": _dropped_side(field.json_schema_extra),
             "number": isinstance(value, (int, float)) and not isinstance(value, bool), "type": kind,
             "optional": NoneType in types, "least": least, "most": most}

@@ -89,11 +89,11 @@ class Replayed:
 
 def summary(replayed: Replayed, total: int) -> dict[str, Any]:
     """Return the counts of an answer as JSON. Each count is {documents, bytes}. If the run made shards, a count also
-    has `tokens`, and `tokens_of`, the number of documents in shards to which these tokens belong. The values are
-    numbers or, if the documents are a sample of `total`, {estimate, low, high}."""
+    has `tokens`, and `tokens_of`, the number of documents in shards, whose tokens are counted and not estimated. The
+    values are numbers or, if the documents are a sample of `total` or tokens are estimated, {estimate, low, high}."""
     table, rows = replayed.table, replayed.rows
     was, now = replayed.sides
-    counts = _Counts(table.bytes[rows], None if table.tokens is None else table.tokens[rows], total)
+    counts = _Counts(table, rows, total)
     moves: list[dict[str, Any]] = []
     changed = np.flatnonzero(replayed.before != replayed.after)
     pairs = replayed.before[changed].astype(np.int64) * len(replayed.outcomes) + replayed.after[changed]
@@ -113,15 +113,18 @@ def summary(replayed: Replayed, total: int) -> dict[str, Any]:
 
 
 class _Counts:
-    """Counts documents, bytes and tokens by group. If there are fewer documents than `total`, they are a sample, and
-    the counts are estimates with intervals."""
+    """Counts documents, bytes and tokens by group, of the documents in `rows` of a table. If these are fewer documents
+    than `total`, they are a sample, and the counts are estimates with intervals."""
 
-    def __init__(self, sizes: np.ndarray, tokens: np.ndarray | None, total: int) -> None:
-        self._sampled, self._total = len(sizes), total
-        self._sums = {"bytes": sizes}
-        self._of = {"documents": np.ones(len(sizes), bool)}
-        if tokens is not None:
-            self._sums["tokens"], self._of["tokens_of"] = np.nan_to_num(tokens), ~np.isnan(tokens)
+    def __init__(self, table: DocumentTable, rows: np.ndarray, total: int) -> None:
+        self._sampled, self._total = len(rows), total
+        #: the values that are summed up: estimate, low and high of each document, which are often the same
+        self._sums = {"bytes": (table.bytes[rows],) * 3}
+        self._of = {"documents": np.ones(len(rows), bool)}
+        if table.tokens is not None:
+            tokens = table.tokens
+            self._sums["tokens"] = (tokens.estimate[rows], tokens.low[rows], tokens.high[rows])
+            self._of["tokens_of"] = tokens.counted[rows]
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
         """Return the counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places`
@@ -131,13 +134,22 @@ class _Counts:
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
                 count[name] = int(hits) if self._sampled >= self._total else _rounded(
                     count_interval(int(hits), self._sampled, self._total))
-        for name, values in self._sums.items():
-            values = _at(values, places)
-            squares = np.bincount(numbers, values * values, different).tolist()
-            for count, total, square in zip(result, np.bincount(numbers, values, different).tolist(), squares):
-                count[name] = int(total) if self._sampled >= self._total else _rounded(
-                    sum_interval(total, square, self._sampled, self._total))
+        for name, (estimate, low, high) in self._sums.items():
+            middles = self._intervals(numbers, different, _at(estimate, places))
+            sides = [middles, middles]
+            if low is not estimate:
+                sides = [self._intervals(numbers, different, _at(values, places)) for values in (low, high)]
+            for count, middle, below, above in zip(result, middles, *sides):
+                whole = (middle[0], below[1], above[2])
+                exact = self._sampled >= self._total and whole[1] == whole[2]
+                count[name] = int(middle[0]) if exact else _rounded(whole)
         return result
+
+    def _intervals(self, numbers: np.ndarray, different: int, values: np.ndarray) -> list[tuple[float, float, float]]:
+        """Return the sum of the values of each group, as (estimate, low, high)."""
+        sums = np.bincount(numbers, values, different).tolist()
+        squares = np.bincount(numbers, values * values, different).tolist()
+        return [sum_interval(found, square, self._sampled, self._total) for found, square in zip(sums, squares)]
 
 
 def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:

@@ -27,7 +27,7 @@ from pipeline.base.parquet import open_parquet
 from pipeline.passes.columnwise import DocumentColumns
 from pipeline.passes.storable import language_label
 from pipeline.service import sampling
-from pipeline.service.token_counts import TokenCounts
+from pipeline.service.token_counts import TokenColumns, TokenCounts, with_estimates
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 
@@ -102,8 +102,9 @@ class DocumentTable:
                 columns["reason"].append(np.full(len(rows), reasons.number(""), np.int32))
         joined = {name: np.concatenate(parts) if parts else np.zeros(0, np.int32) for name, parts in columns.items()}
         self.end, self.reason, self.bytes = joined["end"], joined["reason"], joined["bytes"]
-        #: tokens of each document, NaN for a document in no shard; None if the run made no shards
-        self.tokens: np.ndarray | None = joined.get("tokens")
+        #: tokens of each document; None if the run made no shards
+        self.tokens: TokenColumns | None = (
+            None if tokens is None else with_estimates(joined["tokens"], joined["bytes"], joined["source"]))
         self.file, self.row, self.reasons = joined["file"], joined["row"], reasons.names
         #: the rows of the sample
         self.sample = np.flatnonzero(np.concatenate(sampled)) if sampled else np.zeros(0, np.int64)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from pipeline.base.visible import visible
-from pipeline.cluster.queue import Queue
+from pipeline.cluster.attempts import RECIPE_TEXT
 from pipeline.recipe.edit import edit_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.service.access import operator, viewer
@@ -208,13 +208,13 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
-def save(request: Request, store: str, game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the run's recipe with the changes put in. Secrets and personal data in it are masked. If the recipe was
-    submitted to the queue, its comments stay; a run that was started by a command keeps no comments."""
-    text = _submitted_text(request.app.state.queues[store], run)
-    with contextlib.suppress(HttpProblem):  # for example, a step that is an alias cannot be changed in place
-        if text is not None:
-            return _answered(outward_text(_edited(game, text, "recipe.yaml", changes), []))
+def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
+    """Return the run's recipe with the changes put in, as its author wrote it, with its comments. If settings or inputs
+    were overridden when the run was started, it is the recipe in full. Secrets and personal data are masked."""
+    # The text may be missing, or written in a way that cannot be changed in place (for example, a step is an alias).
+    with contextlib.suppress(HttpProblem, FileNotFoundError):
+        text = read_file(at, f"runs/{run}/{RECIPE_TEXT}", RECIPE).decode("utf-8", "replace")
+        return _answered(outward_text(_edited(game, text, "recipe.yaml", changes), []))
     return _answered(outward_text(changed_recipe(game, at, run, changes), []))
 
 
@@ -223,16 +223,6 @@ def save(request: Request, store: str, game: GameOf, at: StoreOf, run: RunOf, ch
 def save_own(game: GameOf, body: Text) -> Response:
     """Put the changes into the recipe that you send. Its comments and the order of its keys stay."""
     return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
-
-
-def _submitted_text(queue: Queue, run: str) -> str | None:
-    """Return the text of the recipe with which a run was submitted to the queue. None if it was not, or if the run
-    differs from the text by overrides or inputs."""
-    entry = next((entry for entry in reversed(queue.recent()) if entry.run == run), None)
-    if entry is None:
-        return None
-    submission = queue.submission(entry.number)
-    return None if submission.overrides or submission.inputs else submission.text
 
 
 def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:

@@ -14,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.responses import RedirectResponse, Response
 
-from pipeline.cluster.attempts import facts_of
+from pipeline.base.visible import visible
+from pipeline.cluster.attempts import bad_name, facts_of
 from pipeline.cluster.queue import Submission
 from pipeline.service import tune
 from pipeline.service.access import Operator, Viewer, form_of, viewer
@@ -81,7 +82,7 @@ async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: s
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     return plan_page(request, store, submission, await planned(request, submission, at), action=way,
                      fields={"changes": _written(asked)},
-                     back=("Back to the thresholds", address(store, run, dataset, asked)))
+                     back=("Back to the thresholds", address(store, run, dataset, asked)), ask_name=True)
 
 
 @run_router.post("/run")
@@ -209,6 +210,9 @@ async def _submission(request: Request, at: Store, run: str, dataset: str,
 
     facts = await run_in_threadpool(facts_of, at, run)
     recipe = await run_in_threadpool(edited)
-    submission = Submission(request_id(form.get("request")), "", str(role), facts.get("recipe") or "recipe",
+    name = form.get("run", "").strip()
+    if name and (problem := bad_name(name)) is not None:
+        raise HttpProblem(422, "Not valid", visible(problem), "run", "choose another name")
+    submission = Submission(request_id(form.get("request")), name, str(role), facts.get("recipe") or "recipe",
                             facts.get("base") or base_of(request), recipe)
     return asked, submission

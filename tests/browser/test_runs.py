@@ -118,10 +118,15 @@ def test_a_threshold_is_moved_saved_and_run(site: Path, origin: str, open_page: 
     watched.clear()
     page.get_by_role("button", name="Run with these changes").click()
     expect(page.get_by_role("region", name="Changed settings")).to_contain_text("min_doc_words")
+    page.get_by_label("Name of the run").fill("longer")
+    assert faults(page) == []
     page.get_by_role("button", name="Run it").click()
     ended = page.get_by_role("region", name="What has ended")
     expect(ended).to_contain_text("done")
     ended.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("longer")
+    expect(page.locator("#live")).to_contain_text("tokenmill report --compare first longer")
+    assert faults(page) == []
     page.goto("/stores/s")
     shown = page.get_by_role("region", name=re.compile("Datasets")).get_by_role("link", name="kept of clean")
     expect(shown).to_have_text(re.compile(rf"^{counts[1]}\b"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from pipeline.service.settings import ServiceSettings
-from tests.browser.conftest import serving, settings_of
+from tests.browser.conftest import TIMEOUT_MS, serving, settings_of
 from tests.browser.pages import faults, kinds_of_pages, tab_order
 from tests.service.shard_site import make_site
 from tests.service.test_trainings import SPIKE, STEPS, write_training
@@ -159,6 +160,14 @@ def poll(page: Page) -> None:
         page.clock.run_for(PERIOD_MS)
 
 
+def expect_plots(page: Page, n: int) -> None:
+    """Wait until `n` plots were put into the page. `wait_for_function` needs `eval`, which the page's CSP forbids."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while page.evaluate("window.plots.length") != n:
+        assert time.monotonic() < deadline, page.evaluate("window.plots")
+        page.wait_for_timeout(50)
+
+
 def add_step(folder: Path, step: int, **more: Any) -> None:
     line = {"v": 1, "event": "step", "step": step, "tokens": 100 * step, "loss": 2.5, "streams": {"web": 2.5},
             "lr": 0.01, **more}
@@ -186,7 +195,7 @@ def test_a_running_trainings_page_changes_in_place_and_disturbs_nobody(running: 
     assert field.evaluate("(e) => [e.selectionStart, e.selectionEnd]") == [1, 3]
     expect(watching.locator("details")).to_have_attribute("open", "")
     assert region.evaluate("(e) => e.scrollLeft") == 70 and watching.evaluate("scrollY") == 210
-    watching.wait_for_function("window.plots.length === 1")
+    expect_plots(watching, 1)
     poll(watching)                                                 # nothing has changed
     poll(watching)
     assert watching.evaluate("window.plots") == [True] and len(plots) == 1, "drawn once, and shown when it was there"

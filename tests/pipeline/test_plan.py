@@ -212,6 +212,7 @@ def test_another_partition_size_is_planned_as_it_runs(site, tmp_path):
 def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch):
     monkeypatch.setattr(estimate, "LEAST_BYTES", 1e3)
     monkeypatch.setattr(estimate, "LEAST_CPU", 0.0)
+    monkeypatch.setattr(estimate, "START_CPU_S", 0.0)
     records = list(Log.read(Store(site / "store")).records())
     speeds = measured(records)
     assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.stages)
@@ -224,6 +225,21 @@ def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch
     cost = node(document, "extracted")["cpu_s"]
     really = sum(s["cpu_s"] for s in stats)
     assert 0.2 * really - 0.1 <= cost <= 5 * really + 0.1, "within the error of guessing what a WARC holds uncompressed"
+
+
+def test_the_start_of_child_processes_is_counted_once_per_core_and_pass(site, monkeypatch):
+    def costs(start: float, cores: int) -> dict[str, float]:
+        monkeypatch.setattr(estimate, "START_CPU_S", start)
+        monkeypatch.setattr(estimate, "usable_cores", lambda: cores)
+        document = plan(site, None, "datasets.clean.steps.gopher_quality.min_stop_words=3")
+        return {row["name"]: (row["cpu_s"], row["stale"], row["kind"], row["status"]) for row in document["nodes"]}
+
+    before = costs(0.0, 1)
+    for cores in (1, 64):
+        for name, (cpu, stale, kind, status) in costs(10.0, cores).items():
+            starts = 0 if kind != "pass" or status == "fresh" else min(max(stale, 1), cores)
+            assert cpu == pytest.approx(before[name][0] + 10 * starts, abs=0.2), name
+    assert any(row[1] > 1 for row in before.values())
 
 
 def test_text_that_is_known_is_not_guessed(site):

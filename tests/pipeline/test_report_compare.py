@@ -536,7 +536,7 @@ def test_what_changed_comes_first_and_equal_figures_are_folded(site, tokenmill, 
     rows = compare_html.overview(compared)
     different, equal = compare_html.by_difference(rows)
     assert different and equal and len(different) + len(equal) == len(rows)
-    out = tokenmill("report", "--compare", "first", "second", "--store", site["first"].store).out
+    out = tokenmill("report", "--compare", "first", "second", "--full", "--store", site["first"].store).out
     table = out.split("\ndocuments and tokens\n")[1].split("\n\n")[0].splitlines()
     assert table[-1].strip() == f"{len(equal):,} are equal"
     assert len(table) == len(different) + 1 and not any(line.endswith(" =") for line in table)
@@ -549,6 +549,35 @@ def test_what_changed_comes_first_and_equal_figures_are_folded(site, tokenmill, 
     assert open_.getparent().tag != "details"
 
 
+def test_the_command_prints_a_summary_unless_asked_for_all(site, tokenmill, compared):
+    arguments = "report", "--compare", "first", "second", "--store", site["first"].store
+    brief, full = tokenmill(*arguments).out, tokenmill(*arguments, "--full").out
+    assert len(brief.splitlines()) <= 30 < len(full.splitlines())
+    for text in (brief, full):
+        for name, section in compared["documents"].items():
+            for kind in ("newly_kept", "newly_dropped"):
+                if n := section["changes"][kind]:
+                    assert f"{n:,} {kind.replace('_', ' ')}" in text, name
+        assert "gopher_quality.min_doc_words: 50 → 80" in text
+    assert not re.search(r"rss|cpu s|wall s|content  |· bins ·", full)
+
+
+def test_a_training_that_only_one_run_had_is_a_note_and_no_figures():
+    def rows(*sides):
+        return [{"path": ["training", "loss"], "before": sides[0], "after": sides[1], "difference": None,
+                 "relative": None, "measured": False}]
+
+    assert compare_html.one_sided(rows(3.1, None)) == {"training": "before"}
+    assert compare_html.one_sided(rows(3.1, 3.0)) == {}
+    assert compare_html.sections({"figures": rows(3.1, None)}, 9) == []
+    assert len(compare_html.sections({"figures": rows(3.1, 3.0)}, 9)) == 1
+
+
+def test_a_domain_outside_of_a_list_is_not_said_to_be_missing():
+    row = {"path": ["domains", "clean", "top", "a.example", "kept"], "before": None, "after": 2}
+    assert compare_html.figure(row, "before") == "not in the top list"
+
+
 def test_datasets_in_which_documents_changed_come_first():
     same, moved = {"changes": {"newly_kept": 0}}, {"changes": {"newly_kept": 2}}
     document = {"documents": {"a": same, "b": moved, "c": same, "d": moved}}
@@ -558,7 +587,7 @@ def test_datasets_in_which_documents_changed_come_first():
 def test_hostile_texts_stay_harmless(site, tokenmill, tmp_path):
     page = tmp_path / "compare.html"
     said = tokenmill("report", "--compare", site["moved"].store / "runs" / "moved",
-                     site["first"].store / "runs" / "first", "--examples", "20", "--html", page)
+                     site["first"].store / "runs" / "first", "--examples", "20", "--full", "--html", page)
     html = page.read_text()
     assert "alert(1)" in html and "alert(1)" in said.out            # the hostile documents are among the examples
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said.out + html)

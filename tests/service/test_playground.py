@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.passes.outcomes import REASONS
@@ -18,6 +19,7 @@ from pipeline.service.cube import make_cube
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.sampling import in_sample
+from pipeline.service.token_counts import with_estimates
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from tests.service.tuned_site import CHAINS, make_site, run, sides, write_recipe
@@ -351,6 +353,14 @@ def test_a_damaged_part_is_not_counted(sites, tmp_path):
         playground(site).answer(c(1, min_doc_words=150), exact=True)
 
 
+def test_each_threshold_says_on_which_side_documents_are_dropped(sites):
+    sides = {key["key"]: key["drops"] for step in playground(sites("english", "until-drop")).steps()
+             for key in step["keys"]}
+    assert sides["min_doc_words"] == "less" and sides["max_doc_words"] == "more"
+    # its name says the opposite
+    assert sides["max_non_alpha_words_ratio"] == "less" and sides["line_punct_exclude_zero"] == ""
+
+
 def test_a_step_that_is_not_ours_is_not_run_and_unknown(sites, tmp_path):
     """The recipe's own file is never imported; what it would do to documents that get there now is not known."""
     site = tmp_path / "site"
@@ -384,27 +394,73 @@ def with_tokens(tmp_path_factory) -> Path:
     return site
 
 
-def test_tokens_are_those_of_the_tokenizer_where_there_are_any(with_tokens):
+def encoded(site: Path) -> dict[str, tuple[bool, int, int]]:
+    """The English documents of the dataset, kept or dropped: id → (is kept, tokens by the run's tokenizer, words)."""
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer
 
-    [path] = sorted((with_tokens / "store/shards").glob("tokenizer-*.json"))
+    [path] = sorted((site / "store/shards").glob("tokenizer-*.json"))
     tokenizer = Tokenizer.from_file(str(path))
-    rows = [row for part in (with_tokens / "store/datasets/clean").glob("*.parquet")
-            for row in pq.read_table(part).to_pylist() if row["language"] == "en"]
-    sizes = [(len(tokenizer.encode(row["text"], add_special_tokens=False).ids) + 1, row["signals"]["gopher_words"])
-             for row in rows]
-    game = playground(with_tokens)
+    return {row["id"]: (kept, len(tokenizer.encode(row["text"], add_special_tokens=False).ids) + 1,
+                        row["signals"].get("gopher_words") or 0)
+            for kept, folder in ((True, "datasets"), (False, "dropped"))
+            for part in (site / "store" / folder / "clean").glob("*.parquet") for row in pq.read_table(part).to_pylist()
+            if row["language"] == "en"}
+
+
+def english(figures: dict, side: str) -> dict:
+    """Add up the tokens of the English documents of an answer that are on this side after the changes."""
+    counts = [group["after"][side]["tokens"] for group in figures["groups"] if group["language"] == "en"]
+    counts = [n if isinstance(n, dict) else {"estimate": n, "low": n, "high": n} for n in counts]
+    return {key: sum(count[key] for count in counts) for key in ("estimate", "low", "high")}
+
+
+def test_tokens_of_documents_in_shards_are_those_of_the_tokenizer(with_tokens):
+    game, documents = playground(with_tokens), encoded(with_tokens)
     answer = game.answer(c(2, min_doc_words=150), exact=True)
-    kept = answer["totals"]["before"]["kept"]
-    assert (kept["tokens"], kept["tokens_of"]) == (sum(n for n, _ in sizes), len(rows)) and len(rows) > 5
-    assert answer["leaves"]["tokens"] == sum(n for n, words in sizes if words < 150) > 0
-    back = game.answer(c(2, min_doc_words=5), exact=True)["enters"]
-    assert back["documents"] > 0 and back["tokens"] == back["tokens_of"] == 0
+    kept = [(tokens, words) for is_kept, tokens, words in documents.values() if is_kept]
+    after = sum(tokens for tokens, words in kept if words >= 150)
+    assert answer["totals"]["before"]["kept"]["tokens_of"] == len(kept) > 5
+    assert english(answer, "kept") == {"estimate": after, "low": after, "high": after} and after > 0
     cube = make_cube(game, Changes(), 2, "min_doc_words")
     for edge in cube.edges[1::9]:
-        after = game.answer(c(2, min_doc_words=int(edge)), exact=True)["totals"]["after"]["kept"]
-        assert cube.at(edge)["kept"]["tokens"]["estimate"] == after["tokens"]
+        totals = game.answer(c(2, min_doc_words=int(edge)), exact=True)["totals"]["after"]["kept"]["tokens"]
+        assert cube.at(edge)["kept"]["tokens"] == totals
+
+
+def test_tokens_of_documents_in_no_shard_are_estimated_and_move_with_the_threshold(with_tokens):
+    game, documents = playground(with_tokens), encoded(with_tokens)
+    estimates = []
+    for least in (60, 40, 20, 5):
+        answer = game.answer(c(2, min_doc_words=least), exact=True)
+        enter = {id for id, *_ in game.outcomes(game.moved(c(2, min_doc_words=least))).documents()}
+        true = sum(tokens for id, (is_kept, tokens, _) in documents.items() if is_kept or id in enter)
+        kept = english(answer, "kept")
+        assert kept["low"] <= kept["estimate"] <= kept["high"] and abs(kept["estimate"] / true - 1) < 0.02, least
+        estimates.append(kept["estimate"])
+    assert estimates[0] < estimates[-1] and estimates == sorted(estimates)
+    enters = answer["enters"]
+    assert enters["documents"] > 0 and enters["tokens_of"] == 0
+    assert 0 < enters["tokens"]["low"] < enters["tokens"]["estimate"] < enters["tokens"]["high"]
+
+
+def test_the_range_of_estimated_tokens_is_that_of_the_documents_of_the_source():
+    rng = np.random.default_rng(5)
+    sizes, rates = rng.integers(100, 10_000, 4000).astype(float), rng.normal(0.25, 0.02, 4000)
+    sources = np.repeat([0, 1], 2000)
+    tokens = np.rint(sizes * rates * (1 + sources))                       # twice as many tokens per byte in source 1
+    known = np.where(np.arange(4000) % 4 == 0, tokens, np.nan)
+    columns = with_estimates(known, sizes, sources)
+    assert (columns.estimate[columns.counted] == tokens[columns.counted]).all()
+    inside = (columns.low <= tokens) & (tokens <= columns.high)
+    for source in (0, 1):
+        rows = ~columns.counted & (sources == source)
+        assert abs(columns.estimate[rows].sum() / tokens[rows].sum() - 1) < 0.01
+        assert 0.93 < inside[rows].mean() < 0.97
+    unseen = with_estimates(np.where(sources == 0, known, np.nan), sizes, sources)
+    assert (unseen.low[sources == 1] < unseen.estimate[sources == 1]).all(), "no document of source 1 is in a shard"
+    nothing = with_estimates(np.full(4000, np.nan), sizes, sources)
+    assert not nothing.counted.any() and not nothing.high.any()
 
 
 def test_what_a_step_lets_into_the_next_pass_is_unknown_even_with_all_signals(sites):

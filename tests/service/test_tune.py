@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from pipeline.cluster.queue import Submission
+from pipeline.recipe import load_recipe
 from pipeline.recipe.marks import parse_yaml
+from pipeline.run import make_backend, run_recipe
 from pipeline.service.app import create_app
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.settings import ServiceSettings
@@ -104,26 +105,35 @@ def test_a_recipe_is_saved_with_the_changes(app, site):
     assert text.startswith("# mine\n") and text.endswith("# end\n") and '"min_doc_words": 77' in text
 
 
-def test_a_recipe_that_came_by_the_queue_keeps_its_comments(app, site):
-    """Not if the run differs from its text."""
-    text = "# why 60: jane.roe@home.example.com\n" + (site / "r.yaml").read_text()
-    queue = app.state.queues["s"]
+def test_a_saved_recipe_keeps_the_text_and_comments_of_its_author(app, site):
+    """Not if settings were overridden when the run was started, because the run then differs from the text."""
+    text = "# why 60: jane.roe@home.example.com\n" + (site / "r.yaml").read_text() + "# end\n"
+    (site / "commented.yaml").write_text(text)
     saved = {}
-    for run, inputs in (("plain", ()), ("other", ("more/*.jsonl",))):
-        shutil.copytree(site / "store/runs/r", site / "store/runs" / run)
-        queue.submit(Submission(run, run, "operator", "r", "/data", text, inputs=inputs))
+    for run, overrides in (("plain", []), ("other", ["run.partition=9MB"])):
+        run_recipe(load_recipe(site / "commented.yaml", overrides), str(site / "store"), run=run,
+                   make_backend=make_backend("inline", 1, None))
         saved[run] = client(app).get(f"{PLACE.replace('runs/r/', f'runs/{run}/')}/recipe.yaml",
                                      params=asked({1: {"min_doc_words": 77}})).text
         steps = parse_yaml(saved[run], "")[0]["datasets"]["clean"]["steps"]
         assert steps[1]["gopher_quality"]["min_doc_words"] == 77
+    lines = list(zip(saved["plain"].splitlines()[1:], text.splitlines()[1:], strict=True))
     assert saved["plain"].startswith("# why 60: ") and "home.example" not in saved["plain"]
-    assert "why 60" not in saved["other"]
+    assert sum(new != old for new, old in lines) == 1, "only the line of the threshold differs"
+    assert "why 60" not in saved["other"] and "partition: 9000000" in saved["other"]
+    resumed = load_recipe(site / "store/runs/plain/recipe.yaml")
+    resumed.came_from("commented", str(site))
+    run_recipe(resumed, str(site / "store"), run="plain", make_backend=make_backend("inline", 1, None))
+    again = client(app).get(f"{PLACE.replace('runs/r/', 'runs/plain/')}/recipe.yaml",
+                            params=asked({1: {"min_doc_words": 77}})).text
+    assert again == saved["plain"], "a resumed run keeps its text"
 
 
 def test_a_saved_recipe_tells_no_more_than_that_of_the_run(app, site):
     shutil.copytree(site / "store/runs/r", site / "store/runs/secret")
-    with open(site / "store/runs/secret/recipe.yaml", "a", encoding="utf-8") as file:
-        file.write("# jane.roe@home.example.com, https://me:hunter2@example.org/\n")
+    for name in ("recipe.yaml", "recipe.text.yaml"):
+        with open(site / "store/runs/secret" / name, "a", encoding="utf-8") as file:
+            file.write("# jane.roe@home.example.com, https://me:hunter2@example.org/\n")
     api = client(app)
     kept = api.get("/api/v1/stores/s/runs/secret/recipe.yaml").text
     response = api.get(f"{PLACE.replace('runs/r/', 'runs/secret/')}/recipe.yaml",

@@ -25,8 +25,11 @@ function row(names, values, columns) {
   head.scope = "row";
   head.textContent = names[0];
   line.append(head);
-  for (const [text, kind] of [[names[1], ""], [exact.format(Math.round(at("kept documents"))), "n"],
-    [size(at("kept bytes")), "n"], [exact.format(Math.round(at("unknown documents"))), "n"]]) {
+  const count = (name) => exact.format(Math.round(at(name)));
+  const ends = columns.includes("kept tokens") ? ["kept tokens low", "kept tokens high"].map(count) : [];
+  const range = new Set(ends).size > 1 ? ` (${ends.join("–")})` : "";
+  for (const [text, kind] of [[names[1], ""], [count("kept documents"), "n"], [size(at("kept bytes")), "n"],
+    ...(ends.length ? [[count("kept tokens") + range, "n"]] : []), [count("unknown documents"), "n"]]) {
     const cell = document.createElement("td");
     cell.className = kind;
     cell.textContent = text;
