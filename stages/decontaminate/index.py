@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ LENGTHS = {"ngram": 13, "idf": 5}
 BORDERED = 8
 #: an n-gram of more entries, or of as many documents of the sample, is common
 COMMON = 10
-#: Raised when `build` gives another result. Files of an index that older code made are then not used.
-_VERSION = 1
+#: increased when `build` gives another result, so that files that older code made are not used
+_VERSION = 2
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 
@@ -50,6 +50,7 @@ class Member(NamedTuple):
 class Index:
     """An index in a file. `members[e]` are the texts that entry e stands for, `words[e]` is its number of words. Entry
     e has `grams[e]` different n-grams with the sum `totals[e]` of their weights; it is looked up whole if `whole[e]`.
+    From one of its n-grams to the next are at most `stretches[e]` words, more than one where n-grams are left out.
     Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
 
     def __init__(self, path: Path) -> None:
@@ -64,8 +65,8 @@ class Index:
         self._names = list(self.sets)
         self.filter, self.slots, self.values = (np.asarray(arrays[n]) for n in ("filter", "slots", "values"))
         self.lengths, self.offsets, self.postings = (np.asarray(arrays[n]) for n in ("lengths", "offsets", "postings"))
-        self.weights, self.words, self.grams, self.totals, self.whole = (
-            np.asarray(arrays[n]) for n in ("weights", "words", "grams", "totals", "whole"))
+        self.weights, self.words, self.grams, self.totals, self.whole, self.stretches = (
+            np.asarray(arrays[n]) for n in ("weights", "words", "grams", "totals", "whole", "stretches"))
         self._firsts, self._members = np.asarray(arrays["firsts"]), np.asarray(arrays["members"]).reshape(-1, 3)
 
     def members(self, entry: int) -> list[Member]:
@@ -98,9 +99,11 @@ class _Builder:
     def __init__(self, length: int, long_whole: bool, min_words: int) -> None:
         self.length, self.min_words = length, min_words
         self.shortest = length if long_whole else BORDERED
-        #: (keys as bytes) → number of the entry; per entry: its keys, words, whether it is whole, and its members
+        #: (keys as bytes) → number of the entry; per entry: its keys in order, their places in the text, the number of
+        #: its words, whether it is looked up whole, and its members
         self.numbers: dict[bytes, int] = {}
         self.keys: list[np.ndarray] = []
+        self.places: list[np.ndarray] = []
         self.words: list[int] = []
         self.whole: list[bool] = []
         self.members: list[list[tuple[int, int, int]]] = []
@@ -137,14 +140,15 @@ class _Builder:
         whole = size < self.shortest
         if size < (self.min_words if part == "question" else self.shortest) or not words.letters.any():
             return None                          # a short answer or passage is in many texts that hold no test
-        keys = keys_of(words, size if whole else self.length)
+        keys, places = keys_of(words, size if whole else self.length), np.array([0])
         if not whole:
-            ends = np.concatenate([[0], np.cumsum(words.letters, dtype=np.int64)])
-            keys = keys[2 * (ends[self.length:] - ends[:-self.length]) >= self.length]
-        keys = np.unique(keys)
+            sums = np.concatenate([[0], np.cumsum(words.letters, dtype=np.int64)])
+            places = np.flatnonzero(2 * (sums[self.length:] - sums[:-self.length]) >= self.length)
+            keys = keys[places]
         entry = self.numbers.setdefault(keys.tobytes() + bytes([whole]), len(self.keys))
         if entry == len(self.keys):
             self.keys.append(keys)
+            self.places.append(places)
             self.words.append(size)
             self.whole.append(whole)
             self.members.append([])
@@ -171,30 +175,44 @@ class _Builder:
         return np.unique(np.array([self.length, *(w for w, whole in zip(self.words, self.whole) if whole)], np.int64))
 
     def _arrays(self, common: np.ndarray) -> dict[str, np.ndarray]:
-        entries = np.repeat(np.arange(len(self.keys)), [len(keys) for keys in self.keys])
-        keys, numbers, counts = np.unique(np.concatenate(self.keys), return_inverse=True, return_counts=True)
+        different = [np.unique(keys) for keys in self.keys]
+        entries = np.repeat(np.arange(len(self.keys)), [len(keys) for keys in different])
+        keys, numbers, counts = np.unique(np.concatenate(different), return_inverse=True, return_counts=True)
         kept = (counts <= COMMON) & ~np.isin(keys, common)
         entries, numbers = entries[kept[numbers]], (np.cumsum(kept) - 1)[numbers[kept[numbers]]]
         keys, counts = keys[kept], counts[kept]
         order = np.lexsort((entries, numbers))
-        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / count)) for count in counts.tolist()], np.int64)
+        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in counts.tolist()], np.int64)
         filter_bits, slots, values = _table(keys)
         return {"filter": filter_bits, "slots": slots, "values": values, "lengths": self._lengths(),
                 "offsets": np.concatenate([[0], np.cumsum(counts)]), "postings": entries[order], "weights": weights,
                 "words": np.array(self.words, np.int64), "whole": np.array(self.whole, np.int64),
                 "grams": np.bincount(entries, minlength=len(self.keys)),
+                "stretches": self._stretches(keys),
                 "totals": np.bincount(entries, weights[numbers], minlength=len(self.keys)).astype(np.int64),
                 "firsts": np.cumsum([0, *map(len, self.members)]),
                 "members": np.array([m for members in self.members for m in members], np.int64).ravel()}
+
+    def _stretches(self, kept: np.ndarray) -> np.ndarray:
+        """Return for each entry the most words from one of its n-grams in `kept` (sorted keys) to the next."""
+        sizes = [len(keys) for keys in self.keys]
+        keys = np.concatenate(self.keys)
+        present = np.searchsorted(kept, keys, "right") > np.searchsorted(kept, keys)
+        entries, places = np.repeat(np.arange(len(sizes)), sizes)[present], np.concatenate(self.places)[present]
+        stretches = np.ones(len(sizes), np.int64)
+        same = entries[1:] == entries[:-1]
+        np.maximum.at(stretches, entries[1:][same], np.diff(places)[same])
+        return stretches
 
 
 def _table(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a hash table of sorted `keys` for `scan.find`, whose values are their numbers: (filter bits, slots,
     values)."""
-    size = 1 << max(2 * len(keys), 2).bit_length()
+    size = 1 << max(2 * len(keys), 32).bit_length()
     filter_bits = np.zeros(size, np.uint8)                        # 16 to 32 bits for each key
     bits = keys & np.uint64(8 * size - 1)
-    np.bitwise_or.at(filter_bits, (bits >> np.uint64(3)).astype(np.int64), np.uint8(1) << (bits & np.uint64(7)).astype(np.uint8))
+    np.bitwise_or.at(filter_bits, (bits >> np.uint64(3)).astype(np.int64),
+                     np.uint8(1) << (bits & np.uint64(7)).astype(np.uint8))
     slots, values = np.zeros(size, np.uint64), np.zeros(size, np.int64)
     for number, (key, at) in enumerate(zip(keys, ((keys >> np.uint64(32)) & np.uint64(size - 1)).tolist())):
         while slots[at]:

@@ -172,7 +172,7 @@ class Decontaminate(Stage):
         first, length, gram, entry = first[fits], length[fits], gram[fits], entry[fits]
         order = np.lexsort((first, entry))
         first, length, gram, entry = first[order], length[order], gram[order], entry[order]
-        gap = length if self.config.dialect == "ngram" else np.full_like(length, MISSES + 1)
+        gap = np.maximum(length if self.config.dialect == "ngram" else MISSES + 1, index.stretches[entry])
         breaks = np.flatnonzero((np.diff(entry) != 0) | (np.diff(first) > gap[:-1])) + 1
         hits = [self._hit(int(entry[a]), first[a:b], int(length[a]), gram[a:b], words.starts, words.ends)
                 for a, b in zip([0, *breaks.tolist()], [*breaks.tolist(), len(entry)]) if a < b]
