@@ -34,7 +34,7 @@ BORDERED = 8
 #: an n-gram of more entries, or of as many documents of the sample, is common
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 2
+_VERSION = 3
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 

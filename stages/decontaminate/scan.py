@@ -1,7 +1,8 @@
 """Splits texts into words and looks up sequences of words, in compiled kernels over UTF-8.
 
-A *word* is a run of letters, marks and digits in lower case; an ideograph or kana is a word alone. All numbers are one
-word, so that a test question with other numbers is found, too: `1,250.5` equals `7`. Everything else separates words.
+A *word* is a run of letters, marks and digits in lower case; an ideograph or kana is a word alone. All numbers are
+equal, so that a test question with other numbers is found, too: `1,250.5` equals `7`, and `ps4` equals `ps5`.
+Everything else separates words.
 A word has a hash of 64 bits, and a sequence of words the polynomial hash of these. Whether characters are letters, and
 their lower case, are from Python's Unicode tables.
 
@@ -123,11 +124,14 @@ def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: An
                 borders[count] = 1
             at += step
             continue
-        begin, hashed, digits = at, np.uint64(0), True
+        begin, hashed, digits, after_digit = at, np.uint64(0), True, False
         while True:
-            digits = digits and kind & _DIGIT != 0
-            hashed = (hashed ^ np.uint64(kind & 0x1FFFF)) * np.uint64(0x9E3779B97F4A7C15)
-            hashed ^= hashed >> np.uint64(29)
+            is_digit = kind & _DIGIT != 0
+            digits = digits and is_digit
+            if not (is_digit and after_digit):
+                hashed = (hashed ^ np.uint64(48 if is_digit else kind & 0x1FFFF)) * np.uint64(0x9E3779B97F4A7C15)
+                hashed ^= hashed >> np.uint64(29)
+            after_digit = is_digit
             at += step
             if kind & _ALONE or at == size:
                 break
@@ -139,7 +143,7 @@ def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: An
                 kind = np.int64(table[code])
             if kind & 0x1FFFF == 0 or kind & _ALONE:
                 break
-        sums[count + 1] = sums[count] * np.uint64(_BASE) + _mixed(np.uint64(1) if digits else hashed)
+        sums[count + 1] = sums[count] * np.uint64(_BASE) + _mixed(hashed)
         starts[count], ends[count], letters[count] = begin, at, 0 if digits else 1
         count += 1
     borders[count] = 1

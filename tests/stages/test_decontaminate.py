@@ -72,7 +72,8 @@ def slow_words(text: str) -> list[tuple[str, int, int, bool]]:
                 end += 1
         word = text[at:end]
         number = all(c.isdecimal() or c in ",." for c in word)
-        out.append(("0" if number else "".join(lower(c) for c in word if c not in ",."), at, end, border))
+        plain = re.sub(r"\d+", "0", "".join(lower(c) for c in word if c not in ",."))
+        out.append(("0" if number else plain, at, end, border))
         at, border = end, False
     return [*out, ("", len(text), len(text), True)]
 
@@ -156,8 +157,8 @@ class SlowIndex:
 
 
 def random_text(draw: random.Random, words: int) -> str:
-    vocabulary = ["der", "Über", "the", "I", "a", "3", "12,5", "x1", "日本", "é", "Straße", "naïve", "no",
-                  "ok", "К", "я"]
+    vocabulary = ["der", "Über", "the", "I", "a", "3", "12,5", "x1", "x27b", "1.5k", "日本", "é", "Straße", "naïve",
+                  "no", "ok", "К", "я"]
     marks = [" ", " ", " ", "  ", "\n", ". ", ", ", "?", " – ", "… ", "。", "😀", "."]
     return "".join(draw.choice(vocabulary) + draw.choice(marks) for _ in range(words))
 
