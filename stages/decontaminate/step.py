@@ -59,7 +59,7 @@ class Decontaminate(Stage):
 
     name = "decontaminate"
     version = 1
-    cost_ms = 0.05
+    cost_ms = 0.1
     drops = True
     edits = True
     leaves = 0.99

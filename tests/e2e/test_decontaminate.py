@@ -68,8 +68,9 @@ def test_items_are_cut_and_a_changed_set_is_applied(site):
 
 def test_partitions_and_processes_change_no_document(site):
     runs = [run(site, "cut", f"store{number}", *options) for number, options in enumerate((
-        ("--backend", "inline"), ("--backend", "process", "--cpus", "2")))]
-    assert runs[0] == runs[1]
+        ("--backend", "inline"), ("--backend", "process", "--workers", "2", "--set", "run.partition=500"),
+        ("--backend", "inline", "--set", "run.partition=2KB")))]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_a_set_without_the_field_is_refused_before_anything_runs(site, capfd):
