@@ -60,6 +60,8 @@ STAGES: dict[str, str] = {
     "where": "stages.filter.where:Where",
     # scrubbing
     "pii": "stages.scrub.pii:Pii",
+    # test items
+    "decontaminate": "stages.decontaminate.step:Decontaminate",
     # barriers
     "exact": "stages.dedup.exact:Exact",
     "minhash": "stages.dedup.minhash:MinHash",

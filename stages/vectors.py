@@ -80,8 +80,9 @@ def stage_of(name: str, config: str, folder: Path) -> Stage:
     cls = stage_class(name)
     settings = json.loads(config)
     for field, value in settings.items():
-        if field in cls.Config.model_fields and role_of(cls.Config, field) == "resource" and isinstance(value, str):
-            settings[field] = str(folder / value)
+        if field in cls.Config.model_fields and role_of(cls.Config, field) == "resource":
+            settings[field] = {name: str(folder / path) for name, path in value.items()} if isinstance(value, dict) \
+                else str(folder / value) if isinstance(value, str) else value
     stage: Stage = cls(**settings)
     stage.setup()
     return stage

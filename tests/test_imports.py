@@ -29,7 +29,7 @@ LAYERS = (
     "pipeline.base",
     "tokenizer.shards", "tokenizer.mixture", "tokenizer.export", "tokenizer.imports", "tokenizer",
     "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
-    "stages.filter", "stages.extract", "stages.models",
+    "stages.filter", "stages.decontaminate", "stages.extract", "stages.models",
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
     "trainer.observe", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",

@@ -21,7 +21,7 @@ from stages.stage import Stage, library_versions
 GOLDEN = Path(__file__).with_name("conformance.json")
 #: stages that cannot run without a model or a block of somebody else's: tested on their own
 WITHOUT = {"badwords", "c4_badwords", "toxicity", "encoder", "quality", "where", "perplexity", "buckets", "ensemble",
-           "datatrove"}
+           "datatrove", "decontaminate"}
 #: settings that save set-up and change no output
 CONFIGS = {"fineweb2": {"languages": ["fra_Latn"]}}
 #: filters that keep all of the documents: they judge addresses and licences, of which these have none to drop

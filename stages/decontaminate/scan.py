@@ -1,0 +1,186 @@
+"""Splits texts into words and looks up sequences of words, in compiled kernels over UTF-8.
+
+A *word* is a run of letters, marks and digits in lower case; an ideograph or kana is a word alone. All numbers are
+equal, so that a test question with other numbers is found, too: `1,250.5` equals `7`, and `ps4` equals `ps5`.
+Everything else separates words.
+A word has a hash of 64 bits, and a sequence of words the polynomial hash of these. Whether characters are letters, and
+their lower case, are from Python's Unicode tables.
+
+A *border* is where a sentence or line ends or begins: the ends of the text, a line break, and the marks `. ! ? : ;`
+and their East Asian forms, if there is no word between.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.base.compiled import njit
+
+#: flags of a character beside its lower case: a word alone, a digit, a border
+_ALONE, _DIGIT, _BORDER = 1 << 17, 1 << 18, 1 << 19
+_MARKS = "\n\r\v\f\u0085\u2028\u2029.!?:;。！？：；…"
+_BASE = 0x9E3779B97F4A7C15          # odd, so that no word is lost from the polynomial
+
+
+class Words(NamedTuple):
+    """The words of a text. `sums[i]` is the hash of the first i words. `starts`, `ends` are bytes. `borders[i]` is 1 if
+    a border is before word i (`borders[len(starts)]`: after the last). `letters[i]` is 1 if word i has a letter."""
+
+    sums: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    borders: np.ndarray
+    letters: np.ndarray
+
+
+@cache
+def characters() -> np.ndarray:
+    """Return what each character of the Basic Multilingual Plane is to a word: 0 or _BORDER for a separator, else its
+    lower case with flags."""
+    table = np.zeros(1 << 16, np.int32)
+    for code in range(1 << 16):
+        char = chr(code)
+        if char.isalnum() or unicodedata.category(char)[0] == "M":
+            lower = char.lower()
+            table[code] = (ord(lower) if len(lower) == 1 else code) | _DIGIT * char.isdecimal()
+            if 0x3040 <= code < 0x3100 or 0x3400 <= code < 0xA000 or 0xF900 <= code < 0xFB00:
+                table[code] |= _ALONE
+    for char in _MARKS:
+        table[ord(char)] = _BORDER
+    return table
+
+
+def words_of(data: bytes) -> Words:
+    """Return the words of a text in UTF-8."""
+    room = len(data) // 2 + 2
+    words = Words(np.zeros(room, np.uint64), np.empty(room, np.int64), np.empty(room, np.int64),
+                  np.zeros(room, np.uint8), np.zeros(room, np.uint8))
+    count = _split(np.frombuffer(data, np.uint8), characters(), *words)
+    return Words(words.sums[:count + 1], words.starts[:count], words.ends[:count], words.borders[:count + 1],
+                 words.letters[:count])
+
+
+def keys_of(words: Words, length: int) -> np.ndarray:
+    """Return the key (uint64) of every sequence of `length` words of a text, in order."""
+    if length > len(words.starts):
+        return np.empty(0, np.uint64)
+    keys = np.empty(len(words.starts) - length + 1, np.uint64)
+    _keys(words.sums, length, keys)
+    return keys
+
+
+def find(words: Words, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
+         ) -> np.ndarray:
+    """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
+    first word, length, value. `filter_bits` says cheaply of most keys that the table lacks them."""
+    room = 256
+    while True:
+        hits = np.empty((room, 3), np.int64)
+        count = _find(words.sums, lengths, filter_bits, slots, values, hits)
+        if count <= room:
+            return hits[:count]
+        room = count
+
+
+@njit(cache=True, nogil=True)
+def _mixed(value: Any) -> Any:
+    value = np.uint64(value)
+    value = (value ^ (value >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    value = (value ^ (value >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return value ^ (value >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def _character(data: Any, at: int) -> Any:
+    """Return (code point, bytes) of the character at a byte of a text in UTF-8. Bytes that are no UTF-8 are characters
+    of one byte."""
+    first, left = np.int64(data[at]), len(data) - at
+    if first < 0x80:
+        return first, 1
+    if first >= 0xF0 and left > 3:
+        return ((first & 7) << 18 | (np.int64(data[at + 1]) & 63) << 12 | (np.int64(data[at + 2]) & 63) << 6
+                | (np.int64(data[at + 3]) & 63)), 4
+    if first >= 0xE0 and left > 2:
+        return (first & 15) << 12 | (np.int64(data[at + 1]) & 63) << 6 | (np.int64(data[at + 2]) & 63), 3
+    if first >= 0xC0 and left > 1:
+        return (first & 31) << 6 | (np.int64(data[at + 1]) & 63), 2
+    return first, 1
+
+
+@njit(cache=True, nogil=True)
+def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: Any, letters: Any) -> Any:
+    """Fill the columns of the words of a text (see `Words`). Returns their number."""
+    size, at, count = len(data), 0, 0
+    borders[0] = 1
+    while at < size:
+        code, step = _character(data, at)
+        kind = np.int64(table[code]) if code < 65536 else np.int64(0)
+        if kind & 0x1FFFF == 0:
+            if kind & _BORDER:
+                borders[count] = 1
+            at += step
+            continue
+        begin, hashed, digits, after_digit = at, np.uint64(0), True, False
+        while True:
+            is_digit = kind & _DIGIT != 0
+            digits = digits and is_digit
+            if not (is_digit and after_digit):
+                hashed = (hashed ^ np.uint64(48 if is_digit else kind & 0x1FFFF)) * np.uint64(0x9E3779B97F4A7C15)
+                hashed ^= hashed >> np.uint64(29)
+            after_digit = is_digit
+            at += step
+            if kind & _ALONE or at == size:
+                break
+            code, step = _character(data, at)
+            kind = np.int64(table[code]) if code < 65536 else np.int64(0)
+            if digits and (code == 44 or code == 46) and at + 1 < size and 48 <= data[at + 1] < 58:
+                at += 1                                       # a comma or point inside a number
+                code, step = _character(data, at)
+                kind = np.int64(table[code])
+            if kind & 0x1FFFF == 0 or kind & _ALONE:
+                break
+        sums[count + 1] = sums[count] * np.uint64(_BASE) + _mixed(hashed)
+        starts[count], ends[count], letters[count] = begin, at, 0 if digits else 1
+        count += 1
+    borders[count] = 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _power(length: int) -> Any:
+    power = np.uint64(1)
+    for _ in range(length):
+        power *= np.uint64(_BASE)
+    return power
+
+
+@njit(cache=True, nogil=True)
+def _keys(sums: Any, length: int, keys: Any) -> None:
+    power = _power(length)
+    for i in range(len(keys)):
+        keys[i] = _mixed(sums[i + length] - sums[i] * power + np.uint64(length))
+
+
+@njit(cache=True, nogil=True)
+def _find(sums: Any, lengths: Any, filter_bits: Any, slots: Any, values: Any, hits: Any) -> Any:
+    """Write the hits to `hits` as far as it has room (see `find`). Returns their number."""
+    bits, places, count = np.uint64(len(filter_bits) * 8 - 1), np.uint64(len(slots) - 1), 0
+    for length in lengths:
+        power = _power(length)
+        for i in range(len(sums) - length):
+            key = _mixed(sums[i + length] - sums[i] * power + np.uint64(length))
+            bit = key & bits
+            if not (filter_bits[np.int64(bit >> np.uint64(3))] >> np.uint8(bit & np.uint64(7))) & 1:
+                continue
+            at = (key >> np.uint64(32)) & places
+            while slots[np.int64(at)] != 0 and slots[np.int64(at)] != key:
+                at = (at + np.uint64(1)) & places
+            if slots[np.int64(at)] == key:
+                if count < len(hits):
+                    hits[count, 0], hits[count, 1], hits[count, 2] = i, length, values[np.int64(at)]
+                count += 1
+    return count

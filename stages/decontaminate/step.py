@@ -1,0 +1,231 @@
+"""Drops documents that hold items of evaluation sets, or cuts the items out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import model_validator
+
+from stages.decontaminate.index import BORDERED, LENGTHS, Index, index_file
+from stages.decontaminate.scan import words_of
+from stages.decontaminate.sets import Part, SetError
+from stages.stage import Stage, StageConfig, resource, signal
+
+if TYPE_CHECKING:
+    from stages.document import Document
+
+#: dialect idf: words without a hit inside a match, and the share of an entry's weight that must match. Short entries
+#: must match whole, and the share falls between these numbers of words, as in decon.
+MISSES, SHARE, STRICT, EASY = 11, 0.8, 20, 50
+#: most hits that are noted in `meta`; all of them are counted and cut
+NOTED = 50
+
+
+class Hit(NamedTuple):
+    """An entry of the index that a text holds: bytes [start, end) of the text, and the share of the entry's n-grams
+    (dialect idf: of their weight) that is there."""
+
+    entry: int
+    start: int
+    end: int
+    share: float
+
+
+class Decontaminate(Stage):
+    """Drop documents that hold items of evaluation sets, or cut the items out of their text.
+
+    `sets` names files or folders (JSON Lines or Parquet), and `fields` the fields of their rows, for example `{piqa:
+    {question: goal, answer: sol1}}`; without an entry, the questions of a set are in `question`. Case, white space and
+    punctuation make no difference, and all numbers are equal (`stages.decontaminate.scan`).
+
+    Dialect `ngram` follows GPT-3 (arXiv 2005.14165, appendix C) and Dolma: a sequence of 13 words that a document
+    shares with a question, answer or passage is a hit. Dialect `idf` follows decon (commit e1bcb80): it compares
+    5-grams, allows up to 11 words without a hit within a match, and needs 80 % of the weight of an item's 5-grams (all
+    of it up to 20 words), where rare 5-grams weigh more. It differs from decon in that it looks at every 5-gram, not at
+    every tenth first, and scores questions, answers and passages each for itself.
+
+    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be there whole. One of fewer than 8
+    words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for. Short answers
+    and passages are never looked for. `stages.decontaminate.index` says which n-grams are too common to count; `common`
+    names a sample of the corpus (texts in the field `text`) to recognise them by.
+
+    `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the bytes
+    in the text before the cut, and the matched share. Signals: `contaminated_items`, the number of questions, answers
+    and passages found; `contaminated_share`, the share of the text's bytes in hits. Reasons: `contaminated` (action
+    drop), `contaminated_all` (action cut, when nothing is left).
+    """
+
+    name = "decontaminate"
+    version = 1
+    cost_ms = 0.1
+    drops = True
+    edits = True
+    leaves = 0.99
+    memory_mb = 100
+    signals = ("contaminated_items", "contaminated_share")
+
+    class Config(StageConfig):
+        sets: dict[str, str] = resource(..., "evaluation sets: name → file or folder (JSON Lines, Parquet)",
+                                        min_length=1)
+        fields: dict[str, dict[Part, str]] = signal(
+            {}, "set → which fields of its rows are question, answer and passage; a dot leads into an object")
+        dialect: Literal["ngram", "idf"] = signal("ngram", "13-grams as GPT-3, or weighted 5-grams as decon")
+        action: Literal["drop", "cut"] = signal("drop", "drop the document, or cut the matched words")
+        min_words: int = signal(3, "fewest words of a question that is looked for", ge=1)
+        common: str | None = resource(None, "sample of the corpus: n-grams in 10 of its documents do not count")
+
+        @model_validator(mode="after")
+        def _of_sets(self) -> Decontaminate.Config:
+            for name, fields in self.fields.items():
+                if name not in self.sets:
+                    raise ValueError(f"fields: {name} is no set; there are: {', '.join(self.sets)}")
+                if not fields:
+                    raise ValueError(f"fields: {name} names no field; write, for example, {{question: FIELD}}")
+            return self
+
+    def _index(self) -> Index:
+        config = self.config
+        fields: dict[str, Mapping[Part, str]] = {
+            name: config.fields.get(name, {"question": "question"}) for name in config.sets}
+        return Index(index_file(config.sets, fields, config.dialect, config.min_words, config.common))
+
+    def problems(self) -> dict[str, str]:
+        try:
+            self._index()
+        except SetError as error:
+            return {error.field: str(error)}
+        except FileNotFoundError:                         # a missing file is reported as such
+            return {}
+        return {}
+
+    def warnings(self) -> list[str]:
+        try:
+            sets = self._index().sets
+        except (SetError, FileNotFoundError):
+            return []
+        short = [f"{name} {about['short']:,} of {about['rows']:,}" for name, about in sets.items() if about["short"]]
+        common = [f"{name} {about['common']:,} of {about['rows']:,}" for name, about in sets.items() if about["common"]]
+        return [f"questions of fewer than {self.config.min_words} words are not looked for ({', '.join(short)}); "
+                f"min_words: 1 looks for all, and drops pages with such a line"] * bool(short) + \
+               [f"questions that consist of common n-grams alone are not looked for ({', '.join(common)}); the other "
+                f"dialect may find them"] * bool(common)
+
+    def setup(self) -> None:
+        self._loaded = self._index()
+
+    def process(self, doc: Document) -> str | None:
+        doc.meta.pop("contamination", None)
+        data = doc.utf8
+        hits = self.find(data)
+        spans = merged([(hit.start, hit.end) for hit in hits])
+        covered = sum(end - start for start, end in spans)
+        doc.signals["contaminated_items"] = len({hit.entry for hit in hits})
+        doc.signals["contaminated_share"] = covered / len(data) if hits else 0.0
+        if not hits:
+            return None
+        doc.meta["contamination"] = [
+            {"set": member.set, "row": member.row, "part": member.part, "start": hit.start, "end": hit.end,
+             "share": hit.share}
+            for hit in hits[:NOTED] for member in self._loaded.members(hit.entry)[:NOTED]][:NOTED]
+        if self.config.action == "cut":
+            rest = without(data, spans).decode("utf-8", "surrogatepass")
+            if not rest.strip():
+                doc.signals["contaminated_share"] = 1.0
+                return self.verdict(doc)
+            if doc.loss_spans is not None:
+                doc.loss_spans = moved(doc.loss_spans, spans)
+            doc.text = rest
+        return self.verdict(doc)
+
+    def verdict(self, doc: Document) -> str | None:
+        if self.config.action == "cut":
+            return "contaminated_all" if doc.signals["contaminated_share"] == 1.0 else None
+        return "contaminated" if doc.signals["contaminated_items"] else None
+
+    def counts(self, doc: Document) -> dict[str, Any] | None:
+        """Count for each set its documents and, by row, the documents that hold an item of it."""
+        out: dict[str, Any] = {}
+        for name, row in {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}:
+            about = out.setdefault(name, {"docs": 1, "items": {}})
+            about["items"][str(row)] = 1
+        return out or None
+
+    def find(self, data: bytes) -> list[Hit]:
+        """Return all hits in a text (UTF-8), in the order of the text."""
+        index, words = self._loaded, words_of(data)
+        found = index.hits(words)
+        if not len(found):
+            return []
+        first, length, gram = found.T
+        sizes = index.offsets[gram + 1] - index.offsets[gram]
+        which = np.repeat(np.arange(len(found)), sizes)
+        inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        entry = index.postings[index.offsets[gram[which]] + inside]
+        first, length, gram = first[which], length[which], gram[which]
+        whole = index.whole[entry] == 1
+        bordered = (words.borders[first] & words.borders[first + length]).astype(bool)
+        fits = (whole == (length == index.words[entry])) | ~whole
+        fits &= ~whole | (length >= BORDERED) | bordered
+        fits &= whole | (length == LENGTHS[self.config.dialect])
+        first, length, gram, entry = first[fits], length[fits], gram[fits], entry[fits]
+        order = np.lexsort((first, entry))
+        first, length, gram, entry = first[order], length[order], gram[order], entry[order]
+        gap = np.maximum(length if self.config.dialect == "ngram" else MISSES + 1, index.stretches[entry])
+        breaks = np.flatnonzero((np.diff(entry) != 0) | (np.diff(first) > gap[:-1])) + 1
+        hits = [self._hit(int(entry[a]), first[a:b], int(length[a]), gram[a:b], words.starts, words.ends)
+                for a, b in zip([0, *breaks.tolist()], [*breaks.tolist(), len(entry)]) if a < b]
+        return sorted((hit for hit in hits if hit is not None), key=lambda hit: (hit.start, hit.end, hit.entry))
+
+    def _hit(self, entry: int, first: np.ndarray, length: int, gram: np.ndarray, starts: np.ndarray, ends: np.ndarray
+             ) -> Hit | None:
+        """Return the hit of a match, which is a run of n-grams of one entry; None if the match is too weak."""
+        index, different = self._loaded, np.unique(gram)
+        if self.config.dialect == "ngram":
+            share = len(different) / int(index.grams[entry])
+        else:
+            share = int(index.weights[different].sum()) / int(index.totals[entry])
+            if share < needed(int(index.words[entry])):
+                return None
+        return Hit(entry, int(starts[first[0]]), int(ends[first[-1] + length - 1]), round(share, 3))
+
+
+def needed(words: int) -> float:
+    """Return the share of the weight of an item of so many words that must match (dialect idf)."""
+    return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)
+
+
+def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of spans, as disjoint spans in order."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((start, end))
+    return out
+
+
+def without(data: bytes, cuts: list[tuple[int, int]]) -> bytes:
+    """Return a text without the bytes in `cuts`, which are disjoint and in order."""
+    kept, at = [], 0
+    for start, end in cuts:
+        kept.append(data[at:start])
+        at = end
+    return b"".join([*kept, data[at:]])
+
+
+def moved(spans: list[dict[str, int]], cuts: list[tuple[int, int]]) -> list[dict[str, int]]:
+    """Return the loss spans of a text after `cuts` (disjoint, in order) are cut out. A span that was cut out wholly is
+    left out."""
+    starts, ends = np.array(cuts).T
+    before = np.concatenate([[0], np.cumsum(ends - starts)])
+
+    def place(at: int) -> int:
+        number = int(np.searchsorted(starts, at))                 # cuts that begin before `at`
+        inside = max(int(ends[number - 1]) - at, 0) if number else 0
+        return at - int(before[number]) + inside
+
+    places = [(place(span["start"]), place(span["end"])) for span in spans]
+    return [{"start": start, "end": end} for start, end in places if start < end]
