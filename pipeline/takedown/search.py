@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipeline.store.dataset import published_folders, published_parts
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
-from pipeline.store.tombstones import Tombstones, url_hash
+from pipeline.store.tombstones import Tombstones
 from pipeline.store.view import LogView
 from pipeline.takedown.shards import stored_sets
 
@@ -152,8 +152,3 @@ def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
         else:
             found.twins |= pair - found.ids
             found.ids |= pair
-
-
-def listed(ids: list[str], urls: list[str], domains: list[str]) -> Tombstones:
-    """Return the tombstones for the lines of a list."""
-    return Tombstones(frozenset(ids), frozenset(map(url_hash, urls)), frozenset(domains))
