@@ -310,8 +310,8 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
-    each split and each of `encoded` where these are (a list of `LabelPiece`). `stream` names the stream in the labels of the
-    tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
+    each split and each of `encoded` where these are (a list of `LabelPiece`). `stream` names the stream in the labels
+    of the tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
     document; without it, these are the number of the part and 0."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
