@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -38,41 +38,19 @@ from stages.dedup.fragment import (
     PartGroup,
     bucket_of,
     files_of,
-    fixed_bytes,
     groups,
-    id_text,
-    ids_to_ints,
-    read_segments,
-    read_side,
     slice_table,
     slices_of,
     write_segments,
 )
-from stages.dedup.survivor import (
-    COLUMN,
-    DEFAULT,
-    checked,
-    in_order,
-    order_bytes,
-    order_field,
-    preference,
-    signals,
-    stored,
-)
-from stages.document import DuplicateId
+from stages.dedup.hashed import SURVIVOR, best, hashed_dtype, losers_of, no_twins, place_of, rows_of, runs
+from stages.dedup.survivor import COLUMN, DEFAULT, checked, in_order, order_bytes, preference, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, keyed_settings, signal
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stages.document import Document
 
-#: a hash in one group: the best document that has it (id, characters; with the numbers of `survivor.order_field`, if
-#: `prefer` needs any), and the number of documents that have it
-HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
-#: the document that survives for a hash that occurs more than once
-SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
 _SPACE = re.compile(r"\s+")
 #: the properties by which documents are compared, in words
 _PROPERTIES = "text, bytes, no-space, url and meta.KEY"
@@ -213,7 +191,7 @@ class Exact(Barrier):
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts, self.sizes)
         columns, prefer = self.config.columns, list(self.config.prefer)
-        ranges = self.sizes.buckets(sum(group.rows for group in plan) * _hashed(prefer).itemsize, len(plan))
+        ranges = self.sizes.buckets(sum(group.rows for group in plan) * hashed_dtype(prefer).itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
@@ -296,15 +274,15 @@ class ExactMap:
         args = inputs.args
         column, prefer = args["column"], args["prefer"]
         rows, hashed = [], 0
-        deciders = {earlier: _losers(inputs, refs, args["group"]) for earlier, refs in args["gone"].items()}
-        for table in _rows(inputs, args["sides"], [column, *deciders], prefer):
+        deciders = {earlier: losers_of(inputs, refs, args["group"]) for earlier, refs in args["gone"].items()}
+        for table in rows_of(inputs, args["sides"], [column, *deciders], prefer):
             hashed += len(table[column])
             decided = np.zeros(0, np.uint64)
             for earlier, losers in deciders.items():
-                removed = losers(table[earlier][~np.isin(_place(table[earlier]), decided)])[0]
-                decided = np.concatenate([decided, _place(removed)])
-            rows.append(table[column][~np.isin(_place(table[column]), decided)])
-        records = _best(np.concatenate(rows), prefer) if rows else np.zeros(0, _hashed(prefer))
+                removed = losers(table[earlier][~np.isin(place_of(table[earlier]), decided)])[0]
+                decided = np.concatenate([decided, place_of(removed)])
+            rows.append(table[column][~np.isin(place_of(table[column]), decided)])
+        records = best(np.concatenate(rows), prefer) if rows else np.zeros(0, hashed_dtype(prefer))
         write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"],
                        ("hi", "lo"))
         return {"documents": sum(map(len, rows)), "hashes": len(records), "hashed": hashed}
@@ -333,8 +311,8 @@ class ExactReduce:
             for block in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
                 block = block[in_order((block["hi"], block["lo"]),
                                        preference(block, ranks[block["source"]], args["prefer"]))]
-                _no_twins(block)
-                starts, sizes = _runs(block)
+                no_twins(block)
+                starts, sizes = runs(block)
                 count = np.add.reduceat(block["n"], starts)
                 repeated = np.repeat(count > 1, sizes)
                 survivor = np.repeat(starts, sizes)[repeated]
@@ -366,18 +344,18 @@ class ExactSlices:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        deciders = {c: _losers(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
+        deciders = {c: losers_of(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
         removed = dict.fromkeys(map(reason, deciders), 0)
-        for part, table in enumerate(_rows(inputs, args["sides"], list(deciders))):
+        for part, table in enumerate(rows_of(inputs, args["sides"], list(deciders))):
             verdicts, reasons = [], []
             decided = np.zeros(0, np.uint64)
             for column, losers in deciders.items():
-                rows, kept = losers(table[column][~np.isin(_place(table[column]), decided)])
+                rows, kept = losers(table[column][~np.isin(place_of(table[column]), decided)])
                 records = np.zeros(len(rows), VERDICT)
                 records["part"], records["row"], records["removed"], records["similarity"] = part, rows["row"], 1, 1.0
                 for half in ("hi", "lo"):
                     records[f"kept_{half}"] = records[f"cluster_{half}"] = kept[f"id_{half}"]
-                decided = np.concatenate([decided, _place(rows)])
+                decided = np.concatenate([decided, place_of(rows)])
                 verdicts.append(records)
                 reasons += [reason(column)] * len(records)
                 removed[reason(column)] += len(records)
@@ -388,102 +366,3 @@ class ExactSlices:
                 sliced = slice_table(joined["row"], joined["removed"] > 0, [reasons[i] for i in order.tolist()], joined)
                 write_slice(out, f"slice.{part}.parquet", sliced)
         return {"removed": {args["dataset"]: removed}}
-
-
-# -- side tables and hashes as records -------------------------------------------------------------------------------
-def _hashed(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of HASHED records with the numbers that the preferences need."""
-    return np.dtype([*HASHED.descr, *order_field(prefer)])
-
-
-def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str],
-          prefer: Sequence[str] = ()) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield for each part (file of documents) {column: records of the documents that have a hash in this column}. A
-    record has the fields of `_hashed`, and the document's `part` and `row`. `sides` refers to the side tables, which
-    hold the hashes."""
-    dtype = np.dtype([("part", "<u4"), ("row", "<u4"), *_hashed(prefer).descr])
-    for part, ref in enumerate(sides):
-        table = read_side(inputs.fetch(ref), ["id", "chars", *columns, *(["order"] if stored(prefer) else [])])
-        id_hi, id_lo = ids_to_ints(table["id"])
-        by_column = {}
-        for column in columns:
-            present, raw = fixed_bytes(table[column])
-            records = np.zeros(len(raw), dtype)
-            hashes = raw.reshape(-1, 16).view(">u8")
-            records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[present], 1
-            records["hi"], records["lo"] = hashes[:, 0], hashes[:, 1]
-            records["id_hi"], records["id_lo"] = id_hi[present], id_lo[present]
-            records["chars"] = table["chars"].to_numpy()[present]
-            if stored(prefer) and len(raw):
-                records["order"] = fixed_bytes(table["order"])[1].view("<u8")[present]
-            by_column[column] = records
-        yield by_column
-
-
-def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    return rows["part"].astype(np.uint64) << np.uint64(32) | rows["row"].astype(np.uint64)
-
-
-def _best(rows: NDArray[Any], prefer: Sequence[str]) -> NDArray[Any]:
-    """Return HASHED records, in ascending order of hash. Each names the preferred document with a hash, and says how
-    many documents have the hash. All rows have the same priority."""
-    rows = rows[in_order((rows["hi"], rows["lo"]), preference(rows, 0, prefer))]
-    _no_twins(rows)
-    starts, sizes = _runs(rows)
-    best = np.empty(len(starts), _hashed(prefer))
-    for field in best.dtype.names or ():
-        best[field] = rows[field][starts]
-    best["n"] = sizes
-    return best
-
-
-def _runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (start, length) of each run of equal hashes in rows that are sorted by hash."""
-    if not len(sorted_rows):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    hi, lo = sorted_rows["hi"], sorted_rows["lo"]
-    starts = np.flatnonzero(np.r_[True, (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])])
-    return starts, np.diff(np.r_[starts, len(hi)])
-
-
-def _no_twins(rows: NDArray[Any]) -> None:
-    """Raise DuplicateId if two rows have the same hash and the same document id. The rows are sorted by hash and id."""
-    equal = np.ones(max(len(rows) - 1, 0), bool)
-    for field in ("hi", "lo", "id_hi", "id_lo"):
-        equal &= rows[field][1:] == rows[field][:-1]
-    places = np.flatnonzero(equal)
-    if len(places):
-        raise DuplicateId(id_text(rows["id_hi"][places[0]], rows["id_lo"][places[0]]))
-
-
-def _losers(inputs: Inputs, refs: list[FileRef],
-            group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """Return a function that finds the documents to be removed in favour of a survivor.
-
-    A survivor is the document that is kept for a hash; `refs` are the files of survivors of one column (text or URL).
-    The function takes rows and returns (the rows whose hash has another document as survivor, the SURVIVOR record for
-    each of these rows).
-    """
-    segments = read_segments(inputs, refs, group, SURVIVOR)
-    survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
-    survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
-    hashes = _joined(survivors)
-
-    def losers(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        if not len(survivors) or not len(rows):
-            return rows[:0], survivors[:0]
-        row_hashes = _joined(rows)
-        places = np.minimum(np.searchsorted(hashes, row_hashes), len(hashes) - 1)
-        winners = survivors[places]
-        other = (winners["id_hi"] != rows["id_hi"]) | (winners["id_lo"] != rows["id_lo"])
-        replaced = (hashes[places] == row_hashes) & other
-        return rows[replaced], winners[replaced]
-
-    return losers
-
-
-def _joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
-    """Return each 128-bit hash (fields `hi` and `lo` of the rows) as one value of 16 bytes, big-endian."""
-    both = np.empty((len(rows), 2), ">u8")
-    both[:, 0], both[:, 1] = rows["hi"], rows["lo"]
-    return both.view("S16").ravel()
