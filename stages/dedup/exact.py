@@ -31,6 +31,7 @@ import pyarrow as pa
 import xxhash
 from pydantic import field_validator
 
+from pipeline.base.errors import TokenmillError
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
 from stages.dedup.fragment import (
     SIZES,
@@ -45,7 +46,7 @@ from stages.dedup.fragment import (
 )
 from stages.dedup.hashed import SURVIVOR, best, hashed_dtype, losers_of, no_twins, place_of, rows_of, runs
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, in_order, order_bytes, preference, signals, stored
-from stages.stage import SettingsError, Stage, StageConfig, keyed_settings, signal
+from stages.stage import Stage, StageConfig, keyed_settings, signal
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 _SPACE = re.compile(r"\s+")
 #: the properties by which documents are compared, in words
 _PROPERTIES = "text, bytes, no-space, url and meta.KEY"
+
+
+class NoSuchMetadata(TokenmillError):
+    """Raised when no document has the key of `meta` by which documents are to be compared."""
 
 
 class ExactConfig(StageConfig):
@@ -243,11 +248,11 @@ class Exact(Barrier):
 
     @staticmethod
     def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
-        """Raise SettingsError if no document has the key of the metadata by which documents are compared."""
+        """Raise NoSuchMetadata if no document has the key of the metadata by which documents are compared."""
         if column.startswith("meta.") and any(group.rows for group in plan) and not any(
                 task.counters["hashed"] for task in maps):
-            raise SettingsError(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
-                                f"{column}; name a key that their `meta` has")
+            raise NoSuchMetadata(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
+                                 f"{column}; name a key that their `meta` has")
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
