@@ -24,7 +24,7 @@ LEFT_OUT = {("SourceFigures", "lost"), ("GraphNode", "dropped"), ("ClusterFigure
             ("StreamFigures", "packing"), ("MixtureRow", "padding"),
             ("Edge", "docs"), ("Edge", "tokens"), ("ReadExtent", "uncovered"),
             *((part, field) for part in ("FunnelRow", "TotalStep") for field in ("bytes", "tokens")),
-            *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster"))}
+            *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster", "cut"))}
 
 
 @pytest.fixture
