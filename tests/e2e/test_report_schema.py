@@ -19,7 +19,8 @@ from tests.e2e.report_site import Site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: (part, field) of what may be left out, because not every document or step has it
-LEFT_OUT = {("DatasetFigures", "contamination"), ("Source", "lost"), ("GraphNode", "dropped"), ("Clusters", "components"), ("LossPoint", "lr"),
+LEFT_OUT = {("DatasetFigures", "contamination"), ("Source", "lost"),
+            ("GraphNode", "dropped"), ("Clusters", "components"), ("LossPoint", "lr"),
             *((part, field) for part in ("Sample", "Removed") for field in ("kept", "similarity", "match")),
             ("Stream", "packing"), ("MixtureRow", "padding"),
             ("Edge", "docs"), ("Edge", "tokens"), ("Extent", "uncovered"),
