@@ -145,10 +145,11 @@ class Decontaminate(Stage):
         return "contaminated" if doc.signals["contaminated_items"] else None
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Count for each set its documents and, by row, the documents that hold an item of it."""
+        """Count for each set the documents that were dropped or cut for it and, by row, those that hold an item."""
+        dropped = int(self.verdict(doc) is not None)
         out: dict[str, Any] = {}
-        for name, row in {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}:
-            about = out.setdefault(name, {"docs": 1, "items": {}})
+        for name, row in sorted({(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}):
+            about = out.setdefault(name, {"dropped": dropped, "cut": 1 - dropped, "items": {}})
             about["items"][str(row)] = 1
         return out or None
 
