@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import model_validator
 
-from stages.decontaminate.index import BORDERED, LENGTHS, Index, index_file
+from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import Part, SetError
 from stages.stage import Stage, StageConfig, resource, signal
@@ -85,11 +85,11 @@ class Decontaminate(Stage):
                     raise ValueError(f"fields: {name} names no field; write, for example, {{question: FIELD}}")
             return self
 
-    def _index(self) -> Index:
+    def _index(self) -> EvaluationIndex:
         config = self.config
         fields: dict[str, Mapping[Part, str]] = {
             name: config.fields.get(name, {"question": "question"}) for name in config.sets}
-        return Index(index_file(config.sets, fields, config.dialect, config.min_words, config.common))
+        return EvaluationIndex(index_file(config.sets, fields, config.dialect, config.min_words, config.common))
 
     def problems(self) -> dict[str, str]:
         try:
