@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ RECIPE = """
 version: 1
 sources:
   books: {read: jsonl, path: books.jsonl}
+  shop: {read: jsonl, path: shop.jsonl}
   web: {read: jsonl, path: web.jsonl}
 datasets:
   deduped:
-    from: [books, web]
-    priority: [books, web]
+    from: [books, shop, web]
+    priority: [books, shop, web]
     steps:
       - repeats: {unit: line, min_unit_chars: 60, min_chars: 60}
       - substring: {length: 80, min_chars: 60, merge: 1}
@@ -44,11 +46,12 @@ def store(tmp_path_factory) -> Path:
 
     def page(n: int) -> dict[str, str]:
         text = f"{own(3 + n % 2 * 12)}\n{PASSAGE * 3}" if n % 3 else f"{own(12)} {PASSAGE} {own(12)}"
-        return {"text": text if n else f"{PASSAGE}", "url": f"https://{'shop' if n < 24 else 'fine'}.example/{n}"}
+        return {"text": text if n else f"{PASSAGE}", "url": f"https://shop.example/{n}"}
 
     (top / "books.jsonl").write_text("".join(json.dumps(
         {"text": f"{own(30)}\n{PASSAGE * 3}\n{own(30)}", "url": "https://books.example/1"}) + "\n"))
-    (top / "web.jsonl").write_text("".join(json.dumps(page(n)) + "\n" for n in range(24)) + "".join(
+    (top / "shop.jsonl").write_text("".join(json.dumps(page(n)) + "\n" for n in range(24)))
+    (top / "web.jsonl").write_text("".join(
         json.dumps({"text": own(40), "url": f"https://fine.example/{n}"}) + "\n" for n in range(30)))
     (top / "recipe.yaml").write_text(RECIPE)
     run_recipe(load_recipe(top / "recipe.yaml"), str(top / "store"), make_backend=InlineBackend)
@@ -123,12 +126,26 @@ def test_stats_equal_a_count_over_all_documents(store):
     assert {(pair["cut"], pair["kept"]): pair["bytes"] for pair in cuts["pairs"]} == pairs and not cuts["unknown"]
     assert {entry["id"]: entry["bytes"] for entry in cuts["keepers"]} == keepers
     assert cuts["keepers"][0]["bytes"] == max(keepers.values())
-    [alarm] = cuts["alarms"]
-    assert alarm["domain"] == "shop.example" and alarm["bytes"] > alarm["of"] / 2
+    assert [entry.get("source") or entry["domain"] for entry in cuts["alarms"]] == ["shop.example", "shop"]
+    assert all(entry["bytes"] > entry["of"] / 2 for entry in cuts["alarms"])
     only = json.loads(tokenmill("dedup", "stats", "deduped", "--store", store, "--json", "--step", "repeats").stdout)
     assert {row["step"] for row in only["cuts"]["by_reason"]} == {"repeats"}
     plain = tokenmill("dedup", "stats", "deduped", "--store", store).stdout
     assert f"{docs:,} documents cut" in plain and "ALARM: lost more than half of their text to cuts" in plain
+
+
+def test_the_report_warns_of_a_source_that_lost_most_of_its_text(store):
+    report = json.loads((store / "report.json").read_text())
+    section = next(section for section in report["duplicates"] if section["step"] == "repeats")
+    lost = sum(sum(d["meta"]["repeats_cut"]["bytes"].values()) for d in documents(store)
+               if d["source"] == "shop" and "repeats_cut" in d["meta"])
+    whole = sum(len(d["text"].encode()) + sum(sum(d["meta"][name]["bytes"].values()) for name in (
+        "repeats_cut", "substring_cut") if name in d["meta"]) for d in documents(store) if d["source"] == "shop")
+    assert section["cut"]["alarms"] == [{"source": "shop", "cut": lost, "of": whole}] and lost > whole / 2
+    assert any(f"cut {lost:,} of {whole:,} bytes of source 'shop'" in warning for warning in report["warnings"])
+    [run] = (store / "runs").iterdir()
+    assert "% of the text of shop" in (run / "report.md").read_text()
+    assert re.search(r"shop lost 59\S* ?% of its text here", (run / "report.html").read_text())
 
 
 def test_the_beginning_of_a_passage_that_starts_within_an_address_is_masked():
