@@ -204,12 +204,22 @@ class Alarm(ReportPart):
     of: int = fact("documents compared", "documents")
 
 
+class CutAlarm(ReportPart):
+    """A source that lost more than half of its text to the cuts of a deduplication."""
+
+    source: str = fact("the source")
+    cut: int = fact("text cut", "bytes")
+    of: int = fact("text of the documents compared", "bytes")
+
+
 class CutFigures(ReportPart):
     """The passages that a deduplication cut out of documents, whether the documents were then kept or dropped."""
 
     docs: int = fact("documents that were cut", "documents")
     cuts: Counts = fact("reason → passages cut", "passages")
     bytes: Counts = fact("reason → text cut", "bytes")
+    sources: Counts = fact("source → text cut", "bytes")
+    alarms: list[CutAlarm] = fact("sources that lost more than half of their text")
 
 
 class DuplicateFigures(ReportPart):

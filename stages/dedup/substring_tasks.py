@@ -1,7 +1,8 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
 A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
-start of its group, and a place in its text by the number of the byte.
+start of its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a
+token, until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from stages.barrier import CUT_SCHEMA, FileRef, write_slice
 from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
+from stages.dedup.token_units import TokenUnits
 from stages.dedup.verify import texts_at
 from stages.dedup.windows import merged, windows_with
 from stages.task import Counters, Cursor, Inputs, Out
@@ -118,6 +120,7 @@ class WindowMap:
         shared = np.unique(np.concatenate([np.zeros(0, np.uint64), *(
             inputs.segment(ref, args["group"])["hash"] for ref in args["shared"])]))
         counters = {"documents": 0, "windows": 0}
+        tokens = _tokens(args)
         pending: list[NDArray[Any]] = []
         order = ("hash", "rank", "id_hi", "id_lo", "offset")
         with out.segments("windows.seg", WINDOW, args["buckets"], key=order) as writer:
@@ -133,7 +136,9 @@ class WindowMap:
                 rows = table["row"].to_numpy()[chosen]
                 id_hi, id_lo = ids_to_ints(table["id"].take(pa.array(chosen)))
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), rows)):
-                    hashes, starts = windows_with(_bytes(text), args["length"], shared)
+                    data = text.encode("utf-8", "surrogatepass")
+                    units = tokens.tokens(data)[0] if tokens else np.frombuffer(data, np.uint8)
+                    hashes, starts = windows_with(units, args["length"], shared)
                     records = np.empty(len(hashes), WINDOW)
                     records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
                     records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
@@ -154,8 +159,9 @@ def _meets(seeds: bytes | None, shared: NDArray[np.uint64]) -> bool:
     return bool((shared[places] == hashes).any())
 
 
-def _bytes(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+def _tokens(args: dict[str, Any]) -> TokenUnits | None:
+    """Return the tokenizer of the step; None if it compares bytes."""
+    return TokenUnits(args["$volatile"]["tokenizer"]) if "units" in args else None
 
 
 class FirstWindows:
@@ -207,13 +213,14 @@ class RunMap:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         claimed = 0
+        tokens = _tokens(args)
         with out.segments("claims.seg", CLAIM, args["groups"], key=("of_part", "of_row")) as writer:
             for part, runs in _by_part(_runs(inputs, args)):
                 claims = np.empty(len(runs), CLAIM)
                 for field in ("of_part", "of_row", "of_start", "part", "row", "start"):
                     claims[field] = runs[field]
                 claims["stop"], claims["group"] = runs["stop"], args["group"]
-                _digest(inputs, args["parts"][part]["text"], claims, "row", "start")
+                _digest(inputs, args["parts"][part]["text"], claims, tokens)
                 writer.write(runs["of_group"], claims)
                 claimed += len(claims)
         return {"runs": claimed}
@@ -261,19 +268,27 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
         yield int(pending[0]["part"][0]), np.concatenate(pending)
 
 
-def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], row: str, start: str) -> None:
-    """Set the digest of each claim to that of the bytes, as many as the claim has, from the place `start` on in the
-    document `row` of a part. `row` and `start` are names of fields; the claims are sorted by row."""
+def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUnits | None,
+            copy: str = "") -> None:
+    """Set the digest of each claim to that of the bytes of its passage, in a part with the given texts. With `tokens`,
+    the places `start` and `stop` of a claim, which count tokens, are turned into places of bytes.
+
+    If `copy` is "of_", the passage is the first copy, from the place `of_start` on in the document `of_row`. It has as
+    many bytes as the claim. The claims are sorted by the row of the passage."""
+    row, start = f"{copy}row", f"{copy}start"
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()
-    sizes = claims["stop"] - claims["start"]
     place = 0
     for data, stop in zip(texts_at(inputs.fetch(text), rows), stops, strict=True):
-        body = memoryview(data.encode("utf-8", "surrogatepass"))
-        for i in range(place, stop):
-            begin = int(claims[start][i])
-            piece = body[begin:begin + int(sizes[i])]
-            claims["digest"][i] = np.void(hashlib.blake2b(piece, digest_size=16).digest())
+        encoded = data.encode("utf-8", "surrogatepass")
+        own = claims[place:stop]
+        if tokens is not None:
+            places = tokens.tokens(encoded)[1]
+            for field in (start,) if copy else ("start", "stop"):
+                own[field] = places[own[field]]
+        body = memoryview(encoded)
+        for i, (begin, size) in enumerate(zip(own[start].tolist(), (own["stop"] - own["start"]).tolist())):
+            own["digest"][i] = np.void(hashlib.blake2b(body[begin:begin + size], digest_size=16).digest())
         place = stop
 
 
@@ -290,13 +305,14 @@ class CheckRuns:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         counters = {"proved": 0, "refuted": 0}
+        tokens = _tokens(args)
         with out.segments("proved.seg", PROVED, args["groups"], key=("part", "row", "start")) as writer:
             for block in inputs.segments(args["records"], args["group"]):
                 for part in np.unique(block["of_part"]).tolist():
                     claims = block[block["of_part"] == part]
                     copies = claims.copy()
                     refs = args["parts"][part]
-                    _digest(inputs, refs["text"], copies, "of_row", "of_start")
+                    _digest(inputs, refs["text"], copies, tokens, "of_")
                     rows, place = np.unique(claims["of_row"], return_inverse=True)
                     id_hi, id_lo = ids_to_ints(read_side(inputs.fetch(refs["side"]), ["id"], rows)["id"])
                     equal = copies["digest"] == claims["digest"]

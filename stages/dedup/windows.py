@@ -7,13 +7,15 @@ smallest (its minimizer, Schleimer et al. 2003, "Winnowing"; the leftmost, if se
 equal seeds at the same distance from their start, and neighbouring windows mostly share their seed, so that a text has
 about 4 seeds for each `window` bytes. Only windows whose seed occurs more than once need be hashed.
 
+What holds for bytes here holds for any units that are numbered from 0: the tokens of a text, too.
+
 Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Whoever removes a stretch because of equal
 hashes must compare the bytes first, or a cryptographic hash of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,7 +109,7 @@ def seed_length(window: int) -> int:
     return max(1, window // 2)
 
 
-def seeds_of(data: NDArray[np.uint8], window: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+def seeds_of(data: NDArray[Any], window: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """Return (hash, position) of each seed of a text, in the order of the text. A text that is shorter than a window
     has none. `data` is the text in UTF-8, uint8[bytes]."""
     width = seed_length(window)
@@ -117,7 +119,7 @@ def seeds_of(data: NDArray[np.uint8], window: int) -> tuple[NDArray[np.uint64], 
     return hashes[places], places.astype(np.uint32)
 
 
-def windows_with(data: NDArray[np.uint8], window: int,
+def windows_with(data: NDArray[Any], window: int,
                  shared: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """Return (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
     of the text."""

@@ -100,6 +100,9 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
                         "candidates": 5, "clusters": 2,
                         "max_cluster": 3, "similarity": {"15": 3, "19": 1}, "pairs": [
                             {"similarity": 0.9, "removed": sample(names[0], 1), "kept": sample(names[-1], 2)}],
+                        "cut": {"docs": 9, "cuts": {"repeated": 12}, "bytes": {"repeated": 9 * len(names)},
+                                "sources": dict.fromkeys(names, 9),
+                                "alarms": [{"source": s, "cut": 9, "of": 11} for s in names]},
                         "alarms": [{"source": s, "removed": 5, "of": 9} for s in names]} for d in sets],
         "tokens": {f: {"docs": 8, "tokens": 100 + i, "targets": 100 + i, "near_held_out": 0, "val_docs": 1,
                        "val_tokens": 5, "val_targets": 5, "quarantined": {}, "quarantine_samples": [],

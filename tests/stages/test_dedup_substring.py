@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -177,3 +178,104 @@ def test_overlapping_and_touching_passages_are_one_cut():
     records = np.zeros(3, PROVED)
     records["start"], records["stop"], records["id_lo"] = [10, 30, 60], [40, 60, 90], [1, 2, 3]
     assert cuts_of(records, 1) == [{"start": 10, "end": 90, "reason": "repeated", "match": f"{1:032x}"}]
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    """A byte-level BPE tokenizer, trained on other texts of the same alphabets. Tokens end within characters, too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    texts = [doc.text for alphabet in ("ab", "abcdefghij", "aé漢😀") for doc in corpus(99, alphabet)]
+    made.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<|endoftext|>"], show_progress=False, max_token_length=3,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
+
+
+def brute_force_tokens(docs: list[Doc], length: int, ranks: dict[str, int], path: str) -> dict[str, list]:
+    """The spans of repeated windows of tokens, in bytes: each window is looked up."""
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    native = Tokenizer.from_file(path)
+    native.encode_special_tokens = True
+    known = set(pre_tokenizers.ByteLevel.alphabet())
+    first: dict[tuple[int, ...], tuple[str, int]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for doc in sorted(docs, key=lambda d: (ranks.get(d.dataset, 0), d.name)):
+        encoding = native.encode(doc.text, add_special_tokens=False)
+        assert all(set(token) <= known for token in encoding.tokens)
+        places = [0]
+        for token in encoding.tokens:
+            places.append(places[-1] + len(token))
+        for start in range(len(encoding.ids) - length + 1):
+            owner, place = first.setdefault(tuple(encoding.ids[start:start + length]), (doc.name, start))
+            if (owner, place) == (doc.name, start) or (owner == doc.name and start < place + length):
+                continue
+            found = spans.setdefault(doc.name, [])
+            if found and places[start] <= found[-1][1]:
+                found[-1] = found[-1][0], places[start + length]
+            else:
+                found.append((places[start], places[start + length]))
+    return spans
+
+
+@pytest.mark.parametrize("alphabet", ["ab", "abcdefghij", "aé漢😀"])
+@pytest.mark.parametrize("seed", range(2))
+def test_cuts_of_tokens_equal_a_search_through_the_tokens_of_all_texts(tmp_path, seed, alphabet, tokenizer):
+    docs, ranks = corpus(seed, alphabet), {"books": 0, "web": 1}
+    expected = brute_force_tokens(docs, 16, ranks, tokenizer)
+    assert expected
+    for part_rows, sizes in ((24, SIZES), (5, replace(SIZES, group_bytes=300, bucket_bytes=500, segment_bytes=10))):
+        got, outcome = cuts(docs, Store(tmp_path / f"{part_rows}"), part_rows=part_rows, sizes=sizes, ranks=ranks,
+                            shuffle=seed, length=16, merge=1, unit="tokens", tokenizer=tokenizer)
+        assert got == expected
+        assert outcome.counters["check"]["refuted"] == 0
+
+
+def test_equal_hashes_of_different_tokens_cut_nothing(tmp_path, monkeypatch, tokenizer):
+    import stages.dedup.substring_tasks as tasks
+
+    def colliding(data, window, shared):
+        hashes, starts = windows_with(data, window, shared)
+        return hashes % np.uint64(3), starts
+
+    docs = corpus(1, "abcdefghij")
+    expected = brute_force_tokens(docs, 16, {}, tokenizer)
+    monkeypatch.setattr(tasks, "windows_with", colliding)
+    got, outcome = cuts(docs, Store(tmp_path), length=16, merge=1, unit="tokens", tokenizer=tokenizer)
+    assert outcome.counters["check"]["refuted"] > 100
+    for name, spans in got.items():
+        assert all(any(a <= start and end <= b for a, b in expected.get(name, ())) for start, end in spans)
+
+
+def test_the_tokenizer_is_known_by_its_content_and_bytes_keep_their_key(tmp_path, tokenizer):
+    copy, other = tmp_path / "copy.json", tmp_path / "other.json"
+    text = Path(tokenizer).read_text()
+    copy.write_text(text)
+    other.write_text(text + "\n")
+    steps = [Substring(unit="tokens", tokenizer=str(path)) for path in (tokenizer, copy, other)]
+    assert steps[0].config.length == 50
+    assert steps[0].key() == steps[1].key() != steps[2].key()
+    assert Substring().prepare()[1] == {"length": 500} and Substring().key() == Substring(unit="bytes").key()
+    for settings_ in ({"unit": "tokens"}, {"tokenizer": tokenizer}):
+        with pytest.raises(ValueError, match="belong together"):
+            Substring(settings_)
+
+
+def test_a_tokenizer_that_does_not_spell_the_bytes_of_texts_is_refused(tmp_path, tokenizer):
+    import json
+
+    made = json.loads(Path(tokenizer).read_text())
+    assert not Substring(unit="tokens", tokenizer=tokenizer).problems()
+    made["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "lower.json").write_text(json.dumps(made))
+    problems = Substring(unit="tokens", tokenizer=str(tmp_path / "lower.json")).problems()
+    assert list(problems) == ["tokenizer"] and "set unit: bytes" in problems["tokenizer"]
+    (tmp_path / "broken.json").write_text("{")
+    assert list(Substring(unit="tokens", tokenizer=str(tmp_path / "broken.json")).problems()) == ["tokenizer"]
