@@ -89,7 +89,7 @@ class _PassPlan:
     chain: list[ChainStep]
     barrier: str | None = None                    # node whose removal slices this pass applies
     barrier_name: str = ""
-    counting: bool = False                        # the barrier counts duplicates (`pipeline.plan.counts`)
+    counting: bool = False                        # the barrier has counts of duplicates (`plan.counts`)
     signals: tuple[str, ...] = ()
     where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
     final: bool = False
@@ -190,7 +190,8 @@ class Planner:
         return [name for name in self.recipe.sources if name in used]
 
     def _dataset(self, name: str, counting: set[int]) -> None:
-        """Plan the passes of a dataset. `counting` holds the numbers of the steps that count duplicates."""
+        """Plan the passes of a dataset. `counting` holds the numbers of the barriers that count duplicates, or
+        hand counts on."""
         dataset = self.recipe.datasets[name]
         plans: list[_PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
@@ -479,7 +480,7 @@ class Planner:
         assert plan.barrier is not None
         done = yield from self._waves(plan.barrier, barrier.waves(parts))
         slices = _spilled_refs(barrier.slices(parts, done))
-        if not plan.counting:
+        if not plan.counting or COUNT not in barrier.signals:
             return BarrierResult(parts, slices)
         stored = any(COUNT in before.signals for plans in self.passes.values() for before in plans
                      if ("pass", before.name) in plan.inputs)

@@ -98,7 +98,7 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
                 yield TaskDraft("stages.dedup.counts:CountSlices", {"added": added, "group": number, "before": before},
                                 1 << 20, f"{group.dataset}: counts of {group.size} parts")
 
-    return [Wave("documents", documents), *(Wave(f"sums_{number}", sums(number)) for number in range(rounds)),
+    return [Wave("documents", documents), *[Wave(f"sums_{number}", sums(number)) for number in range(rounds)],
             Wave("counts", counts)]
 
 
