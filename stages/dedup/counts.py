@@ -80,11 +80,11 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
         def tasks(done: Done) -> Iterator[TaskDraft]:
             before = done[f"sums_{number - 1}" if number else "documents"]
             if any(result.counters["owed"] for result in before):
-                args = {"documents": files_of(done["documents"], "documents.seg"), "owed": files_of(before, "owed.seg"),
-                        "buckets": buckets}
-                size = sum(ref["bytes"] for ref in [*args["documents"], *args["owed"]]) // buckets
+                listed, owed = files_of(done["documents"], "documents.seg"), files_of(before, "owed.seg")
+                size = sum(ref["bytes"] for ref in [*listed, *owed]) // buckets
                 for b in range(buckets):
-                    yield TaskDraft("stages.dedup.counts:CountSums", {**args, "bucket": b}, size,
+                    yield TaskDraft("stages.dedup.counts:CountSums",
+                                    {"documents": listed, "owed": owed, "bucket": b, "buckets": buckets}, size,
                                     f"counts, range {b + 1}/{buckets}", 900)
         return tasks
 
