@@ -35,6 +35,7 @@ from stages.cut import CutConfig
 from stages.dedup.fragment import SIZES, files_of, groups, slices_of
 from stages.dedup.substring_tasks import SEED, WINDOW
 from stages.dedup.windows import seeds_of
+from stages.document import storable_text
 from stages.stage import Stage, StageConfig, decision, signal
 
 if TYPE_CHECKING:
@@ -53,13 +54,16 @@ class SubstringSeeds(Stage):
     text that is shorter than a window."""
 
     name = "substring_seeds"
-    version = 1
+    version = 2
     cost_ms = 0.12
     side = pa.schema([("seeds", pa.binary())])
     Config = SeedConfig
 
     def process(self, doc: Document) -> str | None:
-        hashes, _ = seeds_of(np.frombuffer(doc.utf8, np.uint8), self.config.length)
+        data = storable_text(doc.text).encode()
+        if len(data) >= 2**32:
+            raise ValueError("the text has 4 GiB or more")             # places of bytes are stored as uint32
+        hashes, _ = seeds_of(np.frombuffer(data, np.uint8), self.config.length)
         doc.side[self.name] = {"seeds": hashes.astype("<u8").tobytes()}
         return None
 

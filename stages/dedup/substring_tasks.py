@@ -16,7 +16,7 @@ import pyarrow as pa
 from stages.barrier import CUT_SCHEMA, FileRef, write_slice
 from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
 from stages.dedup.verify import texts_at
-from stages.dedup.windows import merged, windows_with
+from stages.dedup.windows import covering, merged, windows_with
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: why a passage is cut
 REPEATED = "repeated"
-#: bytes of text whose windows are held at a time
-CHUNK = 4 << 20
+#: windows that are held at a time
+CHUNK = 1 << 20
 
 #: a seed of a group, and how often the group has it
 SEED = np.dtype([("hash", "<u8"), ("n", "<u4")])
@@ -133,15 +133,15 @@ class WindowMap:
                 rows = table["row"].to_numpy()[chosen]
                 id_hi, id_lo = ids_to_ints(table["id"].take(pa.array(chosen)))
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), rows)):
-                    hashes, starts = windows_with(_bytes(text), args["length"], shared)
-                    records = np.empty(len(hashes), WINDOW)
-                    records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
-                    records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
-                    records["part"], records["row"] = part, rows[number]
-                    pending.append(records)
-                    counters["windows"] += len(records)
-                    if sum(map(len, pending)) > CHUNK:
-                        flush()
+                    for hashes, starts in windows_with(_bytes(text), args["length"], shared):
+                        records = np.empty(len(hashes), WINDOW)
+                        records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
+                        records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
+                        records["part"], records["row"] = part, rows[number]
+                        pending.append(records)
+                        counters["windows"] += len(records)
+                        if sum(map(len, pending)) > CHUNK:
+                            flush()
                 counters["documents"] += len(rows)
             flush()
         return counters
@@ -196,19 +196,20 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs. Arguments: `records` (the files `repeated.seg`),
+    """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
+    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files `repeated.seg`),
     `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
     the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
 
     name = "substring_runs"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         claimed = 0
         with out.segments("claims.seg", CLAIM, args["groups"], key=("of_part", "of_row")) as writer:
-            for part, runs in _by_part(_runs(inputs, args)):
+            for part, runs in _by_part(_needed(_runs(inputs, args))):
                 claims = np.empty(len(runs), CLAIM)
                 for field in ("of_part", "of_row", "of_start", "part", "row", "start"):
                     claims[field] = runs[field]
@@ -246,6 +247,18 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
         yield joined[:-1]
         open_run = joined[-1:]
     yield open_run
+
+
+def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the runs that are needed to cover all bytes that the runs cover together."""
+    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    for block in blocks:
+        runs = np.concatenate([held, block])
+        texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)
+        runs = runs[covering(texts, runs["start"].astype(np.int64), runs["stop"].astype(np.int64))]
+        yield runs[:-2]
+        held = runs[-2:]
+    yield held
 
 
 def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
