@@ -119,6 +119,7 @@ class WindowMap:
             inputs.segment(ref, args["group"])["hash"] for ref in args["shared"])]))
         counters = {"documents": 0, "windows": 0}
         pending: list[NDArray[Any]] = []
+        held = 0
         order = ("hash", "rank", "id_hi", "id_lo", "offset")
         with out.segments("windows.seg", WINDOW, args["buckets"], key=order) as writer:
 
@@ -140,8 +141,10 @@ class WindowMap:
                         records["part"], records["row"] = part, rows[number]
                         pending.append(records)
                         counters["windows"] += len(records)
-                        if sum(map(len, pending)) > CHUNK:
+                        held += len(records)
+                        if held > CHUNK:
                             flush()
+                            held = 0
                 counters["documents"] += len(rows)
             flush()
         return counters
@@ -197,9 +200,9 @@ class FirstWindows:
 
 class RunMap:
     """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
-    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files `repeated.seg`),
-    `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
-    the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files
+    `repeated.seg`), `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a
+    window). Writes the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
 
     name = "substring_runs"
     version = 2

@@ -86,25 +86,29 @@ def run_hashes(data, width, first, stop):
 
 @njit(cache=True)
 def window_seeds(hashes, inside):
-    """Return the position of the seed of each window, int64[windows]; positions never go back. `hashes` holds the hash
-    of each run of seed length; a window contains `inside` of them."""
-    windows = hashes.shape[0] - inside + 1
-    out = np.empty(max(windows, 0), np.int64)
-    queue = np.empty(max(hashes.shape[0], 1), np.int64)       # positions of rising hashes: the first is the smallest
-    head, tail, seed = 0, 0, -1
+    """Return (position of each seed, number of the first window that has it), int64[seeds] each, both ascending.
+    `hashes` holds the hash of each run of seed length; a window contains `inside` of them."""
+    seeds, firsts = np.empty(64, np.int64), np.empty(64, np.int64)
+    size = inside + 1
+    queue = np.empty(size, np.int64)              # a ring of positions with rising hashes: the first is the smallest
+    head, tail, found, seed = 0, 0, 0, -1
     for place in range(hashes.shape[0]):
-        while tail > head and hashes[queue[tail - 1]] >= hashes[place]:
+        while tail > head and hashes[queue[(tail - 1) % size]] >= hashes[place]:
             tail -= 1
-        queue[tail] = place
+        queue[tail % size] = place
         tail += 1
         start = place - inside + 1
-        if queue[head] < start:
+        if queue[head % size] < start:
             head += 1
-        if start >= 0:
-            if seed < start or hashes[seed] != hashes[queue[head]]:
-                seed = queue[head]                                # the last of several smallest ones
-            out[start] = seed
-    return out
+        least = queue[head % size]                                # the last of several smallest ones
+        if start < 0 or (seed >= start and hashes[seed] == hashes[least]):
+            continue
+        if found == seeds.shape[0]:
+            seeds, firsts = np.concatenate((seeds, seeds)), np.concatenate((firsts, firsts))
+        seed = least
+        seeds[found], firsts[found] = seed, start
+        found += 1
+    return seeds[:found].copy(), firsts[:found].copy()
 
 
 def seed_length(window: int) -> int:
@@ -117,8 +121,7 @@ def seeds_of(data: NDArray[np.uint8], window: int) -> tuple[NDArray[np.uint64], 
     has none. `data` is the text in UTF-8, uint8[bytes]."""
     width = seed_length(window)
     hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places = window_seeds(hashes, window - width + 1)
-    places = places[np.r_[True, places[1:] != places[:-1]]] if len(places) else places    # they never go back
+    places, _ = window_seeds(hashes, window - width + 1)
     return hashes[places], places.astype(np.uint32)
 
 
@@ -128,19 +131,18 @@ def windows_with(data: NDArray[np.uint8], window: int, shared: NDArray[np.uint64
     of the text, at most `most` windows at a time."""
     width = seed_length(window)
     hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places = window_seeds(hashes, window - width + 1)
+    places, begins = window_seeds(hashes, window - width + 1)
     if not len(places) or not len(shared):
         return
-    new = np.r_[True, places[1:] != places[:-1]]
-    seeds = hashes[places[new]]
-    is_shared = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
-    starts = np.flatnonzero(is_shared[np.cumsum(new) - 1])
-    del hashes, places, new
-    for first in range(0, len(starts), most):
-        block = starts[first:first + most]
-        edges = np.flatnonzero(np.diff(block) != 1) + 1        # runs of neighbouring windows are hashed together
-        out = [run_hashes(data, window, int(run[0]), int(run[-1]) + 1) for run in np.split(block, edges)]
-        yield np.concatenate(out), block.astype(np.uint32)
+    seeds, ends = hashes[places], np.r_[begins[1:], len(data) - window + 1]
+    del hashes
+    chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
+    begins, ends = begins[chosen], ends[chosen]
+    apart = begins[1:] != ends[:-1]                            # neighbouring windows are hashed together
+    for begin, end in zip(begins[np.r_[True, apart]] if len(begins) else (), ends[np.r_[apart, True]]):
+        for first in range(int(begin), int(end), most):
+            stop = min(first + most, int(end))
+            yield run_hashes(data, window, first, stop), np.arange(first, stop, dtype=np.uint32)
 
 
 @njit(cache=True)
