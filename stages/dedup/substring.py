@@ -39,6 +39,7 @@ from stages.dedup.fragment import SIZES, files_of, groups, slices_of
 from stages.dedup.substring_tasks import SEED, WINDOW
 from stages.dedup.token_units import NotBytes, TokenUnits
 from stages.dedup.windows import seeds_of
+from stages.document import storable_text
 from stages.stage import Stage, StageConfig, decision, keyed_settings, resource, signal
 from tokenizer.errors import TokenizerError
 
@@ -77,7 +78,7 @@ class SubstringSeeds(Stage):
     uint64; it is empty for a text that is shorter than a window."""
 
     name = "substring_seeds"
-    version = 1
+    version = 2
     cost_ms = 0.12
     side = pa.schema([("seeds", pa.binary())])
     Config = SeedConfig
@@ -89,8 +90,11 @@ class SubstringSeeds(Stage):
 
     def process(self, doc: Document) -> str | None:
         self.setup()
-        data = self._units.tokens(doc.utf8)[0] if self._units else np.frombuffer(doc.utf8, np.uint8)
-        hashes, _ = seeds_of(data, self.config.length)
+        data = storable_text(doc.text).encode()
+        if len(data) >= 2**32:
+            raise ValueError("the text has 4 GiB or more")             # places of bytes are stored as uint32
+        units = self._units.tokens(data)[0] if self._units else np.frombuffer(data, np.uint8)
+        hashes, _ = seeds_of(units, self.config.length)
         doc.side[self.name] = {"seeds": hashes.astype("<u8").tobytes()}
         return None
 

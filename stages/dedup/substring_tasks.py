@@ -18,7 +18,7 @@ from stages.barrier import CUT_SCHEMA, FileRef, write_slice
 from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
 from stages.dedup.token_units import TokenUnits
 from stages.dedup.verify import texts_at
-from stages.dedup.windows import merged, windows_with
+from stages.dedup.windows import covering, merged, windows_with
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: why a passage is cut
 REPEATED = "repeated"
-#: bytes of text whose windows are held at a time
-CHUNK = 4 << 20
+#: windows that are held at a time
+CHUNK = 1 << 20
 
 #: a seed of a group, and how often the group has it
 SEED = np.dtype([("hash", "<u8"), ("n", "<u4")])
@@ -122,6 +122,7 @@ class WindowMap:
         counters = {"documents": 0, "windows": 0}
         tokens = _tokens(args)
         pending: list[NDArray[Any]] = []
+        held = 0
         order = ("hash", "rank", "id_hi", "id_lo", "offset")
         with out.segments("windows.seg", WINDOW, args["buckets"], key=order) as writer:
 
@@ -138,15 +139,17 @@ class WindowMap:
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), rows)):
                     data = text.encode("utf-8", "surrogatepass")
                     units = tokens.tokens(data)[0] if tokens else np.frombuffer(data, np.uint8)
-                    hashes, starts = windows_with(units, args["length"], shared)
-                    records = np.empty(len(hashes), WINDOW)
-                    records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
-                    records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
-                    records["part"], records["row"] = part, rows[number]
-                    pending.append(records)
-                    counters["windows"] += len(records)
-                    if sum(map(len, pending)) > CHUNK:
-                        flush()
+                    for hashes, starts in windows_with(units, args["length"], shared):
+                        records = np.empty(len(hashes), WINDOW)
+                        records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
+                        records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
+                        records["part"], records["row"] = part, rows[number]
+                        pending.append(records)
+                        counters["windows"] += len(records)
+                        held += len(records)
+                        if held > CHUNK:
+                            flush()
+                            held = 0
                 counters["documents"] += len(rows)
             flush()
         return counters
@@ -202,12 +205,13 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs. Arguments: `records` (the files `repeated.seg`),
-    `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
-    the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+    """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
+    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files
+    `repeated.seg`), `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a
+    window). Writes the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
 
     name = "substring_runs"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -215,7 +219,7 @@ class RunMap:
         claimed = 0
         tokens = _tokens(args)
         with out.segments("claims.seg", CLAIM, args["groups"], key=("of_part", "of_row")) as writer:
-            for part, runs in _by_part(_runs(inputs, args)):
+            for part, runs in _by_part(_needed(_runs(inputs, args))):
                 claims = np.empty(len(runs), CLAIM)
                 for field in ("of_part", "of_row", "of_start", "part", "row", "start"):
                     claims[field] = runs[field]
@@ -253,6 +257,18 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
         yield joined[:-1]
         open_run = joined[-1:]
     yield open_run
+
+
+def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the runs that are needed to cover all bytes that the runs cover together."""
+    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    for block in blocks:
+        runs = np.concatenate([held, block])
+        texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)
+        runs = runs[covering(texts, runs["start"].astype(np.int64), runs["stop"].astype(np.int64))]
+        yield runs[:-2]
+        held = runs[-2:]
+    yield held
 
 
 def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
