@@ -203,7 +203,7 @@ def contamination(document: Report) -> list[str]:
         for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     sentences += [
-        f"{plain(dataset)} held {plural(len(found['items']), 'item')} of {plain(name)}: "
+        f"{plain(dataset)} held {plural(sum(map(len, found['items'].values())), 'item')} of {plain(name)}: "
         f"{plural(found['dropped'], 'document')} dropped, {found['cut']:,} cut."
         for dataset in document["names"]["datasets"]
         for name, found in sorted(document["datasets"][dataset].get("contamination", {}).items())]

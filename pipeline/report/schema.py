@@ -163,7 +163,8 @@ class Contamination(ReportPart):
 
     dropped: int = fact("documents dropped that hold items of the set", "documents")
     cut: int = fact("documents from which items were cut", "documents")
-    items: Counts = fact("row of the set, from 0 → documents that hold an item of it", "documents")
+    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold it",
+                         "documents")
 
 
 class DatasetFigures(ReportPart):
@@ -363,7 +364,7 @@ class Lineage(ReportPart):
 class Report(ReportPart):
     """The whole report.json."""
 
-    version: Literal[3] = fact("version of this schema")
+    version: Literal[4] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
     about: ReadyRecipe | None = fact("the ready recipe it follows; null if the recipe has no `about:`")
