@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenizer.byte_level import EOS, ByteLevel, byte_level_json
+from tokenizer.byte_level import EOS, ByteLevel, alphabet, byte_level_json
 from tokenizer.errors import TokenizerError
 from tokenizer.tiktoken import convert, is_tiktoken, pattern_of
 
@@ -89,9 +89,12 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
-    def token(self, id: int) -> str | None:
-        """Return the token with this id, as the vocabulary writes it."""
-        return self._backend.token(id)
+    def spelled(self) -> list[bytes]:
+        """Return the bytes that each token stands for, if the tokenizer is byte-level. Such a tokenizer writes each
+        byte as a character of its alphabet, but added tokens as they are."""
+        byte = {char: number for number, char in enumerate(alphabet())}
+        names = [self._backend.token(id) or "" for id in range(self.vocab_size)]
+        return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._backend.decode([int(i) for i in ids])

@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import model_validator
 
+from pipeline.base.errors import TokenmillError
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.cut import CutConfig
 from stages.dedup.fragment import SIZES, files_of, groups, slices_of
@@ -41,7 +42,6 @@ from stages.dedup.token_units import NotBytes, TokenUnits
 from stages.dedup.windows import seeds_of
 from stages.document import storable_text
 from stages.stage import Stage, StageConfig, decision, keyed_settings, resource, signal
-from tokenizer.errors import TokenizerError
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -135,7 +135,7 @@ class Substring(Barrier):
         if self.config.tokenizer is not None and Path(self.config.tokenizer).exists():
             try:
                 TokenUnits(self.config.tokenizer)
-            except (NotBytes, TokenizerError) as e:
+            except (NotBytes, TokenmillError) as e:
                 return {"tokenizer": str(e)}
         return {}
 

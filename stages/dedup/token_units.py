@@ -14,8 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tokenizer.load import Tokenizer
-
 
 class NotBytes(ValueError):
     """Raised when the tokens of a text do not spell its bytes."""
@@ -28,7 +26,7 @@ class TokenUnits:
         from tokenizer.load import PROBES, load_tokenizer
 
         self._tokenizer = load_tokenizer(path)
-        spelled = _spelled(self._tokenizer)
+        spelled = self._tokenizer.spelled()
         self._sizes = np.array([len(token) for token in spelled], np.int64)
         for text in PROBES:
             if b"".join(spelled[token] for token in self._tokenizer.encode(text).tolist()) != text.encode():
@@ -44,13 +42,3 @@ class TokenUnits:
         if places[-1] != len(data):
             raise NotBytes(f"the {len(tokens):,} tokens of a text spell {places[-1]:,} bytes, but it has {len(data):,}")
         return tokens, places
-
-
-def _spelled(tokenizer: Tokenizer) -> list[bytes]:
-    """Return the bytes that each token stands for, if the tokenizer is byte-level. Such a tokenizer writes each byte as
-    a character of its alphabet, but added tokens as they are."""
-    from tokenizer.byte_level import alphabet
-
-    byte = {char: number for number, char in enumerate(alphabet())}
-    names = [tokenizer.token(id) or "" for id in range(tokenizer.vocab_size)]
-    return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]
