@@ -1,5 +1,6 @@
-"""Shows a removed document and the kept one as one HTML page (`tokenmill dedup explain --html`): paragraph beside
-paragraph, with the words marked in which they differ. The page works offline and holds no script."""
+"""Shows a removed document beside the kept one on one HTML page (`tokenmill dedup explain --html`). Corresponding
+paragraphs are side by side, and the words in which they differ are marked. The page works offline and holds no
+script."""
 
 from __future__ import annotations
 

@@ -206,8 +206,8 @@ def published_parts(store: Store, folder: str) -> list[PartToPublish]:
 
 
 def publish_again(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> None:
-    """Publish a folder that is published already, with other parts in place of some. Its earlier version is removed;
-    after an ordinary publication on a disk, it stays until the next one."""
+    """Publish a folder again, with some of its parts replaced. The earlier version is removed at once. (After an
+    ordinary publication on a disk, the earlier version stays until the next publication.)"""
     _publish(store, folder, parts, check_lease)
     remove_earlier(store, folder)
 

@@ -114,7 +114,7 @@ def _names(by: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def reason(column: str) -> str:
-    """Return the reason for which documents are dropped that are equal in a property."""
+    """Return the reason under which documents that are equal in the property `column` are dropped."""
     return "exact_meta" if column.startswith("meta.") else f"exact_{column.replace('-', '_')}"
 
 

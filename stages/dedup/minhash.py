@@ -186,8 +186,8 @@ class MinHashSignature(Stage):
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def units(self, simplified: str, language: str) -> tuple[list[str], str]:
-        """Return what the shingles of a simplified text are runs of, to show it to people, and what joins it: words,
-        characters, or numbers of tokens."""
+        """Return the units of a simplified text, of which its shingles are runs (words, characters, or numbers of
+        tokens), and the string that joins them. They are shown to people."""
         if self.config.shingles == "characters":
             return list(simplified), ""
         if self.config.shingles == "tokens":

@@ -1,7 +1,7 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
-A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
-start of its group, and a place in its text by the number of the byte.
+A part is a file of documents, and a group consists of consecutive parts. Records name a document by its part and its
+row, counted from the start of its group. They name a place in its text by the number of the byte.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs. Arguments: `records` (the files `repeated.seg`),
+    """Task that joins the repeated windows of one group into runs. Arguments: `records` (the files `repeated.seg`),
     `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
     the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
 
@@ -223,8 +223,8 @@ _RUN = np.dtype([*MATCH.descr, ("stop", "<u4")])
 
 
 def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Yield the runs of repeated windows of a group, in order. In a run, each window and its first copy begin a byte
-    after the window before it and the first copy of that one."""
+    """Yield the runs of repeated windows of a group, in order. In a run, each window begins one byte after the window
+    before it, and so do their first copies."""
     open_run = np.zeros(0, _RUN)                       # the last run, which the next block may continue
     for block in inputs.segments(args["records"], args["group"]):
         windows = np.zeros(len(block), _RUN)
@@ -262,8 +262,9 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
 
 
 def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], row: str, start: str) -> None:
-    """Set the digest of each claim to that of the bytes, as many as the claim has, from the place `start` on in the
-    document `row` of a part. `row` and `start` are names of fields; the claims are sorted by row."""
+    """Set the digest of each claim. It is computed over as many bytes as the claim has, in a document of the part. The
+    arguments `row` and `start` are names of the claim's fields that hold the document's row and the first byte. The
+    claims are sorted by row."""
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()
     sizes = claims["stop"] - claims["start"]

@@ -1,11 +1,12 @@
 """Finds equal stretches of texts: hashes of all windows of N bytes, and the few windows that are worth hashing.
 
 A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
-a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
-once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
-smallest (its minimizer, Schleimer et al. 2003, "Winnowing"; the leftmost, if several are equal). Equal windows have
-equal seeds at the same distance from their start, and neighbouring windows mostly share their seed, so that a text has
-about 4 seeds for each `window` bytes. Only windows whose seed occurs more than once need be hashed.
+a window. Comparing all windows of a corpus would need a hash for each byte, although most windows occur only once.
+
+Seeds show which windows may occur more than once. The *seed* of a window is that run of `window` // 2 bytes in it whose
+hash is smallest (the leftmost of several; Schleimer et al. 2003, "Winnowing", call it a minimizer). Equal windows have
+equal seeds at the same distance from their start, so only windows whose seed occurs more than once need be hashed.
+Neighbouring windows mostly share their seed, so a text has only about 4 seeds for each `window` bytes.
 
 Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Whoever removes a stretch because of equal
 hashes must compare the bytes first, or a cryptographic hash of them.
@@ -146,8 +147,8 @@ def runs_of(starts: NDArray[np.int64], window: int) -> list[tuple[int, int]]:
 
 
 def merged(spans: list[tuple[int, int]], share: float) -> list[tuple[int, int]]:
-    """Join neighbouring spans as long as at least `share` of the joined span is covered by the given ones (OLMo 3's
-    fuzzy merge). The spans are in order and do not overlap. With `share` 1, nothing is joined."""
+    """Join neighbouring spans if the given spans cover at least `share` of the joined span (OLMo 3's fuzzy merge). The
+    spans are in order and do not overlap. With `share` 1, nothing is joined."""
     out: list[tuple[int, int, int]] = []                       # begin, end, bytes covered
     for begin, end in spans:
         covered = end - begin
