@@ -29,8 +29,8 @@ BLOCK, BLOCKS = 1 << 16, 256
 
 
 class StreamDocuments:
-    """The documents of a stream in its windows of `length` tokens, of which there are `windows`. The document ends are
-    not compared with their checksums, because only a few figures depend on them."""
+    """The documents of a stream in its `windows` windows of `length` tokens each. The document ends are not compared
+    with their checksums, because only a few figures depend on them."""
 
     def __init__(self, shards: ShardSet, windows: int, length: int) -> None:
         self._shards, self._windows, self._length = shards, windows, length

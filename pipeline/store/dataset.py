@@ -87,10 +87,10 @@ class PartToPublish(NamedTuple):
 
 
 class PassParts:
-    """The parts (files of documents) that the tasks of a pass (a group of steps that run together) wrote, as far as a
-    dataset publishes them: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the
-    `last` of its dataset. They are kept on disk, in the order in which the records were added. A driver adds the
-    records while it sums them up, because decoding millions of records takes longest."""
+    """Those parts (files of documents) from the tasks of a pass (a group of steps that run together) that a dataset
+    publishes: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the `last` of its
+    dataset. They are kept on disk, in the order in which the records were added. A driver adds the records while it
+    sums them up, because decoding millions of records takes longest."""
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))

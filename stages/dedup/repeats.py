@@ -102,9 +102,9 @@ class PassageHash(Stage):
 class RepeatedPassages(Barrier):
     """Cut passages (paragraphs, lines or sentences) that occur in another document, or earlier in the same one.
 
-    Of equal passages, the one in the first dataset of `priority:` stays; of several in that dataset, the one in the
-    document with the smallest id, and within a document the first one. With `span`, every run of so many consecutive
-    units is a passage; all units of a passage that does not stay are cut.
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
+    document with the smallest id stays, and within a document the first one. With `span`, every run of so many
+    consecutive units is a passage; all units of a passage that does not stay are cut.
 
     A document that the cuts make too short (`min_chars`, `min_words`) is dropped. If the copy that stays was in such a
     document, the passage is then in no document. The comparison is exact. It is made between the texts as they are

@@ -68,8 +68,8 @@ class SubstringSeeds(Stage):
 class Substring(Barrier):
     """Cut passages of at least `length` bytes that occur before, in another document or in the same one.
 
-    Of equal passages, the one in a document of the first dataset in `priority:` stays; of several in this dataset the
-    one in the document with the smallest id, and in this document the first. Two neighbouring cuts become one cut,
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
+    document with the smallest id stays, and within a document the first one. Two neighbouring cuts become one cut,
     including the text between them, if at least the share `merge` of the whole is cut already. A document that was cut
     is dropped if it has fewer than `min_chars` characters or `min_words` words left.
 
