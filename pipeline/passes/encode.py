@@ -23,7 +23,7 @@ from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.labels import Label, ShardLabels
-from pipeline.passes.part_tokens import GroupedTokensWriter, Piece, TokensWriter
+from pipeline.passes.part_tokens import GroupedTokensWriter, LabelPiece, TokensWriter
 from pipeline.passes.pieces import add_piece, add_ranges
 from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
@@ -306,12 +306,12 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
 
 
 def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any], shard_bytes: int = SHARD_BYTES,
-                    ranges: Mapping[str, Sequence[list[Piece]]] | None = None,
+                    ranges: Mapping[str, Sequence[list[LabelPiece]]] | None = None,
                     stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
-    each split and each of `encoded` where these are (a list of `Piece`). `stream` names the stream in the labels of the
-    tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
+    each split and each of `encoded` where these are (a list of `LabelPiece`). `stream` names the stream in the labels
+    of the tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
     document; without it, these are the number of the part and 0."""
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []

@@ -68,7 +68,7 @@ class TokensWriter:
         self.out.note(f"{self.split}.parquet", rows=self.documents)
 
 
-class Piece(NamedTuple):
+class LabelPiece(NamedTuple):
     """Says where the documents of one label are in an encoded part: byte ranges of the files SPLIT.tokens, SPLIT.tables
     and SPLIT.loss, and the checksums of these bytes. `first` and `stop` count tokens, in SPLIT.tokens and in
     SPLIT.loss. A task that makes the shards of one label reads only these ranges."""
@@ -100,14 +100,14 @@ class GroupedTokensWriter:
         self._labels += labels
         self._ungrouped.add(docs, ids, rows, n_bytes, counts)
 
-    def close(self) -> list[tuple[Label, Piece]]:
+    def close(self) -> list[tuple[Label, LabelPiece]]:
         """Write the files of the split. Returns the labels in their order, and where their documents are."""
         self._ungrouped.close()
         paths = {kind: self._out.path(f"{self._split}.{kind}") for kind in ("tokens", "tables")}
         mask = self._scratch.path(f"{self._split}.loss")
         if masked := os.path.exists(mask):
             paths["loss"] = self._out.path(f"{self._split}.loss")
-        pieces: list[tuple[Label, Piece]] = []
+        pieces: list[tuple[Label, LabelPiece]] = []
         with ExitStack() as files:
             out = {kind: _Summed(files.enter_context(open(path, "wb"))) for kind, path in paths.items()}
             if self._labels:
@@ -123,7 +123,7 @@ class GroupedTokensWriter:
         return pieces
 
     def _grouped(self, out: Mapping[str, _Summed], table: pa.Table, body: np.ndarray,
-                 loss: np.ndarray | None) -> list[tuple[Label, Piece]]:
+                 loss: np.ndarray | None) -> list[tuple[Label, LabelPiece]]:
         ends = table["end"].to_numpy().astype(np.int64)
         starts = np.concatenate([[0], ends[:-1]])
         rows_of: dict[Label, list[int]] = {}
@@ -144,7 +144,7 @@ class GroupedTokensWriter:
             own_ends = pa.array(np.cumsum(lengths).astype(np.uint64))
             write_table(own.set_column(0, PART_TABLE.field("end"), own_ends), data, row_group_size=TABLE_ROWS)
             out["tables"].write(data.getvalue().to_pybytes())
-            pieces.append((label, Piece(len(rows), first, first + int(lengths.sum()), begin, out["tables"].size, (
+            pieces.append((label, LabelPiece(len(rows), first, first + int(lengths.sum()), begin, out["tables"].size, (
                 out["tokens"].sum, out["tables"].sum, out["loss"].sum if loss is not None else 0))))
         return pieces
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.base.parquet import read_table
 from pipeline.engine.task import TaskInputs
-from pipeline.passes.part_tokens import Piece
+from pipeline.passes.part_tokens import LabelPiece
 from tokenizer.shards.writer import ShardWriter
 
 #: rows of a document table that are read at a time, and documents that are added at a time
@@ -44,7 +44,7 @@ def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str,
     """Append those documents of an encoded part that are in the piece's ranges, in the order of their rows in the part,
     and that start in the token range of the shard. So the order within a stream does not depend on the labels. Only the
     ranges are read. Memory: the piece."""
-    ranges = [Piece(*values) for values in piece["ranges"]]
+    ranges = [LabelPiece(*values) for values in piece["ranges"]]
     width = dtype.itemsize
     body = np.concatenate([np.frombuffer(_read(inputs, piece["tokens"], r.first * width, r.stop * width, r.sums[0]),
                                          dtype) for r in ranges])

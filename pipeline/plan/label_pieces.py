@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.passes.encode import SPLITS
 from pipeline.passes.labels import Label
-from pipeline.passes.part_tokens import Piece
+from pipeline.passes.part_tokens import LabelPiece
 from pipeline.store.temp import scratch_database
 
 
@@ -32,18 +32,18 @@ class LabelPieces:
         rows = []
         for number, split in enumerate(SPLITS):
             for label, place in part[split]:
-                piece, label = Piece(*place), tuple(label)
+                piece, label = LabelPiece(*place), tuple(label)
                 self.tokens[label] = self.tokens.get(label, 0) + (piece.stop - piece.first if split == "train" else 0)
                 rows.append((self._numbers.setdefault(label, len(self._numbers)), number, self._parts,
                              json.dumps(piece)))
         self._db.executemany("INSERT INTO piece VALUES (?, ?, ?, ?)", rows)
         self._parts += 1
 
-    def of(self, labels: Sequence[Label]) -> dict[str, list[list[Piece]]]:
+    def of(self, labels: Sequence[Label]) -> dict[str, list[list[LabelPiece]]]:
         """Return for each split and each part the pieces of some labels, as `assemble_drafts` takes them."""
-        pieces: dict[str, list[list[Piece]]] = {split: [[] for _ in range(self._parts)] for split in SPLITS}
+        pieces: dict[str, list[list[LabelPiece]]] = {split: [[] for _ in range(self._parts)] for split in SPLITS}
         for label in sorted(labels):
             for split, part, place in self._db.execute("SELECT split, part, place FROM piece WHERE label = ?",
                                                        (self._numbers[label],)):
-                pieces[SPLITS[split]][part].append(Piece(*json.loads(place)))
+                pieces[SPLITS[split]][part].append(LabelPiece(*json.loads(place)))
         return pieces

@@ -16,7 +16,7 @@ from pipeline.passes.fit_tokenizer import byte_draft, load_draft, tokenizer_info
 from pipeline.passes.import_tokens import FILES, IDS, MOST, check_draft, import_draft
 from pipeline.passes.labels import Label, streams_of
 from pipeline.passes.pack import ShardPlace, pack_drafts
-from pipeline.passes.part_tokens import Piece
+from pipeline.passes.part_tokens import LabelPiece
 from pipeline.plan.inputs import InputError
 from pipeline.plan.label_pieces import LabelPieces
 from pipeline.plan.nodes import Node, PassResult, Work, result, spilled_parts
@@ -130,7 +130,7 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
     shards_of: dict[str, list[ShardPlace]] = {}
 
     def assembling() -> Iterator[TaskDraft]:             # of one stream at a time: each names all parts
-        streams: Iterable[tuple[str, dict[str, list[list[Piece]]] | None]] = \
+        streams: Iterable[tuple[str, dict[str, list[list[LabelPiece]]] | None]] = \
             _split(recipe, planner, name, parts_encoded) if by else [(name, None)]
         for stream, ranges in streams:
             of_stream = assemble_drafts(parts_encoded, tokenizer, ranges=ranges, stream=stream if by else "",
@@ -211,7 +211,7 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 
 def _split(recipe: Recipe, planner: Planner, name: str,
-           encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[Piece]]]]]:
+           encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[LabelPiece]]]]]:
     """Yield each stream of split shards, sorted by name, and where its documents are in the encoded parts, as
     `assemble_drafts` takes it."""
     shards = recipe.shards[name]

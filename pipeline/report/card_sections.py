@@ -202,11 +202,16 @@ def contamination(document: Report) -> list[str]:
         f"{plain(dataset)}: {plain(r['stage'])} removed {plural(r['docs'], 'document')} ({plain(r['reason'])})."
         for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
+    sentences += [
+        f"{plain(dataset)} held {plural(len(found['items']), 'item')} of {plain(name)}: "
+        f"{plural(found['dropped'], 'document')} dropped, {found['cut']:,} cut."
+        for dataset in document["names"]["datasets"]
+        for name, found in sorted(document["datasets"][dataset].get("contamination", {}).items())]
     near = sum(t["near_held_out"] for t in document["tokens"].values())
     if near:
         left_out = plural(near, "training document")
         sentences.append(f"{left_out} that resemble a held-out one were left out of the tokens.")
-    if not any("removed" in line for line in sentences):
+    if not any(" removed " in line or " held " in line for line in sentences):
         sentences.append("Overlap with benchmarks is not known: no step of the recipe looks for it.")
     return [*lines, " ".join(sentences), ""]
 

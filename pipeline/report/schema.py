@@ -158,6 +158,14 @@ class PdfPages(ReportPart):
     pages: Counts = fact("route (`text_layer`, `ocr`, `empty` …) → pages", "pages")
 
 
+class Contamination(ReportPart):
+    """What the step `decontaminate` found of an evaluation set."""
+
+    dropped: int = fact("documents dropped that hold items of the set", "documents")
+    cut: int = fact("documents from which items were cut", "documents")
+    items: Counts = fact("row of the set, from 0 → documents that hold an item of it", "documents")
+
+
 class DatasetFigures(ReportPart):
     """A dataset: the documents that it kept, and the reasons for which others were dropped or quarantined."""
 
@@ -176,6 +184,8 @@ class DatasetFigures(ReportPart):
                           "the edges of a bin", "documents")
     pii: Counts = fact("signal `pii_KIND` → values found in kept documents", "values")
     pdf: PdfPages | None = fact("pages of the PDFs read; null where there was none")
+    contamination: dict[str, Contamination] | None = maybe("evaluation set → what was found of it; left out if no "
+                                                           "document holds an item")
 
 
 class Pair(ReportPart):

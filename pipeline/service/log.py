@@ -40,7 +40,7 @@ class LogPlace:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LogStretch:
     """A passage of a log. `next` is the place where it ends and the following passage begins. `complete` says that the
     run has ended and nothing follows."""
 
@@ -49,7 +49,7 @@ class Stretch:
     complete: bool
 
 
-def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
+def read_log(store: Store, run: str, place: LogPlace | None) -> LogStretch:
     """Read the log of a run from `place` on, at most one piece (file) of it. If `place` is None, read from the
     beginning of the latest attempt's log (an attempt is one execution of the run). When the log of an earlier attempt
     is at its end, `next` is the beginning of the following attempt's log. Raises Problem for a run without a log."""
@@ -62,8 +62,8 @@ def read_log(store: Store, run: str, place: LogPlace | None) -> Stretch:
     reader.piece, reader.offset = place.piece, place.offset
     text = next(reader.more(), "")
     if not text and place.attempt < current.attempt:
-        return Stretch("", LogPlace(place.attempt + 1), False)
+        return LogStretch("", LogPlace(place.attempt + 1), False)
     end = LogPlace(place.attempt, reader.piece, reader.offset)
     addresses = cluster_addresses(current.facts)
-    return Stretch(visible(outward_text(text, addresses)), end,
-                   not text and current.ended and place.attempt >= current.attempt)
+    return LogStretch(visible(outward_text(text, addresses)), end,
+                      not text and current.ended and place.attempt >= current.attempt)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipeline.store.dataset import published_folders, published_parts
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
-from pipeline.store.tombstones import Tombstones, url_hash
+from pipeline.store.tombstones import Tombstones
 from pipeline.store.view import LogView
 from pipeline.takedown.shards import stored_sets
 
@@ -22,7 +22,7 @@ from pipeline.takedown.shards import stored_sets
 ROWS = 1 << 12
 
 
-class DocumentFile(NamedTuple):
+class SearchedFile(NamedTuple):
     """A Parquet file of a store that may name documents by id. `record` is the log record of the task that wrote the
     file; None for a file of a published folder or a shard set."""
 
@@ -46,22 +46,22 @@ class Found:
     matched: set[str] = field(default_factory=set)
 
 
-def document_files(store: Store, log: LogView) -> Iterator[DocumentFile]:
+def document_files(store: Store, log: LogView) -> Iterator[SearchedFile]:
     """Yield the Parquet files of a store that may name documents: those of tasks, of published folders, and the
     document tables of shard sets. Of several files with the same bytes, only the first is yielded."""
     seen: set[str] = set()
 
-    def candidates() -> Iterator[DocumentFile]:
+    def candidates() -> Iterator[SearchedFile]:
         for record in log.records():
             for name, info in record.files.items():
                 if name.endswith(".parquet"):
-                    yield DocumentFile(info.path, info.sha256, record)
+                    yield SearchedFile(info.path, info.sha256, record)
         for folder in published_folders(store):
             for part in published_parts(store, folder):
-                yield DocumentFile(part.path, part.sha256, None)
+                yield SearchedFile(part.path, part.sha256, None)
         for folder, manifest in stored_sets(store):
             for shard in manifest.shards:
-                yield DocumentFile(f"{folder}/{shard.table}", shard.table_sha256, None)
+                yield SearchedFile(f"{folder}/{shard.table}", shard.table_sha256, None)
 
     for file in candidates():
         if file.sha256 not in seen:
@@ -154,8 +154,3 @@ def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
         else:
             found.twins |= pair - found.ids
             found.ids |= pair
-
-
-def listed(ids: list[str], urls: list[str], domains: list[str]) -> Tombstones:
-    """Return the tombstones for the lines of a list."""
-    return Tombstones(frozenset(ids), frozenset(map(url_hash, urls)), frozenset(domains))

@@ -42,7 +42,7 @@ COPY = BLOCK << 10
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedSet:
     """A shard set that was written again: its folder, the sha256 of the old and of the new set, how many documents and
     tokens were overwritten, and the sha256 of old and new packed rows."""
 
@@ -73,7 +73,7 @@ def curricula(store: Store) -> Iterator[tuple[str, Curriculum]]:
             yield path, Curriculum.loads(store.read(path), store.at(path))
 
 
-def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Callable[[], None]) -> list[Replaced]:
+def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Callable[[], None]) -> list[ReplacedSet]:
     """Overwrite documents in all shard sets of a store, for takedown number `number`. Returns the sets that were
     replaced, including those that an interrupted attempt had begun to remove."""
     wanted = pa.array(sorted(ids), pa.string())
@@ -90,7 +90,7 @@ def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Calla
                 new = _publish(store, folder, manifest, rewritten, number, documents, tokens, check_lease)
         _make_current(store, folder, manifest, new)
         packings = _repack(store, folder, manifest, new)
-        result = Replaced(folder, manifest.sha256, new.sha256, documents, tokens, packings)
+        result = ReplacedSet(folder, manifest.sha256, new.sha256, documents, tokens, packings)
         check_lease()
         _point_curricula(store, result)
         _remove_old(store, folder, manifest, new)
@@ -225,7 +225,7 @@ def _repack(store: Store, folder: str, old: Manifest, new: Manifest) -> dict[str
     return packings
 
 
-def _point_curricula(store: Store, replaced: Replaced) -> None:
+def _point_curricula(store: Store, replaced: ReplacedSet) -> None:
     """Let the curricula that name the old set name the new one."""
     for path, curriculum in curricula(store):
         streams = tuple(_pointed(stream, replaced) for stream in curriculum.streams)
@@ -233,7 +233,7 @@ def _point_curricula(store: Store, replaced: Replaced) -> None:
             store.write(path, replace(curriculum, streams=streams).dumps().encode(), durable=True)
 
 
-def _pointed(stream: Stream, replaced: Replaced) -> Stream:
+def _pointed(stream: Stream, replaced: ReplacedSet) -> Stream:
     if (stream.train, stream.sha256) == (replaced.folder, replaced.old):
         stream = replace(stream, sha256=replaced.new, replaces=(*stream.replaces, replaced.old))
         if stream.packing is not None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.base.files import file_sha256, replacing
-from stages.decontaminate.scan import Words, find, keys_of, words_of
+from stages.decontaminate.scan import ScannedWords, find, keys_of, words_of
 from stages.decontaminate.sets import Part, SetError, read_set
 from stages.stage import python_version
 from stages.text.cache import cache_dir, cached
@@ -42,7 +42,7 @@ _VERSION = 3
 _WEIGHT = 1000
 
 
-class Member(NamedTuple):
+class ItemPart(NamedTuple):
     """A text of a set that an entry stands for: the set's name, the row's number, and the part of the row."""
 
     set: str
@@ -50,7 +50,7 @@ class Member(NamedTuple):
     part: Part
 
 
-class Index:
+class EvaluationIndex:
     """An index in a file. `members[e]` are the texts that entry e stands for, `words[e]` is its number of words. Entry
     e has `grams[e]` different n-grams with the sum `totals[e]` of their weights; it is looked up whole if `whole[e]`.
     From the start of one of its n-grams to the start of the next are at most `stretches[e]` words; this is more than
@@ -73,12 +73,12 @@ class Index:
             np.asarray(arrays[n]) for n in ("weights", "words", "grams", "totals", "whole", "stretches"))
         self._firsts, self._members = np.asarray(arrays["firsts"]), np.asarray(arrays["members"]).reshape(-1, 3)
 
-    def members(self, entry: int) -> list[Member]:
+    def members(self, entry: int) -> list[ItemPart]:
         parts: tuple[Part, ...] = ("question", "answer", "passage")
-        return [Member(self._names[s], row, parts[part])
+        return [ItemPart(self._names[s], row, parts[part])
                 for s, row, part in self._members[self._firsts[entry]:self._firsts[entry + 1]].tolist()]
 
-    def hits(self, words: Words) -> np.ndarray:
+    def hits(self, words: ScannedWords) -> np.ndarray:
         """Return the places in a text at which the index has a sequence of words, in the form that `scan.find`
         returns."""
         return find(words, self.lengths, self.filter, self.slots, self.values)
@@ -116,7 +116,7 @@ class _Builder:
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
         """Return (about each set its numbers of rows, of questions that are too short, and of questions of which
-        nothing but common n-grams is left; the arrays of `Index`)."""
+        nothing but common n-grams is left; the arrays of `EvaluationIndex`)."""
         about: dict[str, dict[str, int]] = {}
         questions: list[list[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):

@@ -25,7 +25,7 @@ _MARKS = "\n\r\v\f\u0085\u2028\u2029.!?:;。！？：；…"
 _BASE = 0x9E3779B97F4A7C15          # odd, so that no word is lost from the polynomial
 
 
-class Words(NamedTuple):
+class ScannedWords(NamedTuple):
     """The words of a text. `sums[i]` is the hash of the first i words. `starts` and `ends` are the positions of each
     word, in bytes. `borders[i]` is 1 if a border is directly before word i; the last entry says whether one follows the
     last word. `letters[i]` is 1 if word i has a letter."""
@@ -54,17 +54,17 @@ def characters() -> np.ndarray:
     return table
 
 
-def words_of(data: bytes) -> Words:
+def words_of(data: bytes) -> ScannedWords:
     """Return the words of a text in UTF-8."""
     room = len(data) // 2 + 2
-    words = Words(np.zeros(room, np.uint64), np.empty(room, np.int64), np.empty(room, np.int64),
-                  np.zeros(room, np.uint8), np.zeros(room, np.uint8))
+    words = ScannedWords(np.zeros(room, np.uint64), np.empty(room, np.int64), np.empty(room, np.int64),
+                         np.zeros(room, np.uint8), np.zeros(room, np.uint8))
     count = _split(np.frombuffer(data, np.uint8), characters(), *words)
-    return Words(words.sums[:count + 1], words.starts[:count], words.ends[:count], words.borders[:count + 1],
-                 words.letters[:count])
+    return ScannedWords(words.sums[:count + 1], words.starts[:count], words.ends[:count], words.borders[:count + 1],
+                        words.letters[:count])
 
 
-def keys_of(words: Words, length: int) -> np.ndarray:
+def keys_of(words: ScannedWords, length: int) -> np.ndarray:
     """Return the key (uint64) of every sequence of `length` words of a text, in order."""
     if length > len(words.starts):
         return np.empty(0, np.uint64)
@@ -73,7 +73,7 @@ def keys_of(words: Words, length: int) -> np.ndarray:
     return keys
 
 
-def find(words: Words, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
+def find(words: ScannedWords, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
          ) -> np.ndarray:
     """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
     first word, length, value. `filter_bits` is a cheap test that shows, for most keys, that the table lacks them."""
@@ -113,7 +113,7 @@ def _character(data: Any, at: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: Any, letters: Any) -> Any:
-    """Fill the columns of the words of a text (see `Words`). Returns their number."""
+    """Fill the columns of the words of a text (see `ScannedWords`). Returns their number."""
     size, at, count = len(data), 0, 0
     borders[0] = 1
     while at < size:

@@ -33,7 +33,7 @@ class SetError(ValueError):
         self.field = field
 
 
-class Text(NamedTuple):
+class ItemText(NamedTuple):
     """A text of an evaluation set: the number of its row, which part of the row it is, and the text."""
 
     row: int
@@ -41,7 +41,7 @@ class Text(NamedTuple):
     text: str
 
 
-def read_set(path: Path, fields: dict[Part, str]) -> Iterator[Text]:
+def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
     """Yield the texts of an evaluation set, a file or folder. `fields` maps parts to fields of a row.
 
     Raises:
@@ -53,7 +53,7 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[Text]:
             for part in PARTS:
                 if field := fields.get(part):
                     for text in _texts(row, field, f"{file}: row {place}"):
-                        yield Text(number, part, text)
+                        yield ItemText(number, part, text)
             number += 1
     if not number:
         raise SetError("sets", f"{path}: the set has no row; name another file")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import model_validator
 
-from stages.decontaminate.index import BORDERED, LENGTHS, Index, index_file
+from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import Part, SetError
 from stages.stage import Stage, StageConfig, resource, signal
@@ -85,11 +85,11 @@ class Decontaminate(Stage):
                     raise ValueError(f"fields: {name} names no field; write, for example, {{question: FIELD}}")
             return self
 
-    def _index(self) -> Index:
+    def _index(self) -> EvaluationIndex:
         config = self.config
         fields: dict[str, Mapping[Part, str]] = {
             name: config.fields.get(name, {"question": "question"}) for name in config.sets}
-        return Index(index_file(config.sets, fields, config.dialect, config.min_words, config.common))
+        return EvaluationIndex(index_file(config.sets, fields, config.dialect, config.min_words, config.common))
 
     def problems(self) -> dict[str, str]:
         try:
@@ -145,10 +145,12 @@ class Decontaminate(Stage):
         return "contaminated" if doc.signals["contaminated_items"] else None
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Count, for each set, the documents that hold one of its items, and the same for each row of the set."""
+        """Count, for each set, the documents that were dropped or cut because of its items. Count, for each row of the
+        set, the documents that hold one of the row's items."""
+        dropped = int(self.verdict(doc) is not None)
         out: dict[str, Any] = {}
-        for name, row in {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}:
-            about = out.setdefault(name, {"docs": 1, "items": {}})
+        for name, row in sorted({(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}):
+            about = out.setdefault(name, {"dropped": dropped, "cut": 1 - dropped, "items": {}})
             about["items"][str(row)] = 1
         return out or None
 

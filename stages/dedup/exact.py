@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -31,6 +31,7 @@ import pyarrow as pa
 import xxhash
 from pydantic import field_validator
 
+from pipeline.base.errors import TokenmillError
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
 from stages.dedup.fragment import (
     SIZES,
@@ -38,46 +39,29 @@ from stages.dedup.fragment import (
     PartGroup,
     bucket_of,
     files_of,
-    fixed_bytes,
     groups,
-    ids_to_ints,
-    joined,
     no_twins,
-    read_segments,
-    read_side,
     runs,
     slice_table,
     slices_of,
     write_segments,
 )
-from stages.dedup.survivor import (
-    COLUMN,
-    DEFAULT,
-    checked,
-    in_order,
-    order_bytes,
-    order_field,
-    preference,
-    signals,
-    stored,
-)
+from stages.dedup.hashed import SURVIVOR, best, hashed_dtype, losers_of, place_of, rows_of
+from stages.dedup.survivor import COLUMN, DEFAULT, checked, in_order, order_bytes, preference, signals, stored
 from stages.dedup.units import same_text
-from stages.stage import SettingsError, Stage, StageConfig, keyed_settings, signal
+from stages.stage import Stage, StageConfig, keyed_settings, signal
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stages.document import Document
 
-#: a hash in one group: the best document that has it (id, characters; with the numbers of `survivor.order_field`, if
-#: `prefer` needs any), and the number of documents that have it
-HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("chars", "<u4"), ("n", "<u4")])
-#: the document that survives for a hash that occurs more than once
-SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8")])
 _SPACE = re.compile(r"\s+")
 #: the properties by which documents are compared, in words
 _PROPERTIES = "text, bytes, no-space, url and meta.KEY"
+
+
+class NoSuchMetadata(TokenmillError):
+    """Raised when no document has the key of `meta` by which documents are to be compared."""
 
 
 class ExactConfig(StageConfig):
@@ -209,7 +193,7 @@ class Exact(Barrier):
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         plan = groups(parts, self.sizes)
         columns, prefer = self.config.columns, list(self.config.prefer)
-        ranges = self.sizes.buckets(sum(group.rows for group in plan) * _hashed(prefer).itemsize, len(plan))
+        ranges = self.sizes.buckets(sum(group.rows for group in plan) * hashed_dtype(prefer).itemsize, len(plan))
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
@@ -261,11 +245,11 @@ class Exact(Barrier):
 
     @staticmethod
     def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
-        """Raise SettingsError if no document has the key of the metadata by which documents are compared."""
+        """Raise NoSuchMetadata if no document has the key of the metadata by which documents are compared."""
         if column.startswith("meta.") and any(group.rows for group in plan) and not any(
                 task.counters["hashed"] for task in maps):
-            raise SettingsError(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
-                                f"{column}; name a key that their `meta` has")
+            raise NoSuchMetadata(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
+                                 f"{column}; name a key that their `meta` has")
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
@@ -292,15 +276,15 @@ class ExactMap:
         args = inputs.args
         column, prefer = args["column"], args["prefer"]
         rows, hashed = [], 0
-        deciders = {earlier: _losers(inputs, refs, args["group"]) for earlier, refs in args["gone"].items()}
-        for table in _rows(inputs, args["sides"], [column, *deciders], prefer):
+        deciders = {earlier: losers_of(inputs, refs, args["group"]) for earlier, refs in args["gone"].items()}
+        for table in rows_of(inputs, args["sides"], [column, *deciders], prefer):
             hashed += len(table[column])
             decided = np.zeros(0, np.uint64)
             for earlier, losers in deciders.items():
-                removed = losers(table[earlier][~np.isin(_place(table[earlier]), decided)])[0]
-                decided = np.concatenate([decided, _place(removed)])
-            rows.append(table[column][~np.isin(_place(table[column]), decided)])
-        records = _best(np.concatenate(rows), prefer) if rows else np.zeros(0, _hashed(prefer))
+                removed = losers(table[earlier][~np.isin(place_of(table[earlier]), decided)])[0]
+                decided = np.concatenate([decided, place_of(removed)])
+            rows.append(table[column][~np.isin(place_of(table[column]), decided)])
+        records = best(np.concatenate(rows), prefer) if rows else np.zeros(0, hashed_dtype(prefer))
         write_segments(out, "hashes.seg", records, bucket_of(records["hi"], args["buckets"]), args["buckets"],
                        ("hi", "lo"))
         return {"documents": sum(map(len, rows)), "hashes": len(records), "hashed": hashed}
@@ -362,18 +346,18 @@ class ExactSlices:
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
-        deciders = {c: _losers(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
+        deciders = {c: losers_of(inputs, refs, args["group"]) for c, refs in args["survivors"].items()}
         removed = dict.fromkeys(map(reason, deciders), 0)
-        for part, table in enumerate(_rows(inputs, args["sides"], list(deciders))):
+        for part, table in enumerate(rows_of(inputs, args["sides"], list(deciders))):
             verdicts, reasons = [], []
             decided = np.zeros(0, np.uint64)
             for column, losers in deciders.items():
-                rows, kept = losers(table[column][~np.isin(_place(table[column]), decided)])
+                rows, kept = losers(table[column][~np.isin(place_of(table[column]), decided)])
                 records = np.zeros(len(rows), VERDICT)
                 records["part"], records["row"], records["removed"], records["similarity"] = part, rows["row"], 1, 1.0
                 for half in ("hi", "lo"):
                     records[f"kept_{half}"] = records[f"cluster_{half}"] = kept[f"id_{half}"]
-                decided = np.concatenate([decided, _place(rows)])
+                decided = np.concatenate([decided, place_of(rows)])
                 verdicts.append(records)
                 reasons += [reason(column)] * len(records)
                 removed[reason(column)] += len(records)
@@ -384,76 +368,3 @@ class ExactSlices:
                 sliced = slice_table(joined["row"], joined["removed"] > 0, [reasons[i] for i in order.tolist()], joined)
                 write_slice(out, f"slice.{part}.parquet", sliced)
         return {"removed": {args["dataset"]: removed}}
-
-
-# -- side tables and hashes as records -------------------------------------------------------------------------------
-def _hashed(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of HASHED records with the numbers that the preferences need."""
-    return np.dtype([*HASHED.descr, *order_field(prefer)])
-
-
-def _rows(inputs: Inputs, sides: list[FileRef], columns: list[str],
-          prefer: Sequence[str] = ()) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield for each part (file of documents) {column: records of the documents that have a hash in this column}. A
-    record has the fields of `_hashed`, and the document's `part` and `row`. `sides` refers to the side tables, which
-    hold the hashes."""
-    dtype = np.dtype([("part", "<u4"), ("row", "<u4"), *_hashed(prefer).descr])
-    for part, ref in enumerate(sides):
-        table = read_side(inputs.fetch(ref), ["id", "chars", *columns, *(["order"] if stored(prefer) else [])])
-        id_hi, id_lo = ids_to_ints(table["id"])
-        by_column = {}
-        for column in columns:
-            present, raw = fixed_bytes(table[column])
-            records = np.zeros(len(raw), dtype)
-            hashes = raw.reshape(-1, 16).view(">u8")
-            records["part"], records["row"], records["n"] = part, table["row"].to_numpy()[present], 1
-            records["hi"], records["lo"] = hashes[:, 0], hashes[:, 1]
-            records["id_hi"], records["id_lo"] = id_hi[present], id_lo[present]
-            records["chars"] = table["chars"].to_numpy()[present]
-            if stored(prefer) and len(raw):
-                records["order"] = fixed_bytes(table["order"])[1].view("<u8")[present]
-            by_column[column] = records
-        yield by_column
-
-
-def _place(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    return rows["part"].astype(np.uint64) << np.uint64(32) | rows["row"].astype(np.uint64)
-
-
-def _best(rows: NDArray[Any], prefer: Sequence[str]) -> NDArray[Any]:
-    """Return HASHED records, in ascending order of hash. Each names the preferred document with a hash, and says how
-    many documents have the hash. All rows have the same priority."""
-    rows = rows[in_order((rows["hi"], rows["lo"]), preference(rows, 0, prefer))]
-    no_twins(rows)
-    starts, sizes = runs(rows)
-    best = np.empty(len(starts), _hashed(prefer))
-    for field in best.dtype.names or ():
-        best[field] = rows[field][starts]
-    best["n"] = sizes
-    return best
-
-
-def _losers(inputs: Inputs, refs: list[FileRef],
-            group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
-    """Return a function that finds the documents to be removed in favour of a survivor.
-
-    A survivor is the document that is kept for a hash; `refs` are the files of survivors of one column (text or URL).
-    The function takes rows and returns (the rows whose hash has another document as survivor, the SURVIVOR record for
-    each of these rows).
-    """
-    segments = read_segments(inputs, refs, group, SURVIVOR)
-    survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
-    survivors = survivors[np.lexsort((survivors["lo"], survivors["hi"]))]
-    hashes = joined(survivors)
-
-    def losers(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        if not len(survivors) or not len(rows):
-            return rows[:0], survivors[:0]
-        row_hashes = joined(rows)
-        places = np.minimum(np.searchsorted(hashes, row_hashes), len(hashes) - 1)
-        winners = survivors[places]
-        other = (winners["id_hi"] != rows["id_hi"]) | (winners["id_lo"] != rows["id_lo"])
-        replaced = (hashes[places] == row_hashes) & other
-        return rows[replaced], winners[replaced]
-
-    return losers

@@ -25,7 +25,8 @@ of 14 bands of 8 rows, this is .77 at s = .75, .92 at .8, and .99 at .85 (FineWe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,7 +58,7 @@ from stages.dedup.hashing import (
 )
 from stages.dedup.lsh import BAND
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
-from stages.stage import Stage, StageConfig, decision, keyed_settings, resource, signal
+from stages.stage import SettingsError, Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
@@ -85,7 +86,7 @@ class SignatureConfig(StageConfig):
                    "(FineWeb-2)")
     shingles: Literal["words", "characters", "tokens"] = signal(
         "words", "what a shingle is a run of: words, characters of the simplified text (NeMo), or tokens", added=True)
-    tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file or folder", added=True)
+    tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file tokenizer.json", added=True)
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the "
                  "first that sees a difference decides, at last the smallest id", added=True)
@@ -141,7 +142,9 @@ class MinHashSignature(Stage):
             self.side = self.side.append(pa.field("language", pa.string()))
         if stored(settings.prefer):
             self.side = self.side.append(COLUMN)
-        self._encode: Callable[[str], NDArray[Any]] | None = None
+        if settings.shingles == "tokens":
+            self.libraries += ("tokenizers",)
+        self._tokenizer: Any = None
         self._permute = Permutations(settings.bands * settings.rows, settings.seed, settings.dialect)
 
     def reads(self) -> dict[str, str]:
@@ -149,9 +152,7 @@ class MinHashSignature(Stage):
 
     def setup(self) -> None:
         if self.config.tokenizer is not None:
-            from tokenizer.load import load_tokenizer
-
-            self._encode = load_tokenizer(self.config.tokenizer).encode
+            self._tokenizer = load_tokenizer(self.config.tokenizer)
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
@@ -170,10 +171,9 @@ class MinHashSignature(Stage):
 
     def tokens(self, simplified: str) -> NDArray[np.int64]:
         """Return the tokens of a simplified text, by number."""
-        if self._encode is None:
+        if self._tokenizer is None:
             self.setup()
-        assert self._encode is not None
-        return np.asarray(self._encode(simplified), np.int64)
+        return np.asarray(self._tokenizer.encode(simplified, add_special_tokens=False).ids, np.int64)
 
     def words_of(self, simplified: str, language: str) -> Words:
         """Return the words of a simplified text (lower case, no punctuation, single spaces), split as in the dialects
@@ -212,6 +212,17 @@ class MinHashSignature(Stage):
         if stored(self.config.prefer):
             doc.side[self.name]["order"] = order_bytes(doc, self.config.prefer)
         return None
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the tokenizer in a file `tokenizer.json`. Raises SettingsError if the file holds none."""
+    from tokenizers import Tokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")       # a worker has one core
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as e:                                         # the library raises no more specific class
+        raise SettingsError(f"{path} is no tokenizer.json ({e}); name the file of a tokenizer that is trained") from e
 
 
 def _reads(config: SignatureConfig) -> dict[str, str]:
@@ -308,6 +319,14 @@ class MinHash(Barrier):
 
     def reads(self) -> dict[str, str]:
         return _reads(self.config)
+
+    def problems(self) -> dict[str, str]:
+        if self.config.tokenizer is not None and os.path.exists(self.config.tokenizer):
+            try:
+                load_tokenizer(self.config.tokenizer)
+            except SettingsError as e:
+                return {"tokenizer": str(e)}
+        return {}
 
     def facts(self) -> list[str]:
         threshold = self.config.verify if isinstance(self.config.verify, float) and self.config.verify else 0.75

@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from pipeline.cli.app import run_command
+from pipeline.report.schema import Report
 
 RECIPE = """
 version: 1
@@ -53,6 +54,12 @@ def test_documents_with_items_are_dropped_with_evidence(site):
         assert (evidence["set"], evidence["row"], evidence["part"], evidence["share"]) == ("mills", 0, "question", 1)
         span = row["text"].encode()[evidence["start"]:evidence["end"]].decode()
         assert span == QUESTION.upper().rstrip("?") and row["url"].startswith("https://example.org/")
+    document = json.loads((site / "store" / "report.json").read_text())
+    assert document["datasets"]["clean"]["contamination"] == {"mills": {"dropped": 6, "cut": 0, "items": {"0": 6}}}
+    Report.model_validate(document)
+    html, card = ("".join(path.read_text() for path in site.joinpath("store", "runs").rglob(f"*.{kind}"))
+                  for kind in ("html", "md"))
+    assert "mills 1 (6 documents dropped, 0 cut)" in html and "miller of aldham" not in card.lower()
 
 
 def test_items_are_cut_and_a_changed_set_is_applied(site):

@@ -19,12 +19,13 @@ from tests.e2e.report_site import Site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: (part, field) of what may be left out, because not every document or step has it
-LEFT_OUT = {("SourceFigures", "lost"), ("GraphNode", "dropped"), ("ClusterFigures", "components"), ("LossPoint", "lr"),
+LEFT_OUT = {("DatasetFigures", "contamination"), ("SourceFigures", "lost"), ("GraphNode", "dropped"),
+            ("ClusterFigures", "components"), ("LossPoint", "lr"),
             *((part, field) for part in ("Excerpt", "RemovedDocument") for field in ("kept", "similarity", "match")),
             ("StreamFigures", "packing"), ("MixtureRow", "padding"),
             ("Edge", "docs"), ("Edge", "tokens"), ("ReadExtent", "uncovered"),
             *((part, field) for part in ("FunnelRow", "TotalStep") for field in ("bytes", "tokens")),
-            *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster"))}
+            *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster", "cut"))}
 
 
 @pytest.fixture

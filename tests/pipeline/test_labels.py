@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.passes.encode import SPLITS
 from pipeline.passes.labels import MOST_STREAMS, TooManyStreams, label_name, streams_of
-from pipeline.passes.part_tokens import Piece
+from pipeline.passes.part_tokens import LabelPiece
 from pipeline.plan.label_pieces import LabelPieces
 
 
@@ -84,7 +84,7 @@ def test_pieces_on_disk_are_those_of_the_parts(given_parts):
     for number, (split, labels) in enumerate(given_parts):
         first, entries = 0, []
         for label, tokens in sorted(labels):
-            piece = Piece(1, first, first + tokens, first * 7, (first + tokens) * 7, (number, tokens, 0))
+            piece = LabelPiece(1, first, first + tokens, first * 7, (first + tokens) * 7, (number, tokens, 0))
             entries.append([[label], list(piece)])
             reference[label, split, number] = piece
             first += tokens
@@ -96,6 +96,6 @@ def test_pieces_on_disk_are_those_of_the_parts(given_parts):
     for some in (labels, labels[:1], labels[1:]):
         found = pieces.of([(label,) for label in some])
         for split in SPLITS:
-            assert [[Piece(*p[:5], tuple(p.sums)) for p in part] for part in found[split]] == [
+            assert [[LabelPiece(*p[:5], tuple(p.sums)) for p in part] for part in found[split]] == [
                 [reference[label, split, number] for label in some if (label, split, number) in reference]
                 for number in range(len(parts))]

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.base.parquet import write_table
 from pipeline.engine.task import CrashCursor, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.store.content_keys import content_key, task_key
@@ -71,7 +72,7 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
             for name, table in (("kept", text), ("side", side)):
                 path = Path(store.at(f"in/{dataset}-{start}.{name}.parquet"))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                pq.write_table(table, path, row_group_size=row_group)
+                write_table(table, str(path), row_group_size=row_group)
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 refs.append({"$ref": f"in/{path.name}", "bytes": path.stat().st_size, "rows": len(rows),
                              "content": digest, "sha256": digest})

@@ -305,7 +305,7 @@ def test_sets_are_read_from_every_form(tmp_path, suffix):
     doc = Document("0" * 32, f"He wrote: {ROW['more']['choices'][1]}.")
     assert stage.process(doc) == "contaminated"
     assert [(e["set"], e["row"], e["part"]) for e in doc.meta["contamination"]] == [("mills", 1, "answer")]
-    assert stage.counts(doc) == {"mills": {"docs": 1, "items": {"1": 1}}}
+    assert stage.counts(doc) == {"mills": {"dropped": 1, "cut": 0, "items": {"1": 1}}}
 
 
 @pytest.mark.parametrize(("content", "field", "names"), [

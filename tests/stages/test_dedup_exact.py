@@ -13,11 +13,10 @@ from datetime import datetime
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup.exact import Exact, ExactHash, same_url
+from stages.dedup.exact import Exact, ExactHash, NoSuchMetadata, same_url
 from stages.dedup.fragment import Sizes
 from stages.dedup.units import same_text
 from stages.document import Document, DuplicateId
-from stages.stage import SettingsError
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 RANKS = {"wiki": 0, "web": 1, "books": 2}
@@ -189,7 +188,7 @@ def test_equal_metadata_then_equal_bytes_then_equal_text(tmp_path):
 def test_a_key_that_no_document_has_is_an_error(tmp_path):
     store, barrier = Store(tmp_path), Exact(by=["text", "meta.doi"])
     parts = write_parts(barrier, [Doc("a text", "web", "1" * 32)], store)
-    with pytest.raises(SettingsError, match=r"exact\.by.*meta\.doi"):
+    with pytest.raises(NoSuchMetadata, match=r"exact\.by.*meta\.doi"):
         run_fragment(barrier, parts, store)
     assert run_fragment(barrier, [], store).slices == []
 

@@ -106,6 +106,9 @@ def test_shingles_of_tokens_are_those_of_a_given_tokenizer(tmp_path):
     truth = {i: r[2] for i, r in expected(MinHash(bands=40, rows=4), docs, RANKS)[0].items()}
     assert len(got.removed) > 10
     assert {i: truth.get(i, r[2]) for i, r in got.removed.items()} == {i: r[2] for i, r in got.removed.items()}
+    (tmp_path / "bad.json").write_text("{}")
+    assert "tokenizer.json" in MinHash(shingles="tokens", tokenizer=str(tmp_path / "bad.json")).problems()["tokenizer"]
+    assert not a.problems()
     moved = run_fragment(b, write_parts(b, docs, Store(tmp_path / "other"), ranks=RANKS), Store(tmp_path / "other"))
     assert moved.removed == got.removed
 

@@ -288,3 +288,12 @@ def test_masses_are_those_of_datasketch():
         wrong, missed = masses(threshold, bands, rows)
         assert wrong == pytest.approx(_false_positive_probability(threshold, bands, rows), abs=2e-4)
         assert missed == pytest.approx(_false_negative_probability(threshold, bands, rows), abs=2e-4)
+
+
+def test_facts_are_those_of_the_settings():
+    from stages.dedup.minhash import MinHash
+
+    lines = MinHash().facts()
+    assert "14 bands of 8 rows" in lines[0] and "0.75 with 77.2%" in lines[0]
+    assert "17 bands of 5 rows" in MinHash(recall=0.99).facts()[0]
+    assert "below 0.9," in MinHash(verify=0.9).facts()[1]

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from stages.document import BadRecord, Document, document_id
-from stages.extract.latex.step import LatexPapers as Extract
+from stages.extract.latex.step import Latex as Extract
 from stages.read import latex
 from stages.read.latex import LatexPapers, join, main_file
 from stages.read.reader import Skipped, Slice

@@ -40,7 +40,7 @@ def started(monkeypatch):
 
 
 def test_what_dies_again_and_again_without_a_new_checkpoint_is_given_up(started, capsys):
-    lost = launcher.Lost("a rank died: X")
+    lost = launcher.RankLost("a rank died: X")
     assert started([lost] * 9) == (1, 4)
     assert "error: a rank died: X. Run the same command" in capsys.readouterr().err
     assert started([lost] * 9, restarts=0) == (1, 1)
@@ -52,7 +52,7 @@ def test_what_dies_again_and_again_without_a_new_checkpoint_is_given_up(started,
 def test_exit_codes_are_final_and_more_room_is_no_loss(started):
     assert started([2]) == (2, 1) and started([1]) == (1, 1)
     assert started([launcher.Pause()] * 7 + [0], restarts=0) == (0, 8)
-    assert started([launcher.Lost(), launcher.Pause()] * 3 + [0], restarts=3) == (0, 7)
+    assert started([launcher.RankLost(), launcher.Pause()] * 3 + [0], restarts=3) == (0, 7)
     assert started([KeyboardInterrupt()]) == (130, 1)
 
 
@@ -137,7 +137,7 @@ def test_ranks_whose_node_has_vanished_before_they_began_are_not_waited_for(monk
     monkeypatch.setattr(launcher, "remove_placement_group", removed.append)
     monkeypatch.setattr(launcher.ray, "remote", lambda _rank: actor)
     monkeypatch.setattr(launcher.ray, "get", get)
-    with pytest.raises(launcher.Lost, match="could not start: GetTimeoutError"):
+    with pytest.raises(launcher.RankLost, match="could not start: GetTimeoutError"):
         launcher.attempt(["run"], 2, 1, False, bool)
     assert removed == ["group"]
 
@@ -152,7 +152,7 @@ def test_a_number_of_ranks_the_model_cannot_be_divided_over_is_not_taken(cluster
 
 @pytest.mark.parametrize(("results", "interrupted", "outcome"), [
     ([0, 0], False, 0), ([0, 2], False, 2), ([130, 130], True, 130), ([1, 130], True, 1),
-    (["dies"], False, launcher.Lost), (["dies"], True, KeyboardInterrupt)])
+    (["dies"], False, launcher.RankLost), (["dies"], True, KeyboardInterrupt)])
 def test_a_death_begins_again_unless_somebody_asked_for_the_end(monkeypatch, capsys, results, interrupted, outcome):
     asked = []
     member = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append(1)))
