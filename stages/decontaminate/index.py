@@ -51,11 +51,11 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """An index in a file. `members[e]` are the texts that entry e stands for, `words[e]` is its number of words. Entry
-    e has `grams[e]` different n-grams with the sum `totals[e]` of their weights; it is looked up whole if `whole[e]`.
-    From the start of one of its n-grams to the start of the next are at most `stretches[e]` words; this is more than
-    one if n-grams between them are left out. Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the
-    weight `weights[g]`."""
+    """An index in a file. Entry e stands for the texts `members[e]`, and has `words[e]` words. It has `grams[e]`
+    different n-grams, whose weights have the sum `totals[e]`. It is looked up whole if `whole[e]` is true. From the
+    start of one of its n-grams to the start of the next are at most `stretches[e]` words; this is more than one if
+    n-grams between them are left out. Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight
+    `weights[g]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")

@@ -8,7 +8,8 @@
 
 `MinHashSignature` computes the signatures, document by document, and stores their band keys in side tables. `MinHash`
 then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). Many tasks handle a group
-of parts (files of documents). A removal slice lists the documents that are dropped from one part:
+of parts (files of documents). A removal slice lists the documents that are dropped from one part. Each entry below
+names a wave, what one of its tasks reads, what the task writes, and its class:
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
