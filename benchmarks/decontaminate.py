@@ -1,20 +1,33 @@
-"""Measure the step `decontaminate`: megabytes of text per CPU second, for each dialect, with 13 evaluation sets.
+"""Measure the step `decontaminate` with 13 evaluation sets, for each dialect.
 
-    python benchmarks/decontaminate.py DATA
+    python benchmarks/decontaminate.py speed DATA       megabytes of text per CPU second
+    python benchmarks/decontaminate.py recall DATA      which share of planted questions is found, by benchmark
+    python benchmarks/decontaminate.py hits DATA        what is found in texts in which nothing was planted
 
-DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text/books and
-DATA/text/wikitext-2. Each text is searched once and five times. The rate is the slope between both, so that loading,
+DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
+
+`speed` searches books and WikiText-2 once and five times. The rate is the slope between both, so that loading,
 compiling and building the index do not count.
+
+`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book:
+as a paragraph of its own, and inside a sentence. It plants them verbatim, with other case and spaces, and with one
+number changed; questions without a number are left out of the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import bz2
 import gzip
+import json
 import os
+import random
+import re
 import tempfile
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 FIELDS = {
     "ai2_arc_ARC-Challenge": {"question": "question"}, "ai2_arc_ARC-Easy": {"question": "question"},
@@ -27,36 +40,133 @@ FIELDS = {
     "tau_commonsense_qa_none": {"question": "question"}, "winogrande_winogrande_xl": {"question": "sentence"}}
 
 
+#: seeds of `recall`; no threshold or rule of the step was chosen by what they draw
+SEEDS = (2301, 2302, 2303)
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("speed", "recall", "hits"))
     parser.add_argument("data", type=Path)
-    data = parser.parse_args().data
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TOKENMILL_CACHE"] = cache
+        {"speed": speed, "recall": recall, "hits": hits}[options.what](options.data, Path(cache))
+
+
+def stage_of(data: Path, **settings: Any) -> Any:
+    """Return the step, ready to search for the 13 sets."""
     from stages.decontaminate.step import Decontaminate
+
+    stage = Decontaminate(sets={name: str(data / "evals" / f"{name}_500.jsonl.gz") for name in FIELDS}, fields=FIELDS,
+                          **settings)
+    stage.setup()
+    return stage
+
+
+def plain_texts(data: Path, *folders: str) -> list[str]:
+    return [gzip.decompress(path.read_bytes()).decode() for folder in folders
+            for path in sorted((data / "text" / folder).glob("*.gz"))]
+
+
+def speed(data: Path, cache: Path) -> None:
     from stages.document import Document
 
-    texts = [gzip.decompress(path.read_bytes()).decode() for folder in ("books", "wikitext-2")
-             for path in sorted((data / "text" / folder).glob("*.gz"))]
-    texts = [text[at:at + 5000] for text in texts for at in range(0, len(text), 5000)]
+    texts = [text[at:at + 5000] for text in plain_texts(data, "books", "wikitext-2") for at in range(0, len(text), 5000)]
     size = sum(len(text.encode()) for text in texts)
-    sets = {name: str(data / "evals" / f"{name}_500.jsonl.gz") for name in FIELDS}
-    print(f"{len(texts):,} documents of 5,000 characters, {size / 1e6:.1f} MB, {len(sets)} sets")
+    print(f"{len(texts):,} documents of 5,000 characters, {size / 1e6:.1f} MB, {len(FIELDS)} sets")
     for dialect in ("ngram", "idf"):
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["TOKENMILL_CACHE"] = cache
+        began, before = time.process_time(), set(cache.rglob("*.npy"))
+        stage = stage_of(data, dialect=dialect)
+        stage.process(Document("", texts[0]))
+        built, taken = time.process_time() - began, []
+        for times in (1, 5):
             began = time.process_time()
-            stage = Decontaminate(sets=sets, fields=FIELDS, dialect=dialect)
-            stage.setup()
-            stage.process(Document("", texts[0]))
-            built, taken = time.process_time() - began, []
-            for times in (1, 5):
-                began = time.process_time()
-                found = [doc for _ in range(times) for text in texts
-                         if (doc := Document("", text)) and stage.process(doc)]
-                taken.append(time.process_time() - began)
-            index = next(Path(cache).rglob("*.npy")).stat().st_size
+            found = [doc for _ in range(times) for text in texts if (doc := Document("", text)) and stage.process(doc)]
+            taken.append(time.process_time() - began)
+        (index,) = set(cache.rglob("*.npy")) - before
         rate = 4 * size / (taken[1] - taken[0]) / 1e6
         print(f"{dialect:6} {rate:6.1f} MB a CPU second, {len(found) // 5} documents with hits; start {built:.1f} s, "
-              f"index {index / 1e6:.1f} MB")
+              f"index {index.stat().st_size / 1e6:.1f} MB")
+
+
+def recall(data: Path, _: Path) -> None:
+    from stages.decontaminate.sets import read_set
+    from stages.document import Document
+
+    books = plain_texts(data, "books")
+    questions = {name: [text for text in read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]})]
+                 for name, f in FIELDS.items()}
+    same: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+    for name, texts in questions.items():
+        for item in texts:
+            same[name, item.text].add((name, item.row))
+    for dialect in ("ngram", "idf"):
+        for least in (3, 1):
+            stage = stage_of(data, dialect=dialect, min_words=least)
+            found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+            for seed in SEEDS:
+                draw = random.Random(seed)
+                for number, name in enumerate(FIELDS):
+                    for item in draw.sample(questions[name], 16 if number < 5 else 15):
+                        for where, kind, text in planted(item.text, draw.choice(books), draw):
+                            doc = Document("", text)
+                            stage.process(doc)
+                            rows = {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}
+                            found[where, kind, name].append(bool(rows & same[name, item.text]))
+            show(f"{dialect}, min_words: {least}", found)
+
+
+def planted(question: str, book: str, draw: random.Random) -> list[tuple[str, str, str]]:
+    """Return (place, kind of change, text of 20,000 characters of a book with the question)."""
+    kinds = {"verbatim": question, "case, spaces": re.sub(
+        r"\s+", lambda _: draw.choice(["  ", "\n", "\t", "\u00a0"]),
+        "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in question))}
+    if numbers := list(NUMBER.finditer(question)):
+        number = draw.choice(numbers)
+        kinds["number"] = question[:number.start()] + str(draw.randint(0, 99999)) + question[number.end():]
+    line = draw.choice([m.start() for m in re.finditer("\n", book)])
+    gap = draw.choice([m.start() for m in re.finditer(r"(?<=[a-z]) (?=[a-z])", book)])
+    return [(where, kind, f"{book[max(at - 10000, 0):at]}{mark}{text}{mark}{book[at:at + 10000]}")
+            for where, at, mark in (("paragraph", line, "\n\n"), ("sentence", gap, " ")) for kind, text in kinds.items()]
+
+
+def show(title: str, found: dict[tuple[str, str, str], list[int]]) -> None:
+    columns = [(where, kind) for where in ("paragraph", "sentence") for kind in ("verbatim", "case, spaces", "number")]
+    print(f"\n{title}\n| benchmark | {' | '.join(f'{where}, {kind}' for where, kind in columns)} |")
+    for name in [*FIELDS, ""]:
+        cells = []
+        for where, kind in columns:
+            each = [hit for (w, k, n), hits in found.items() if (w, k) == (where, kind) and name in ("", n)
+                    for hit in hits]
+            cells.append(f"{sum(each)}/{len(each)}" if each else "–")
+        print(f"| {name or 'all'} | {' | '.join(cells)} |")
+
+
+def hits(data: Path, _: Path) -> None:
+    """Print what is found in the texts of DATA/text: books, WikiText-2, Wikipedia's wiki text, web pages and papers."""
+    from stages.document import Document
+
+    texts = {folder: plain_texts(data, folder) for folder in ("books", "wikitext-2")}
+    for folder in ("data-juicer", "dolma-cc"):
+        texts[folder] = [json.loads(line)["text"] for file in plain_texts(data, folder) for line in file.splitlines()]
+    wiki = bz2.decompress((data / "text" / "enwiki-slice.xml.bz2").read_bytes()).decode()
+    texts["enwiki-slice"] = re.findall(r"<text[^>]*>(.*?)</text>", wiki, re.S)
+    for folder, each in texts.items():
+        print(f"{folder}: {len(each):,} texts, {sum(len(text.encode()) for text in each) / 1e6:.2f} MB")
+    for dialect in ("ngram", "idf"):
+        for least in (3, 1):
+            stage = stage_of(data, dialect=dialect, min_words=least)
+            for folder, each in texts.items():
+                count: Counter[tuple[str, int, str, str]] = Counter()
+                for text in each:
+                    stage.process(doc := Document("", text))
+                    for hit in doc.meta.get("contamination", ()):
+                        place = text.encode()[hit["start"]:min(hit["end"], hit["start"] + 150)].decode(errors="replace")
+                        count[hit["set"], hit["row"], hit["part"], place] += 1
+                for hit, times in count.items():
+                    print(f"{dialect}, min_words: {least}, {folder}: {hit} × {times}")
 
 
 if __name__ == "__main__":

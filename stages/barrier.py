@@ -38,6 +38,9 @@ from stages.task import Out
 #: {"$ref": "objects/KEY/ATTEMPT.name", "content": "<hash of its contents>", "sha256", "bytes": n, "rows": n}
 FileRef = dict[str, Any]
 
+#: The signal (number stored with a document) that says for how many documents a kept document stands, itself included.
+COUNT = "dup_count"
+
 #: A kept document that resembles another kept document, and how similar the two are.
 NEAR_DUPLICATE = pa.struct([("id", pa.string()), ("similarity", pa.float64())])
 
@@ -71,6 +74,7 @@ class PartRef:
     text: FileRef                 # kept.parquet, the columns of docs/contracts.md: Documents on disk
     side: FileRef | None          # side table of the barrier's `prepare` stage: `row` (uint32), `id`, its own columns
     gone: FileRef | None = None   # row set: rows of `text` that earlier barriers removed; the side table lacks them
+    counts: FileRef | None = None  # by row of `text`: for how many further documents it stands (`stages.dedup.counts`)
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,16 @@ class Barrier(Stage):
 
     A barrier may cut passages out of documents. It then sets `edits` to True, and its config extends
     `stages.cut.CutConfig`. The next pass carries out the cuts and drops what is then too short (`stages.cut`).
+
+    A barrier that removes documents in favour of others may list COUNT in `signals`. The planner then has the documents
+    that each kept one stands for counted, where something reads this signal (`pipeline.plan.counts`).
     """
+
+    @property
+    def rounds(self) -> int:
+        """The largest number of removals that lead from a document to the one that stays for it: 1 if the slices name
+        only documents that stay (`kept`)."""
+        return 1
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each

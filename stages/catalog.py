@@ -58,6 +58,7 @@ STAGES: dict[str, str] = {
     "buckets": "stages.filter.buckets:Buckets",
     "ensemble": "stages.filter.ensemble:Ensemble",
     "where": "stages.filter.where:Where",
+    "rehydrate": "stages.filter.rehydrate:Rehydrate",
     # scrubbing
     "pii": "stages.scrub.pii:Pii",
     # test items

@@ -113,7 +113,8 @@ class CutPassages(Stage):
         entry = doc.meta.get(self._entry)
         if entry is None or self._bytes not in doc.signals:
             return None
-        return {"docs": 1, "cuts": entry["cuts"], "bytes": entry["bytes"]}
+        return {"docs": 1, "cuts": entry["cuts"], "bytes": entry["bytes"],
+                "sources": {doc.source: sum(entry["bytes"].values())}}
 
     def _note(self, doc: Document, passages: Sequence[Passage]) -> None:
         cuts: dict[str, int] = {}

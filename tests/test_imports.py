@@ -186,6 +186,16 @@ def test_circles_of_files_are_few():
     assert len(found) <= CIRCLES, "\n" + "\n".join(" - ".join(group) for group in found)
 
 
+def test_a_name_stands_for_one_class():
+    """A search for a class leads to one place. `Config` is exempt: it is what a step calls its settings."""
+    places: dict[str, list[str]] = {}
+    for name, path in source_files().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name != "Config":
+                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    assert not {name: at for name, at in places.items() if len(at) > 1}
+
+
 def unchecked_parquet(path: Path) -> list[str]:
     """Calls of pyarrow.parquet that go past `pipeline.base.parquet`, one line each."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))

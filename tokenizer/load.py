@@ -89,6 +89,10 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
+    def token(self, id: int) -> str | None:
+        """Return the token with this id, as the vocabulary writes it."""
+        return self._backend.token(id)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._backend.decode([int(i) for i in ids])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.humanize import plural
 from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
 from pipeline.cli.compare import stacked
@@ -32,17 +33,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(dedup, name="dedup")
 
 
-def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed document, or its beginning.")],
-            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from.")] = "deduped",
+def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed or cut document, or its beginning.")],
+            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from, or is "
+                                                                "in.")] = "deduped",
             store: StoreOpt = "store",
-            html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write both texts as a page, "
-                                                      "with the words marked in which they differ.")] = None,
+            html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write the explanation as a "
+                                                      "page; of two texts, with the words marked that differ.")] = None,
             json_texts: JsonOpt = False) -> None:
-    """Explain why a document was removed as a duplicate.
+    """Explain why a document was removed as a duplicate, or what was cut out of it.
 
     Names the document that was kept in its place, says how similar the two are, and shows both texts as one, paragraph
     by paragraph: [-words-] only the removed text has, {+words+} only the kept one. They are compared with the settings
     in the recipe of the latest run.
+
+    If passages were cut out of the document, it lists them, and names the document that keeps each of them.
 
     \b
     Examples:
@@ -54,12 +58,11 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     from stages.scrub.rows import mask
 
     at = open_store(store)
-    removed = next(rows(at, "dropped", dataset, None, id), None)
-    if removed is None:
-        raise UserError(f"dropped/{dataset} has no document {id}; `tokenmill inspect {dataset} --dropped` lists some")
-    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed["stage"]) or {}
+    removed = _document(at, dataset, id)
+    verdict: dict[str, Any] = json.loads(removed["meta"] or "{}").get(removed.get("stage")) or {}
     if not verdict.get("kept"):
-        raise UserError(f"{removed['id']} was dropped by {removed['stage']} ({removed['reason']}), not as a duplicate")
+        _explain_cuts(at, dataset, removed, html, json_texts)
+        return
     kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
     if kept is None:
         raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
@@ -76,11 +79,9 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
     shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
     if html is not None:
-        from pipeline.base.files import replacing
         from pipeline.report.pair_page import render
 
-        with replacing(html) as temporary:
-            temporary.write_text(render(heads, verdict_line, *shown), encoding="utf-8")
+        _write_page(html, render(heads, verdict_line, *shown))
     if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
@@ -91,6 +92,64 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     typer.echo(visible(verdict_line))
     for line in stacked(paragraph_pairs(*shown)):
         typer.echo(line)
+
+
+def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
+    """Return the document whose id begins with `id`: of those that the dataset dropped, or else of those it kept."""
+    for kind in ("dropped", "datasets"):
+        if (row := next(rows(store, kind, dataset, None, id), None)) is not None:
+            return row
+    raise UserError(f"{dataset} has no document {id}, neither dropped nor kept; `tokenmill inspect {dataset} "
+                    f"--dropped` lists some")
+
+
+def _explain_cuts(store: Store, dataset: str, row: dict[str, Any], html: Path | None, json_texts: bool) -> None:
+    """Show the passages that were cut out of a document, on the terminal and, with `html`, as a page."""
+    from pipeline.report.cuts import explain_cuts
+    from stages.scrub.rows import mask
+
+    steps = explain_cuts(store, dataset, row)
+    stage, reason = row.get("stage"), row.get("reason")
+    if not steps:
+        fate = f"was dropped by {stage} ({reason}), not as a duplicate" if stage else f"was kept in {dataset}"
+        raise UserError(f"{row['id']} {fate}, and no deduplication of the latest run cut it")
+    mask(row, 1)
+    head = f"{row['id']}  {row['source']}  {row['url'] or ''}".rstrip()
+    fate = f"dropped by {stage}: {reason}" if stage else f"kept in {dataset}"
+    if html is not None:
+        from pipeline.report.pair_page import render_cuts
+
+        _write_page(html, render_cuts(head, fate, steps))
+    if json_texts:
+        typer.echo(json_text({"id": row["id"], "source": row["source"], "url": row["url"], "stage": stage,
+                              "reason": reason, "cuts": steps}))
+        return
+    typer.echo(visible(f"{head}\n{fate}"))
+    for step in steps:
+        more = step["passages"] - len(step["listed"])
+        typer.echo(visible(f"\n{step['step']} cut {plural(step['passages'], 'passage')}, {step['bytes']:,} bytes"
+                           + (f"; the first {len(step['listed'])} of them:" if more else ":")))
+        for passage in step["listed"]:
+            typer.echo(visible(f"  {passage['reason']}, {passage['bytes']:,} bytes from byte {passage['start']:,} on"
+                               f"{_keeper(passage['kept'])}\n    {passage['beginning'] or _GONE}"))
+
+
+_GONE = "(the store has the text before the cuts no more)"
+
+
+def _keeper(kept: dict[str, Any] | None) -> str:
+    """Name the document that keeps a passage."""
+    if kept is None:
+        return ""
+    place = "(not in the dataset any more)" if kept["source"] is None else f"{kept['source']}  {kept['url'] or ''}"
+    return f"; kept in {kept['id']}  {place}".rstrip()
+
+
+def _write_page(path: Path, page: str) -> None:
+    from pipeline.base.files import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
 def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) -> str:
@@ -116,27 +175,32 @@ def minhash_config(store: Store, dataset: str) -> dict[str, Any] | None:
 
 
 def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
-          step: Annotated[str | None, typer.Option(metavar="STEP", help="Only what this step removed, e.g. minhash "
+          step: Annotated[str | None, typer.Option(metavar="STEP", help="Only what this step did, e.g. minhash "
                                                    "(default: all deduplications).")] = None,
           limit: LimitOpt = 20, json_lines: JsonOpt = False) -> None:
-    """Count what the deduplications of a dataset removed.
+    """Count what the deduplications of a dataset removed or cut.
 
     Counts removed documents by step, by language, by pair of sources, and by domain. Warns of domains that lost more
-    than half of their documents, and shows the largest groups of duplicates with the words that differ.
+    than half of their documents, and shows the largest groups of duplicates with the words that differ. Counts what was
+    cut out of documents by source, by pair of sources, by domain, and by the document that keeps it. Warns of sources
+    and domains that lost more than half of their text.
 
     \b
     Examples:
       tokenmill dedup stats deduped --store store
       tokenmill dedup stats deduped --step minhash -n 5 --json
     """
+    from pipeline.report.cuts import cut_stats
     from pipeline.report.removals import removal_stats
 
     at = open_store(store)
     check_published(at, "datasets", dataset)
     check_published(at, "dropped", dataset)
     result = removal_stats(at, dataset, step, most=limit or 10**9)
-    if step is not None and not result["removed"]:
-        raise UserError(f"--step {step}: this step removed no duplicate from {dataset}; leave it out to see all steps")
+    result["cuts"] = cut_stats(at, dataset, step, most=limit or 10**9)
+    if step is not None and not result["removed"] and not result["cuts"]:
+        raise UserError(f"--step {step}: this step removed no duplicate from {dataset} and cut nothing; leave it out "
+                        f"to see all steps")
     typer.echo(json_text(result) if json_lines else visible("\n".join(_lines(result))))
 
 
@@ -146,8 +210,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
              f"{result['groups']:,} groups"]
 
     def table(title: str, rows: list[tuple[int, str]]) -> None:
-        if rows:
-            lines.extend(["", title, *(f"  {n:>12,}  {text}" for n, text in rows)])
+        lines.extend(_table(title, rows))
 
     table("removed by", [(r["docs"], f"{r['stage']}: {r['reason']}") for r in result["by_reason"]])
     table("in language", [(n, language or "(unknown)") for language, n in result["by_language"].items()])
@@ -166,7 +229,29 @@ def _lines(result: dict[str, Any]) -> list[str]:
             lines.append(f"  - {member['id']}  {member['source']}  {member['url'] or ''}".rstrip() + similarity)
             if member["diff"]:
                 lines.append("    " + " ".join(_MARK[kind].format(words) for kind, words in member["diff"]))
-    return lines
+    return lines + (_cut_lines(result["cuts"]) if result["cuts"] else [])
+
+
+def _table(title: str, rows: list[tuple[int, str]]) -> list[str]:
+    return ["", title, *(f"  {n:>12,}  {text}" for n, text in rows)] if rows else []
+
+
+def _cut_lines(cuts: dict[str, Any]) -> list[str]:
+    """Format the result of `cut_stats` for a terminal."""
+    lines = ["", f"{cuts['docs']:,} documents cut: {cuts['passages']:,} passages, {cuts['bytes']:,} bytes"]
+    lines += _table("bytes cut by", [(row["bytes"], f"{row['step']}: {row['reason']}, {row['passages']:,} passages")
+                                     for row in cuts["by_reason"]])
+    lines += _table("bytes cut from a source, and kept in a document of a source",
+                    [(pair["bytes"], f"{pair['cut']}  →  {pair['kept']}") for pair in cuts["pairs"]]
+                    + ([(cuts["unknown"], "the document that keeps the passage is not known")]
+                       if cuts["unknown"] else []))
+    for title, key in (("bytes cut from a source", "sources"), ("bytes cut from a domain", "domains"),
+                       ("ALARM: lost more than half of their text to cuts", "alarms")):
+        lines += _table(title, [(row["bytes"], f"of {row['of']:,}  " + (
+            row["domain"] if "domain" in row else row["source"])) for row in cuts[key]])
+    return lines + _table("bytes kept for others", [
+        (row["bytes"], f"{row['passages']:,} passages  {row['id']}  {row['source'] or '(gone)'}  {row['url'] or ''}"
+         .rstrip()) for row in cuts["keepers"]])
 
 
 _MARK = {"both": "{}", "kept": "{{+{}+}}", "removed": "[-{}-]", "cut": "…"}

@@ -26,7 +26,7 @@ from pipeline.store.lists import unfold
 from pipeline.store.parts import read_documents
 from pipeline.store.records import READING, Counters
 from pipeline.store.tombstones import TAKEN_DOWN, Tombstones
-from stages.barrier import SLICE_SCHEMA
+from stages.barrier import COUNT, SLICE_SCHEMA
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped
 
@@ -143,6 +143,8 @@ class PartitionReader:
         #: by row of the part: the row set that earlier passes left, and the removal slice of the barrier before this
         #: pass
         self._earlier, self._slice = self._verdicts(part.get("gone")), self._verdicts(part.get("removed"))
+        #: by row of the part: for how many further documents a document stands; None if the pass does not hand this on
+        self._counts = self._read_counts(part["counts"]) if "counts" in part else None
 
     def batches(self) -> Iterator[Items]:
         """Yields the documents of the partition in batches, together with records whose outcome is already known. A
@@ -223,7 +225,17 @@ class PartitionReader:
                     yield row, Removed(doc, verdict["reason"], verdict["similarity"], 0)
                     continue
                 doc.cuts = verdict.get("cuts")
+            if self._counts is not None:
+                doc.signals[COUNT] = (doc.signals.get(COUNT) or 1) + self._counts.get(row, 0)
+                if doc.signals[COUNT] > 1:
+                    doc.meta.setdefault("cluster", doc.id)       # `exact` names a cluster by the document that it keeps
             yield row, doc
+
+    def _read_counts(self, ref: dict[str, Any] | None) -> dict[int, int]:
+        if ref is None:
+            return {}
+        table = read_table(self.inputs.fetch(ref))
+        return dict(zip(table["row"].to_pylist(), table["more"].to_pylist(), strict=True))
 
     def _verdicts(self, ref: dict[str, Any] | None) -> _Verdicts:
         return _Verdicts(self.inputs.fetch(ref) if ref else None)

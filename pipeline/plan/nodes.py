@@ -76,6 +76,7 @@ class Kept:
     rows: int                                     # documents that are left
     bytes: int                                    # of the text file
     gone: FileRef | None = None
+    counts: FileRef | None = None                 # for how many documents the rows stand (`stages.dedup.counts`)
 
 
 @dataclass
@@ -93,10 +94,11 @@ class PassResult:
                 text = record.files["kept.parquet"]
                 yield Kept(record, origin, text.ref(), text.rows, text.bytes)
             return
-        read = (part for part, _ in self.of if part.rows)
-        for part, ((_, origin, _), record) in zip(read, self.records.with_tasks(), strict=True):
+        read = ((part, counts) for part, _, counts in self.of.counted() if part.rows)
+        for (part, counts), ((_, origin, _), record) in zip(read, self.records.with_tasks(), strict=True):
             gone = record.files["gone.parquet"]
-            yield Kept(record, origin, part.text, gone.meta["kept"], part.bytes, gone.ref() if gone.rows else None)
+            yield Kept(record, origin, part.text, gone.meta["kept"], part.bytes, gone.ref() if gone.rows else None,
+                       counts)
 
 
 class SplitIndex(Mapping[str, Any]):
@@ -150,9 +152,15 @@ class BarrierResult:
 
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]
+    counts: Sequence[FileRef | None] | None = None   # by part, for how many documents its rows stand; None: not counted
 
     def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
         return zip(self.parts, self.slices, strict=True)
+
+    def counted(self) -> Iterator[tuple[PartRef, FileRef | None, FileRef | None]]:
+        """Yield (part, removal slice, counts). The counts of a barrier that does not count are those from before it."""
+        counts = (part.counts for part in self.parts) if self.counts is None else self.counts
+        return zip(self.parts, self.slices, counts, strict=True)
 
 
 def spilled_parts() -> Spilled[PartRef]:

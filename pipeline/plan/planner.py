@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from pipeline.base.files import file_sha256
 from pipeline.base.machine import cpu_tag
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
+from pipeline.plan.counts import counting_steps
 from pipeline.plan.file_list import FileList, SourceFile
 from pipeline.plan.inputs import list_source
 from pipeline.plan.nodes import (
@@ -60,9 +61,11 @@ from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from pipeline.store.tombstones import Tombstones
-from stages.barrier import Barrier, PartRef, TaskDraft, TaskResult
+from stages.barrier import COUNT, Barrier, FileRef, PartRef, TaskDraft, TaskResult, Wave
 from stages.catalog import load, reader_class, reader_target, step_target
 from stages.cut import cut_name, cut_settings
+from stages.dedup.counts import count_waves
+from stages.dedup.fragment import groups, slices_of
 from stages.read.reader import Reader
 from stages.stage import resource_files
 
@@ -86,6 +89,7 @@ class _PassPlan:
     chain: list[ChainStep]
     barrier: str | None = None                    # node whose removal slices this pass applies
     barrier_name: str = ""
+    counting: bool = False                        # the barrier has counts of duplicates (`plan.counts`)
     signals: tuple[str, ...] = ()
     where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
     final: bool = False
@@ -98,6 +102,13 @@ class _PassPlan:
         that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
+
+    @property
+    def reads_counts(self) -> bool:
+        """Whether the pass gives documents the signal `dup_count` by the counts of its barrier. A pass that writes no
+        documents leaves this to a later one, so that what it computes does not depend on counts, unless it reads
+        them."""
+        return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
         """Add the `prepare` stage of a barrier to the pass: after all other stages, or before the first scrubber."""
@@ -145,8 +156,9 @@ class Planner:
         """Return all nodes of the plan, each after the nodes that it depends on."""
         check_overlaps(self.recipe)
         order = self.recipe.dataset_order()
+        counting = counting_steps(self.recipe)
         for name in order:
-            self._dataset(name)
+            self._dataset(name, {number for dataset, number in counting if dataset == name})
         nodes: list[Node] = []
         for name in self.sources_used():
             nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name,
@@ -177,18 +189,20 @@ class Planner:
         used.update(name for shards in self.recipe.shards.values() for name in shards.inputs)      # `read: tokens`
         return [name for name in self.recipe.sources if name in used]
 
-    def _dataset(self, name: str) -> None:
+    def _dataset(self, name: str, counting: set[int]) -> None:
+        """Plan the passes of a dataset. `counting` holds the numbers of the barriers that count duplicates, or
+        hand counts on."""
         dataset = self.recipe.datasets[name]
         plans: list[_PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
                   for i in dataset.inputs]
         current = _PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
         fresh = True                                    # no step of this dataset has been placed in `current` yet
-        for step in dataset.steps:
+        for number, step in enumerate(dataset.steps):
             placed = self.step(step)
             if isinstance(placed.stage, Barrier):
                 current = self._barrier(placed, current, fresh, plans, dataset.inputs, dataset.priority)
-                fresh = False
+                current.counting, fresh = number in counting, False
                 continue
             last = current.chain[-1].stage if current.chain else None
             if not fresh and last is not None and (not last.exact or last.gpus != placed.stage.gpus):
@@ -244,7 +258,7 @@ class Planner:
     def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
         """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those
         of the pass's own stages and of all earlier passes, and columns of the sources."""
-        names = {s for step in plan.chain for s in step.stage.signals}
+        names = {s for step in plan.chain for s in step.stage.signals} | ({COUNT} if plan.counting else set())
         for kind, name in plan.inputs:
             if kind == "pass":
                 upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
@@ -418,10 +432,11 @@ class Planner:
                                kept.bytes * 3, f"{name}: part {kept.record.key[:8]}",
                                kept.origin if before.dataset == plan.dataset else before.dataset)
         if plan.barrier:
-            for part, removed in results[plan.barrier]:
+            for part, removed, counts in results[plan.barrier].counted():
                 if part.rows:
                     yield ({"part": {"text": part.text, "gone": part.gone, "removed": removed,
-                                     "barrier": plan.barrier_name}},
+                                     "barrier": plan.barrier_name,
+                                     **({"counts": counts} if plan.reads_counts else {})}},
                            part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
     def partitions(self, name: str, index: Mapping[str, Any] | Units) -> Iterator[Partition]:
@@ -447,7 +462,7 @@ class Planner:
         modules define their tasks."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
-        return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs]
+        return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs, *([COUNT] if plan.counting else [])]
 
     def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
@@ -461,17 +476,28 @@ class Planner:
                 rank = ranks.index(dataset) if dataset in ranks else len(ranks)
                 if kept.rows:
                     parts.append(PartRef(kept.record.key, dataset, rank, kept.rows, kept.bytes, kept.text,
-                                         side.ref() if side else None, kept.gone))
+                                         side.ref() if side else None, kept.gone, kept.counts))
+        assert plan.barrier is not None
+        done = yield from self._waves(plan.barrier, barrier.waves(parts))
+        slices = _spilled_refs(barrier.slices(parts, done))
+        if not plan.counting or COUNT not in barrier.signals:
+            return BarrierResult(parts, slices)
+        stored = any(COUNT in before.signals for plans in self.passes.values() for before in plans
+                     if ("pass", before.name) in plan.inputs)
+        done = yield from self._waves(f"{plan.barrier}/count", count_waves(parts, slices, stored, barrier.rounds))
+        return BarrierResult(parts, slices, _spilled_refs(slices_of(groups(parts), done["counts"], "counts")))
+
+    def _waves(self, node: str, waves: Iterable[Wave]) -> Generator[Any, Any, dict[str, Sequence[TaskResult]]]:
+        """Have the tasks of waves run, one wave after another, and return the results of each wave by its name."""
         done: dict[str, Sequence[TaskResult]] = {}
-        for wave in barrier.waves(parts):
+        for wave in waves:
             more = True
             while more:
                 drafts = wave.tasks(done)
-                records = yield (self.draft_spec(f"{plan.barrier}/{wave.name}", i, d) for i, d in enumerate(drafts))
+                records = yield (self.draft_spec(f"{node}/{wave.name}", i, d) for i, d in enumerate(drafts))
                 done[wave.name] = Spilled(map(result, records), encode=vars, decode=lambda doc: TaskResult(**doc))
                 more = wave.again(done)
-        slices = Spilled(barrier.slices(parts, done), encode=lambda ref: ref, decode=lambda ref: ref)
-        return BarrierResult(parts, slices)
+        return done
 
     # -- specs ---------------------------------------------------------------------------------------------------
     def draft_spec(self, node: str, order: int, draft: TaskDraft) -> TaskSpec:
@@ -481,3 +507,7 @@ class Planner:
     def _spec(self, task: str, node: str, order: int, weight: int, label: str, args: dict[str, Any],
               memory_mb: int = 500) -> TaskSpec:
         return TaskSpec(task_key(task, args), task, node, args, weight, label, memory_mb, order=order, roots=self.roots)
+
+
+def _spilled_refs(refs: Iterable[FileRef | None]) -> Spilled[FileRef | None]:
+    return Spilled(refs, encode=lambda ref: ref, decode=lambda ref: ref)

@@ -203,7 +203,7 @@ def contamination(document: Report) -> list[str]:
         for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     sentences += [
-        f"{plain(dataset)} held {plural(len(found['items']), 'item')} of {plain(name)}: "
+        f"{plain(dataset)} held {plural(sum(map(len, found['items'].values())), 'item')} of {plain(name)}: "
         f"{plural(found['dropped'], 'document')} dropped, {found['cut']:,} cut."
         for dataset in document["names"]["datasets"]
         for name, found in sorted(document["datasets"][dataset].get("contamination", {}).items())]
@@ -289,6 +289,9 @@ def limitations(document: Report, recipe: Mapping[str, Any]) -> list[str]:
     sentences += [f"{plain(dup['step'])} removed {share(alarm['removed'], alarm['of'])} of the documents of "
                   f"{plain(alarm['source'])}; look at its samples."
                   for dup in document["duplicates"] for alarm in dup["alarms"]][:NAMES]
+    sentences += [f"{plain(dup['step'])} cut {share(alarm['cut'], alarm['of'])} of the text of "
+                  f"{plain(alarm['source'])}." for dup in document["duplicates"] if dup.get("cut")
+                  for alarm in dup["cut"]["alarms"]][:NAMES]
     repeated = sorted({row["stream"] for row in document["mixture"] if row["repeats_from"] is not None})
     if repeated:
         sentences.append(f"The curriculum reads {listed(repeated)} more than once.")

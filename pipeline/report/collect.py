@@ -40,7 +40,7 @@ Get = Callable[[str], PartRecord | None]
 Sums = Mapping[str, NodeSums]
 
 #: version of report.json
-VERSION = 3
+VERSION = 4
 
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
@@ -79,15 +79,19 @@ def add_training(store: Store, run: str) -> bool:
 
 def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
                 check_lease: Callable[[], None] = lambda: None) -> None:
-    """Write report.json, report.md and report.html into the folder of the run. With `latest`, report.json is also
+    """Write report.json, report.md and report.html into the folder of the run, and contamination.jsonl if items of
+    evaluation sets were found. With `latest`, report.json is also
     written to the root of the store. `check_lease` is called before anything is written. It raises if another driver (a
     process that plans and commits a run) has taken over the store."""
     from pipeline.report.card import render_card
+    from pipeline.report.contamination import contamination_lines
     from pipeline.report.html import render
 
     page, card = render(document).encode(), render_card(document).encode()
     data = json_text(document, indent=1, sort_keys=True).encode()
     check_lease()
+    if lines := contamination_lines(document):
+        store.write(f"runs/{document['run']}/contamination.jsonl", lines.encode())
     store.write(f"runs/{document['run']}/report.md", card)
     store.write(f"runs/{document['run']}/report.html", page)
     if latest:

@@ -12,7 +12,8 @@ from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
 from stages.cut import cut_name
 
-#: the report warns when a deduplication removes more than this share of the documents of a source
+#: the report warns when a deduplication removes more than this share of the documents of a source, or cuts more than
+#: this share of their text
 ALARM = 0.5
 #: most quarantined input files of a source that are named
 BAD_FILES = 100
@@ -121,7 +122,8 @@ def pdf_pages(passes: list[NodeFigures]) -> dict[str, Any] | None:
 def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about a deduplication: documents compared, removals by reason and source, similarity of
     the removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM of their
-    documents. If the deduplication cuts passages out of documents, `cut` counts them.
+    documents. If the deduplication cuts passages out of documents, `cut` counts them, and names the sources that lost
+    more than the share ALARM of their text.
 
     For near-duplicates (minhash), `candidates` is the number of documents that share a band of hashes with another
     document. Documents that share a band, directly or through others, form a cluster. `clusters` is the number of
@@ -142,9 +144,16 @@ def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigure
     return {"barrier": barrier.name, "step": step, "dataset": barrier.dataset, "looked_at": looked_at,
             "removed": removed,
             **{k: inside[k] for k in ("candidates", "clusters", "max_cluster") if k in inside},
-            **({"cut": merged(appliers, "tallies").get(cut_name(step), {"docs": 0, "cuts": {}, "bytes": {}})}
-               if any(cut_name(step) in node.steps for node in appliers) else {}),
+            **({"cut": _cuts(step, appliers)} if any(cut_name(step) in node.steps for node in appliers) else {}),
             "similarity": merged(appliers, "similarity").get(step, {}),
             "pairs": pair_samples(store, step, appliers, nodes),
             "alarms": [{"source": s, "removed": n, "of": looked_at[s]} for s, n in sorted(removed_by_source.items())
                        if n > ALARM * looked_at[s]]}
+
+
+def _cuts(step: str, appliers: list[NodeFigures]) -> dict[str, Any]:
+    """Count the passages that a deduplication cut out of documents. `appliers` are the passes that cut them."""
+    cuts = {"docs": 0, "cuts": {}, "bytes": {}, "sources": {}, **merged(appliers, "tallies").get(cut_name(step), {})}
+    sizes = {source: counts["bytes"] for source, counts in merged(appliers, "in").items()}
+    return {**cuts, "alarms": [{"source": source, "cut": cut, "of": sizes[source]}
+                               for source, cut in sorted(cuts["sources"].items()) if cut > ALARM * sizes[source]]}

@@ -1,11 +1,13 @@
-"""Shows a removed document beside the kept one on one HTML page (`tokenmill dedup explain --html`). Corresponding
-paragraphs are side by side, and the words in which they differ are marked. The page works offline and holds no
-script."""
+"""Makes the page of `tokenmill dedup explain --html`. It shows a removed document and the kept one, paragraph beside
+paragraph, with the words marked in which they differ; or the passages that were cut out of a document. The page works
+offline and holds no script."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from pipeline.base.humanize import plural
 from pipeline.base.svg import Element, tag
 from pipeline.base.visible import visible
 from pipeline.base.word_diff import DiffRow, only, pieces, rows, shortened
@@ -23,16 +25,38 @@ def render(heads: Sequence[str], verdict: str, removed: str, kept: str) -> str:
     """Return the page. `heads` name the removed and the kept document, and `verdict` says how similar they are. Texts
     must be free of personal data."""
     pairs = rows(removed, kept)
+    titles = tag("tr", *(tag("th", f"{visible(text)}\n{n:,} words only here", scope="col")
+                         for text, n in zip(heads, only(pairs), strict=True)))
+    table = tag("table", tag("thead", titles), tag("tbody", *map(_row, shortened(pairs))))
+    return _page("A removed document and the kept one", tag("p", visible(verdict)), table)
+
+
+def render_cuts(head: str, fate: str, steps: Sequence[dict[str, Any]]) -> str:
+    """Return the page of a document out of which passages were cut. `head` names it, `fate` says whether it was kept,
+    and `steps` are those of `pipeline.report.cuts.explain_cuts`."""
+    content = [tag("p", visible(f"{head}\n{fate}"))]
+    titles = tag("tr", *(tag("th", text, scope="col") for text in ("passage", "bytes", "beginning", "kept in")))
+    for step in steps:
+        lines = [tag("tr", *(tag("td", visible(text)) for text in (
+            f"{passage['reason']}, from byte {passage['start']:,} on", f"{passage['bytes']:,}",
+            passage["beginning"] or "not in the store any more",
+            " ".join(str(value) for value in (passage["kept"] or {}).values() if value))))
+            for passage in step["listed"]]
+        more = step["passages"] - len(lines)
+        cut = f"{step['step']} cut {plural(step['passages'], 'passage')}, {step['bytes']:,} bytes"
+        content += [tag("h2", visible(cut)),
+                    tag("table", tag("thead", titles), tag("tbody", *lines)),
+                    *([tag("p", f"{plural(more, 'more passage')} not noted one by one.")] if more else [])]
+    return _page("Passages cut out of a document", *content)
+
+
+def _page(title: str, *content: Element) -> str:
     policy = Element('<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
                      'style-src \'unsafe-inline\'">')
     head = tag("head", Element('<meta charset="utf-8">'), policy,
                Element('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-               tag("title", "A removed document and the kept one"), tag("style", Element(STYLE)))
-    titles = tag("tr", *(tag("th", f"{visible(text)}\n{n:,} words only here", scope="col")
-                         for text, n in zip(heads, only(pairs), strict=True)))
-    table = tag("table", tag("thead", titles), tag("tbody", *map(_row, shortened(pairs))))
-    body = tag("body", tag("h1", "A removed document and the kept one"), tag("p", visible(verdict)), table)
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+               tag("title", title), tag("style", Element(STYLE)))
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('h1', title), *content), lang='en')}\n"
 
 
 def _row(row: DiffRow | int) -> Element:

@@ -157,10 +157,10 @@ def pair_samples(store: Store, barrier: str, appliers: list[NodeFigures],
         places = smallest(store, dropped, ["stage"], PAIRS_TRIED).get((barrier,), [])
         verdicts = {place: v for place, row in rows_at(store, dropped, places, ["id", "meta"]).items()
                     if (v := verdict(row["meta"], barrier)) is not None}
-        kept = list(islice(_texts(node, nodes), SAMPLE_PARTS))
+        kept = list(islice(text_files(node, nodes), SAMPLE_PARTS))
         discarded = [*dropped, *_searched(node, QUARANTINE)]
         partners = {v["kept"] for v in verdicts.values()}
-        partner_places = _find(store, kept, partners - _find(store, discarded, partners).keys())
+        partner_places = find(store, kept, partners - find(store, discarded, partners).keys())
         order = sorted((v["similarity"] is not None and v["similarity"] >= 1, place)
                        for place, v in verdicts.items() if v["kept"] in partner_places)[:PAIRS]
         for _, place in order:
@@ -173,7 +173,7 @@ def pair_samples(store: Store, barrier: str, appliers: list[NodeFigures],
     return out[:PAIRS]
 
 
-def _texts(node: NodeFigures, nodes: list[NodeFigures]) -> Iterator[FileInfo]:
+def text_files(node: NodeFigures, nodes: list[NodeFigures]) -> Iterator[FileInfo]:
     """Yield the files with the texts of the documents that a pass (a group of steps that run together) kept. If the
     pass wrote no texts, but only lists of the rows that are gone (row sets), the files of the passes before it are
     yielded."""
@@ -182,7 +182,7 @@ def _texts(node: NodeFigures, nodes: list[NodeFigures]) -> Iterator[FileInfo]:
         return
     for before in nodes:
         if before.kind == "pass" and before.name in node.deps:
-            yield from _texts(before, nodes)
+            yield from text_files(before, nodes)
 
 
 def parting(first: str, second: str) -> tuple[str, str]:
@@ -202,7 +202,7 @@ def parting(first: str, second: str) -> tuple[str, str]:
     return shortened(a, at), shortened(b, to)
 
 
-def _find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
+def find(store: Store, files: list[FileInfo], ids: set[str]) -> dict[str, Place]:
     """Find the documents with the given ids in these files. Returns {id: (id, number of the file, row)}, without the
     ids that are in none of the files."""
     places: dict[str, Place] = {}

@@ -163,7 +163,8 @@ class Contamination(ReportPart):
 
     dropped: int = fact("documents dropped that hold items of the set", "documents")
     cut: int = fact("documents from which items were cut", "documents")
-    items: Counts = fact("row of the set, from 0 → documents that hold an item of it", "documents")
+    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold it",
+                         "documents")
 
 
 class DatasetFigures(ReportPart):
@@ -204,12 +205,22 @@ class Alarm(ReportPart):
     of: int = fact("documents compared", "documents")
 
 
+class CutAlarm(ReportPart):
+    """A source that lost more than half of its text to the cuts of a deduplication."""
+
+    source: str = fact("the source")
+    cut: int = fact("text cut", "bytes")
+    of: int = fact("text of the documents compared", "bytes")
+
+
 class CutFigures(ReportPart):
     """The passages that a deduplication cut out of documents, whether the documents were then kept or dropped."""
 
     docs: int = fact("documents that were cut", "documents")
     cuts: Counts = fact("reason → passages cut", "passages")
     bytes: Counts = fact("reason → text cut", "bytes")
+    sources: Counts = fact("source → text cut", "bytes")
+    alarms: list[CutAlarm] = fact("sources that lost more than half of their text")
 
 
 class DuplicateFigures(ReportPart):
@@ -353,7 +364,7 @@ class Lineage(ReportPart):
 class Report(ReportPart):
     """The whole report.json."""
 
-    version: Literal[3] = fact("version of this schema")
+    version: Literal[4] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
     about: ReadyRecipe | None = fact("the ready recipe it follows; null if the recipe has no `about:`")

@@ -77,6 +77,9 @@ def warnings(document: dict[str, Any]) -> list[str]:
     for dup in document["duplicates"]:
         out += [f"{dup['barrier']} removed {a['removed']:,} of {a['of']:,} documents of source '{a['source']}' "
                 f"({a['removed'] / a['of']:.0%}): look at the pairs below" for a in dup["alarms"]]
+        out += [f"{dup['barrier']} cut {a['cut']:,} of {a['of']:,} bytes of source '{a['source']}' "
+                f"({a['cut'] / a['of']:.0%}): see `tokenmill dedup stats {dup['dataset']}`"
+                for a in dup.get("cut", {}).get("alarms", [])]
     seen = set()
     for row in document["mixture"]:
         if row["repeats_from"] is not None and row["stream"] not in seen:

@@ -162,14 +162,18 @@ def _quarantined(figures: Figures, dataset: str) -> Check:
 
 
 def _warnings(figures: Figures, dataset: str) -> Check:
-    """Warn of the deduplications that removed more than half of a source. Also repeat the run's warnings about the
-    dataset, its nodes (passes and deduplications) and the sources that it reads."""
+    """Warn of the deduplications that removed or cut more than half of a source. Also repeat the run's warnings about
+    the dataset, its nodes (passes and deduplications) and the sources that it reads."""
     nodes = [node for node in figures.lineage if dataset_of(node) == dataset]
     sources = {dep.removeprefix("index:") for node in nodes for dep in node.deps if dep.startswith("index:")}
     about = [f"{section.barrier} removed {alarm.removed:,} of {alarm.of:,} documents of source '{alarm.source}'"
              for section in figures.duplicates if section.dataset == dataset for alarm in section.alarms]
+    about += [f"{section.barrier} cut {alarm.cut:,} of {alarm.of:,} bytes of source '{alarm.source}'"
+              for section in figures.duplicates if section.dataset == dataset and section.cut
+              for alarm in section.cut.alarms]
     begins = tuple(f"{node.name}{end}" for node in nodes for end in (" ", ":"))
-    removals = tuple(f"{section.barrier} removed " for section in figures.duplicates)     # alarms, in other words
+    removals = tuple(f"{section.barrier} {did} " for section in figures.duplicates
+                     for did in ("removed", "cut"))                                     # alarms, in other words
     setting = re.compile(rf"\bdatasets\.{re.escape(dataset)}(?![\w-])")
     about += [text for text in figures.warnings if not text.startswith(removals) and (
         text.startswith(begins) or setting.search(text) or any(f"source '{name}'" in text for name in sources))]

@@ -6,11 +6,10 @@ entry has n-grams, sequences of n words; a short one is looked up whole.
 
 The index leaves out n-grams that many texts have by chance: those in which less than half of the words have a letter
 (tables), those in more than COMMON entries (phrases of a template, such as "which of the following"), and, if a sample
-of the corpus is given, those in at least COMMON of its documents. GPT-3 ignores n-grams of more than 10 documents, too.
-
-Because the sample is a file, the result for a document depends only on the sets, the sample and the document, and not
-on the number of workers. Frequencies in the whole corpus would be worse: all texts would have to be read before the
-first decision, and new files would change old results.
+of the corpus is given, those in at least COMMON of its documents. GPT-3 ignores 13-grams of more than 10 documents of
+its whole corpus (arXiv 2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the
+sets, the sample and the document alone, for any number of workers. Frequencies in the whole corpus would need a reading
+of all texts before the first decision, and new files would change old results.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.base.compiled import njit
 from pipeline.base.files import file_sha256, replacing
 from stages.decontaminate.scan import ScannedWords, find, keys_of, words_of
 from stages.decontaminate.sets import Part, SetError, read_set
@@ -37,7 +38,7 @@ BORDERED = 8
 #: an n-gram of more entries, or of as many documents of the sample, is common
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 3
+_VERSION = 4
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 
@@ -138,7 +139,7 @@ class _Builder:
 
     def _enter(self, number: int, row: int, part: Part, text: str, place: str) -> int | None:
         """Add a text of row `row` of the set with the number `number`. Returns its entry; None if it is too short."""
-        words = words_of(text.encode("utf-8", "surrogatepass"))
+        words = words_of(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
         size = len(words.starts)
         if part == "question" and not words.letters.any():
             raise SetError("fields", f"{place} has a question without words; name another field, or take the row out")
@@ -219,11 +220,18 @@ def _table(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     np.bitwise_or.at(filter_bits, (bits >> np.uint64(3)).astype(np.int64),
                      np.uint8(1) << (bits & np.uint64(7)).astype(np.uint8))
     slots, values = np.zeros(size, np.uint64), np.zeros(size, np.int64)
-    for number, (key, at) in enumerate(zip(keys, ((keys >> np.uint64(32)) & np.uint64(size - 1)).tolist())):
-        while slots[at]:
-            at = (at + 1) & (size - 1)
-        slots[at], values[at] = key, number
+    _fill(keys, slots, values)
     return filter_bits, slots, values
+
+
+@njit(cache=True, nogil=True)
+def _fill(keys: Any, slots: Any, values: Any) -> None:
+    places = np.uint64(len(slots) - 1)
+    for number in range(len(keys)):
+        at = (keys[number] >> np.uint64(32)) & places
+        while slots[np.int64(at)] != 0:
+            at = (at + np.uint64(1)) & places
+        slots[np.int64(at)], values[np.int64(at)] = keys[number], number
 
 
 def _save(path: Path, about: dict[str, dict[str, int]], arrays: dict[str, np.ndarray]) -> None:

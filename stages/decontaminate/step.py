@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import model_validator
 
-from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, index_file
+from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, ItemPart, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import Part, SetError
 from stages.stage import Stage, StageConfig, resource, signal
@@ -40,11 +40,10 @@ class Decontaminate(Stage):
     {question: goal, answer: sol1}}`; without an entry, the questions of a set are in `question`. Case, white space and
     punctuation make no difference, and all numbers are equal (`stages.decontaminate.scan`).
 
-    Dialect `ngram` follows GPT-3 (arXiv 2005.14165, appendix C) and Dolma: a sequence of 13 words that a document
-    shares with a question, answer or passage is a hit. Dialect `idf` follows decon (commit e1bcb80): it compares
-    5-grams, allows up to 11 words without a hit within a match, and needs 80 % of the weight of an item's 5-grams (all
-    of it up to 20 words), where rare 5-grams weigh more. It differs from decon in that it looks at every 5-gram, not at
-    every tenth first, and scores questions, answers and passages each for itself.
+    Dialect `ngram` has its n-gram from GPT-3 (arXiv 2005.14165, appendix C): a sequence of 13 words that a document
+    shares with a question, answer or passage is a hit. Dialect `idf` has its numbers from decon, but its results are
+    not decon's: it compares 5-grams, allows up to 11 words without a hit within a match, and needs 80 % of the weight
+    of an item's 5-grams (all of it up to 20 words), where rare 5-grams weigh more. docs/filters.md lists what differs.
 
     A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be there whole. One of fewer than 8
     words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for. Short answers
@@ -52,7 +51,8 @@ class Decontaminate(Stage):
     names a sample of the corpus (texts in the field `text`) to recognise them by.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the bytes
-    in the text before the cut, and the matched share. Signals: `contaminated_items`, the number of questions, answers
+    in the text before the cut, and the matched share. If this leaves items out, `meta.contaminated_rows` has the rows
+    of all of them, by set and part. Signals: `contaminated_items`, the number of questions, answers
     and passages found; `contaminated_share`, the share of the text's bytes in hits. Reasons: `contaminated` (action
     drop), `contaminated_all` (action cut, when nothing is left).
     """
@@ -117,6 +117,7 @@ class Decontaminate(Stage):
 
     def process(self, doc: Document) -> str | None:
         doc.meta.pop("contamination", None)
+        doc.meta.pop("contaminated_rows", None)
         data = doc.utf8
         hits = self.find(data)
         spans = merged([(hit.start, hit.end) for hit in hits])
@@ -125,10 +126,7 @@ class Decontaminate(Stage):
         doc.signals["contaminated_share"] = covered / len(data) if hits else 0.0
         if not hits:
             return None
-        doc.meta["contamination"] = [
-            {"set": member.set, "row": member.row, "part": member.part, "start": hit.start, "end": hit.end,
-             "share": hit.share}
-            for hit in hits[:NOTED] for member in self._loaded.members(hit.entry)[:NOTED]][:NOTED]
+        self._note(doc, hits)
         if self.config.action == "cut":
             rest = without(data, spans).decode("utf-8", "surrogatepass")
             if not rest.strip():
@@ -139,20 +137,35 @@ class Decontaminate(Stage):
             doc.text = rest
         return self.verdict(doc)
 
+    def _note(self, doc: Document, hits: list[Hit]) -> None:
+        """Write the items of the hits into the meta of a document."""
+        members = {entry: self._loaded.members(entry) for entry in {hit.entry for hit in hits}}
+        noted = [{"set": member.set, "row": member.row, "part": member.part, "start": hit.start, "end": hit.end,
+                  "share": hit.share} for hit in hits[:NOTED] for member in members[hit.entry][:NOTED]][:NOTED]
+        doc.meta["contamination"] = noted
+        found = {member for each in members.values() for member in each}
+        if found - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
+            rows: dict[str, dict[str, list[int]]] = {}
+            for name, row, part in sorted(found):
+                rows.setdefault(name, {}).setdefault(part, []).append(row)
+            doc.meta["contaminated_rows"] = rows
+
     def verdict(self, doc: Document) -> str | None:
         if self.config.action == "cut":
             return "contaminated_all" if doc.signals["contaminated_share"] == 1.0 else None
         return "contaminated" if doc.signals["contaminated_items"] else None
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Count, for each set, the documents that were dropped or cut because of its items. Count, for each row of the
-        set, the documents that hold one of the row's items."""
+        """Count, for each set, the documents that were dropped or cut because of its items. Count also, by part and
+        row, the documents that hold an item."""
         dropped = int(self.verdict(doc) is not None)
-        out: dict[str, Any] = {}
-        for name, row in sorted({(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}):
-            about = out.setdefault(name, {"dropped": dropped, "cut": 1 - dropped, "items": {}})
-            about["items"][str(row)] = 1
-        return out or None
+        found: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
+        if not found:
+            for hit in doc.meta.get("contamination", ()):
+                found.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
+        return {name: {"dropped": dropped, "cut": 1 - dropped,
+                       "items": {part: {str(row): 1 for row in rows} for part, rows in parts.items()}}
+                for name, parts in sorted(found.items())} or None
 
     def find(self, data: bytes) -> list[Hit]:
         """Return all hits in a text (UTF-8), in the order of the text."""

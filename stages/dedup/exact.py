@@ -35,7 +35,7 @@ import xxhash
 from pydantic import field_validator
 
 from pipeline.base.errors import TokenmillError
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
+from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
 from stages.dedup.fragment import (
     SIZES,
     VERDICT,
@@ -184,11 +184,16 @@ class Exact(Barrier):
     name = "exact"
     version = 1
     cost_ms, leaves = 0.02, 0.95
+    signals = (COUNT,)
     sizes = SIZES
     Config = ExactConfig
 
     def reads(self) -> dict[str, str]:
         return dict.fromkeys(signals(self.config.prefer), "prefer")
+
+    @property
+    def rounds(self) -> int:
+        return len(self.config.columns)       # a document that is kept for one property may be removed for the next
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.exact:ExactHash", keyed_settings(self.config)

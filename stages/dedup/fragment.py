@@ -290,14 +290,16 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
     }, schema=SLICE_SCHEMA)
 
 
-def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult]) -> Iterator[FileRef | None]:
+def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult],
+              kind: str = "slice") -> Iterator[FileRef | None]:
     """Yield for every part (file of documents) of the groups a reference to its removal slice (the list of rows to
     drop), or None if it has none. `results` holds for each group the result of the task that wrote its slices. If
-    `results` is empty, no part has a slice."""
+    `results` is empty, no part has a slice. With `kind: counts`, the references are to the parts' counts
+    (`stages.dedup.counts`)."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}
         for i in range(group.size):
-            yield files.get(f"slice.{i}.parquet")
+            yield files.get(f"{kind}.{i}.parquet")
 
 
 def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:

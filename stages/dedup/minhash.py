@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import field_validator, model_validator
 
-from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
+from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup import curve
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
@@ -276,6 +276,7 @@ class MinHash(Barrier):
     name = "minhash"
     version = 1
     cost_ms, leaves = 0.17, 0.8
+    signals = (COUNT,)
     sizes = SIZES
 
     class Config(SignatureConfig):

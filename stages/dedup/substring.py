@@ -2,11 +2,12 @@
 
     - substring                                  # passages of at least 500 bytes, as OLMo 3
     - {substring: {length: 200, merge: 1}}       # of at least 200 bytes; what lies between two passages always stays
+    - {substring: {unit: tokens, tokenizer: t.json}}      # of at least 50 tokens (Lee et al. 2022)
 
-A *window* is a run of `length` bytes of a text. A window is repeated if an equal one comes before it: in a document of
-an earlier dataset in `priority:`, in a document of the same dataset with a smaller id, or further up in the same
-document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et al.
-2022, arXiv 2107.06499, remove all copies.) The result depends only on the texts and ids.
+A *window* is a run of `length` bytes (or tokens) of a text. A window is repeated if an equal one comes before it: in a
+document of an earlier dataset in `priority:`, in a document of the same dataset with a smaller id, or further up in the
+same document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et
+al. 2022, arXiv 2107.06499, remove all copies.) The result depends only on the texts and ids (and the tokenizer).
 
 To compare few windows, a pass first stores the *seeds* of each document: short runs of bytes that represent its windows
 (`stages.dedup.windows`). A window whose seed occurs only once is not repeated. Tasks then work in waves; the tasks of a
@@ -26,41 +27,75 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import model_validator
 
 from stages.barrier import Barrier, Done, FileRef, PartRef, TaskDraft, Wave
 from stages.cut import CutConfig
 from stages.dedup.fragment import SIZES, files_of, groups, slices_of
 from stages.dedup.substring_tasks import SEED, WINDOW
+from stages.dedup.token_units import NotBytes, TokenUnits
 from stages.dedup.windows import seeds_of
-from stages.stage import Stage, StageConfig, decision, signal
+from stages.document import storable_text
+from stages.stage import Stage, StageConfig, decision, keyed_settings, resource, signal
+from tokenizer.errors import TokenizerError
 
 if TYPE_CHECKING:
     from stages.document import Document
 
 TASKS = "stages.dedup.substring_tasks:"
+#: bytes of a token, about; only the memory and the number of tasks depend on it
+TOKEN_BYTES = 4
 
 
 class SeedConfig(StageConfig):
-    length: int = signal(500, "bytes of a passage, at least, to be compared", ge=16, le=1 << 20)
+    length: int = signal(500, "bytes of a passage, at least, to be compared; with unit: tokens, tokens, and the "
+                              "default is 50", ge=16, le=1 << 20)
+    unit: Literal["bytes", "tokens"] = signal("bytes", "what the length of a passage is counted in, and where it may "
+                                                       "begin and end", added=True)
+    tokenizer: str | None = resource(None, "tokenizer of unit: tokens, a file or folder", added=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_length(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("unit") == "tokens" and "length" not in given:
+            return {**given, "length": 50}
+        return given
+
+    @model_validator(mode="after")
+    def _tokenizer_of_tokens(self) -> SeedConfig:
+        if (self.unit == "tokens") != (self.tokenizer is not None):
+            raise ValueError("unit: tokens and tokenizer: FILE belong together; give both, or neither")
+        return self
 
 
 class SubstringSeeds(Stage):
-    """Compute the seeds of a document: hashes of the short runs of bytes that represent its windows of `length` bytes
-    (`stages.dedup.windows`). The column `seeds` of the side table holds them as little-endian uint64; it is empty for a
-    text that is shorter than a window."""
+    """Compute the seeds of a document: hashes of the short runs of bytes (or tokens) that represent its windows of
+    `length` bytes or tokens (`stages.dedup.windows`). The column `seeds` of the side table holds them as little-endian
+    uint64; it is empty for a text that is shorter than a window."""
 
     name = "substring_seeds"
-    version = 1
+    version = 2
     cost_ms = 0.12
     side = pa.schema([("seeds", pa.binary())])
     Config = SeedConfig
+    _units: TokenUnits | None = None
+
+    def setup(self) -> None:
+        if self.config.tokenizer is not None and self._units is None:
+            self._units = TokenUnits(self.config.tokenizer)
 
     def process(self, doc: Document) -> str | None:
-        hashes, _ = seeds_of(np.frombuffer(doc.utf8, np.uint8), self.config.length)
+        self.setup()
+        data = storable_text(doc.text).encode()
+        if len(data) >= 2**32:
+            raise ValueError("the text has 4 GiB or more")             # places of bytes are stored as uint32
+        units = self._units.tokens(data)[0] if self._units else np.frombuffer(data, np.uint8)
+        hashes, _ = seeds_of(units, self.config.length)
         doc.side[self.name] = {"seeds": hashes.astype("<u8").tobytes()}
         return None
 
@@ -72,6 +107,9 @@ class Substring(Barrier):
     document with the smallest id stays, and within a document the first one. Two neighbouring cuts become one cut,
     including the text between them, if at least the share `merge` of the whole is cut already. A document that was cut
     is dropped if it has fewer than `min_chars` characters or `min_words` words left.
+
+    With `unit: tokens`, a passage has at least `length` tokens of the given tokenizer, and begins and ends where a
+    token does. The tokenizer must be one whose tokens spell the bytes of a text (byte-level BPE without a normaliser).
 
     Texts are compared byte for byte, as the steps before this one have left them. Put `exact` and `minhash` first: they
     remove whole pages that are the same, and cost less.
@@ -89,12 +127,27 @@ class Substring(Barrier):
                                       "whole; 1: none is", gt=0, le=1)
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        return "stages.dedup.substring:SubstringSeeds", {"length": self.config.length}
+        return "stages.dedup.substring:SubstringSeeds", self._seeds()
+
+    def _seeds(self) -> dict[str, Any]:
+        return {k: v for k, v in keyed_settings(self.config).items() if k in SeedConfig.model_fields}
+
+    def problems(self) -> dict[str, str]:
+        if self.config.tokenizer is not None and Path(self.config.tokenizer).exists():
+            try:
+                TokenUnits(self.config.tokenizer)
+            except (NotBytes, TokenizerError) as e:
+                return {"tokenizer": str(e)}
+        return {}
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         sizes, plan, length = self.sizes, groups(parts, self.sizes), self.config.length
         text_bytes = sum(group.bytes for group in plan)
-        ranges = sizes.buckets(4 * text_bytes // length * SEED.itemsize, len(plan))
+        window_bytes = length * (TOKEN_BYTES if self.config.unit == "tokens" else 1)      # about
+        ranges = sizes.buckets(4 * text_bytes // window_bytes * SEED.itemsize, len(plan))
+        # the key covers the tokenizer's content, where the path does not count
+        units: dict[str, Any] = {} if self.config.tokenizer is None else {
+            "units": SubstringSeeds(self._seeds()).key(), "$volatile": {"tokenizer": self.config.tokenizer}}
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
@@ -111,7 +164,7 @@ class Substring(Barrier):
                 side = group.sides(self.name)
                 yield TaskDraft(f"{TASKS}SeedMap", {"sides": side, "buckets": ranges}, sum(s["bytes"] for s in side),
                                 f"{group.dataset}: seeds of {group.size} parts",
-                                500 + group.bytes * 150 // length // 2**20)
+                                500 + group.bytes * 150 // window_bytes // 2**20)
 
         def shared(done: Done) -> Iterator[TaskDraft]:
             maps = files_of(done["seeds"], "seeds.seg")
@@ -124,10 +177,10 @@ class Substring(Barrier):
             common, buckets = files_of(done["shared"], "shared.seg"), window_ranges(done)
             for number, group in enumerate(plan):
                 args = {"parts": files(number), "shared": common, "group": number, "length": length,
-                        "buckets": buckets, "rank": group.rank}
+                        "buckets": buckets, "rank": group.rank, **units}
                 yield TaskDraft(f"{TASKS}WindowMap", args, group.bytes,
                                 f"{group.dataset}: windows of {group.size} parts",
-                                700 + group.bytes * 100 // length // 2**20)
+                                700 + group.bytes * 100 // window_bytes // 2**20)
 
         def first(done: Done) -> Iterator[TaskDraft]:
             maps, buckets = files_of(done["windows"], "windows.seg"), window_ranges(done)
@@ -142,7 +195,7 @@ class Substring(Barrier):
                 for number, group in enumerate(plan if any(f["rows"] for f in records) else ()):
                     args: dict[str, Any] = {"records": records, "group": number, "groups": len(plan)}
                     if text:
-                        args |= {"parts": files(number), "length": length}
+                        args |= {"parts": files(number), "length": length, **units}
                     else:
                         args |= {"dataset": group.dataset, "merge": self.config.merge}
                     yield TaskDraft(f"{TASKS}{task}", args, group.bytes if text else 1 << 20,

@@ -1,7 +1,8 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
-A part is a file of documents, and a group consists of consecutive parts. Records name a document by its part and its
-row, counted from the start of its group. They name a place in its text by the number of the byte.
+A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
+start of its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a
+token, until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import pyarrow as pa
 
 from stages.barrier import CUT_SCHEMA, FileRef, write_slice
 from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
+from stages.dedup.token_units import TokenUnits
 from stages.dedup.verify import texts_at
-from stages.dedup.windows import merged, windows_with
+from stages.dedup.windows import covering, merged, windows_with
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 #: why a passage is cut
 REPEATED = "repeated"
-#: bytes of text whose windows are held at a time
-CHUNK = 4 << 20
+#: windows that are held at a time
+CHUNK = 1 << 20
 
 #: a seed of a group, and how often the group has it
 SEED = np.dtype([("hash", "<u8"), ("n", "<u4")])
@@ -118,7 +120,9 @@ class WindowMap:
         shared = np.unique(np.concatenate([np.zeros(0, np.uint64), *(
             inputs.segment(ref, args["group"])["hash"] for ref in args["shared"])]))
         counters = {"documents": 0, "windows": 0}
+        tokens = _tokens(args)
         pending: list[NDArray[Any]] = []
+        held = 0
         order = ("hash", "rank", "id_hi", "id_lo", "offset")
         with out.segments("windows.seg", WINDOW, args["buckets"], key=order) as writer:
 
@@ -133,15 +137,19 @@ class WindowMap:
                 rows = table["row"].to_numpy()[chosen]
                 id_hi, id_lo = ids_to_ints(table["id"].take(pa.array(chosen)))
                 for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), rows)):
-                    hashes, starts = windows_with(_bytes(text), args["length"], shared)
-                    records = np.empty(len(hashes), WINDOW)
-                    records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
-                    records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
-                    records["part"], records["row"] = part, rows[number]
-                    pending.append(records)
-                    counters["windows"] += len(records)
-                    if sum(map(len, pending)) > CHUNK:
-                        flush()
+                    data = text.encode("utf-8", "surrogatepass")
+                    units = tokens.tokens(data)[0] if tokens else np.frombuffer(data, np.uint8)
+                    for hashes, starts in windows_with(units, args["length"], shared):
+                        records = np.empty(len(hashes), WINDOW)
+                        records["hash"], records["offset"], records["rank"] = hashes, starts, args["rank"]
+                        records["id_hi"], records["id_lo"] = id_hi[number], id_lo[number]
+                        records["part"], records["row"] = part, rows[number]
+                        pending.append(records)
+                        counters["windows"] += len(records)
+                        held += len(records)
+                        if held > CHUNK:
+                            flush()
+                            held = 0
                 counters["documents"] += len(rows)
             flush()
         return counters
@@ -154,8 +162,9 @@ def _meets(seeds: bytes | None, shared: NDArray[np.uint64]) -> bool:
     return bool((shared[places] == hashes).any())
 
 
-def _bytes(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+def _tokens(args: dict[str, Any]) -> TokenUnits | None:
+    """Return the tokenizer of the step; None if it compares bytes."""
+    return TokenUnits(args["$volatile"]["tokenizer"]) if "units" in args else None
 
 
 class FirstWindows:
@@ -196,24 +205,26 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group into runs. Arguments: `records` (the files `repeated.seg`),
-    `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a window). Writes
-    the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+    """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
+    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files
+    `repeated.seg`), `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a
+    window). Writes the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
 
     name = "substring_runs"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         claimed = 0
+        tokens = _tokens(args)
         with out.segments("claims.seg", CLAIM, args["groups"], key=("of_part", "of_row")) as writer:
-            for part, runs in _by_part(_runs(inputs, args)):
+            for part, runs in _by_part(_needed(_runs(inputs, args))):
                 claims = np.empty(len(runs), CLAIM)
                 for field in ("of_part", "of_row", "of_start", "part", "row", "start"):
                     claims[field] = runs[field]
                 claims["stop"], claims["group"] = runs["stop"], args["group"]
-                _digest(inputs, args["parts"][part]["text"], claims, "row", "start")
+                _digest(inputs, args["parts"][part]["text"], claims, tokens)
                 writer.write(runs["of_group"], claims)
                 claimed += len(claims)
         return {"runs": claimed}
@@ -248,6 +259,18 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
     yield open_run
 
 
+def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the runs that are needed to cover all bytes that the runs cover together."""
+    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    for block in blocks:
+        runs = np.concatenate([held, block])
+        texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)
+        runs = runs[covering(texts, runs["start"].astype(np.int64), runs["stop"].astype(np.int64))]
+        yield runs[:-2]
+        held = runs[-2:]
+    yield held
+
+
 def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield (part, its records) from blocks of records that are sorted by part."""
     pending: list[NDArray[Any]] = []
@@ -261,20 +284,27 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
         yield int(pending[0]["part"][0]), np.concatenate(pending)
 
 
-def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], row: str, start: str) -> None:
-    """Set the digest of each claim. It is computed over as many bytes as the claim has, in a document of the part. The
-    arguments `row` and `start` are names of the claim's fields that hold the document's row and the first byte. The
-    claims are sorted by row."""
+def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUnits | None,
+            copy: str = "") -> None:
+    """Set the digest of each claim to that of the bytes of its passage, in a part with the given texts. With `tokens`,
+    the places `start` and `stop` of a claim, which count tokens, are turned into places of bytes.
+
+    If `copy` is "of_", the passage is the first copy, from the place `of_start` on in the document `of_row`. It has as
+    many bytes as the claim. The claims are sorted by the row of the passage."""
+    row, start = f"{copy}row", f"{copy}start"
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()
-    sizes = claims["stop"] - claims["start"]
     place = 0
     for data, stop in zip(texts_at(inputs.fetch(text), rows), stops, strict=True):
-        body = memoryview(data.encode("utf-8", "surrogatepass"))
-        for i in range(place, stop):
-            begin = int(claims[start][i])
-            piece = body[begin:begin + int(sizes[i])]
-            claims["digest"][i] = np.void(hashlib.blake2b(piece, digest_size=16).digest())
+        encoded = data.encode("utf-8", "surrogatepass")
+        own = claims[place:stop]
+        if tokens is not None:
+            places = tokens.tokens(encoded)[1]
+            for field in (start,) if copy else ("start", "stop"):
+                own[field] = places[own[field]]
+        body = memoryview(encoded)
+        for i, (begin, size) in enumerate(zip(own[start].tolist(), (own["stop"] - own["start"]).tolist())):
+            own["digest"][i] = np.void(hashlib.blake2b(body[begin:begin + size], digest_size=16).digest())
         place = stop
 
 
@@ -291,13 +321,14 @@ class CheckRuns:
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
         args = inputs.args
         counters = {"proved": 0, "refuted": 0}
+        tokens = _tokens(args)
         with out.segments("proved.seg", PROVED, args["groups"], key=("part", "row", "start")) as writer:
             for block in inputs.segments(args["records"], args["group"]):
                 for part in np.unique(block["of_part"]).tolist():
                     claims = block[block["of_part"] == part]
                     copies = claims.copy()
                     refs = args["parts"][part]
-                    _digest(inputs, refs["text"], copies, "of_row", "of_start")
+                    _digest(inputs, refs["text"], copies, tokens, "of_")
                     rows, place = np.unique(claims["of_row"], return_inverse=True)
                     id_hi, id_lo = ids_to_ints(read_side(inputs.fetch(refs["side"]), ["id"], rows)["id"])
                     equal = copies["digest"] == claims["digest"]

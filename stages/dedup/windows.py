@@ -1,12 +1,15 @@
 """Finds equal stretches of texts: hashes of all windows of N bytes, and the few windows that are worth hashing.
 
 A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
-a window. Comparing all windows of a corpus would need a hash for each byte, although most windows occur only once.
+a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
+once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
+smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several are equal, the seed of the window before it
+stays as long as it can ("robust winnowing"); otherwise a million equal bytes would have a million seeds. Equal windows
+have seeds of equal hash, and neighbouring windows mostly share their seed, so that a text has about 4 seeds for each
+`window` bytes. Only windows whose seed's hash occurs more than once need be hashed. (Two equal windows that do not
+overlap have two seeds, because each seed lies within its window.)
 
-Seeds show which windows may occur more than once. The *seed* of a window is that run of `window` // 2 bytes in it whose
-hash is smallest (the leftmost of several; Schleimer et al. 2003, "Winnowing", call it a minimizer). Equal windows have
-equal seeds at the same distance from their start, so only windows whose seed occurs more than once need be hashed.
-Neighbouring windows mostly share their seed, so a text has only about 4 seeds for each `window` bytes.
+What holds for bytes here holds for any units that are numbered from 0: the tokens of a text, too.
 
 Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Whoever removes a stretch because of equal
 hashes must compare the bytes first, or a cryptographic hash of them.
@@ -14,7 +17,8 @@ hashes must compare the bytes first, or a cryptographic hash of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,23 +88,29 @@ def run_hashes(data, width, first, stop):
 
 @njit(cache=True)
 def window_seeds(hashes, inside):
-    """Return the position of the seed of each window, int64[windows]. `hashes` holds the hash of each run of seed
-    length; a window contains `inside` of them."""
-    windows = hashes.shape[0] - inside + 1
-    out = np.empty(max(windows, 0), np.int64)
-    queue = np.empty(max(hashes.shape[0], 1), np.int64)       # positions of rising hashes: the first is the smallest
-    head, tail = 0, 0
+    """Return (position of each seed, number of the first window that has it), int64[seeds] each, both ascending.
+    `hashes` holds the hash of each run of seed length; a window contains `inside` of them."""
+    seeds, firsts = np.empty(64, np.int64), np.empty(64, np.int64)
+    size = inside + 1
+    queue = np.empty(size, np.int64)              # a ring of positions with rising hashes: the first is the smallest
+    head, tail, found, seed = 0, 0, 0, -1
     for place in range(hashes.shape[0]):
-        while tail > head and hashes[queue[tail - 1]] > hashes[place]:
+        while tail > head and hashes[queue[(tail - 1) % size]] >= hashes[place]:
             tail -= 1
-        queue[tail] = place
+        queue[tail % size] = place
         tail += 1
         start = place - inside + 1
-        if queue[head] < start:
+        if queue[head % size] < start:
             head += 1
-        if start >= 0:
-            out[start] = queue[head]
-    return out
+        least = queue[head % size]                                # the last of several smallest ones
+        if start < 0 or (seed >= start and hashes[seed] == hashes[least]):
+            continue
+        if found == seeds.shape[0]:
+            seeds, firsts = np.concatenate((seeds, seeds)), np.concatenate((firsts, firsts))
+        seed = least
+        seeds[found], firsts[found] = seed, start
+        found += 1
+    return seeds[:found].copy(), firsts[:found].copy()
 
 
 def seed_length(window: int) -> int:
@@ -108,42 +118,54 @@ def seed_length(window: int) -> int:
     return max(1, window // 2)
 
 
-def seeds_of(data: NDArray[np.uint8], window: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+def seeds_of(data: NDArray[Any], window: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """Return (hash, position) of each seed of a text, in the order of the text. A text that is shorter than a window
     has none. `data` is the text in UTF-8, uint8[bytes]."""
     width = seed_length(window)
     hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places = window_seeds(hashes, window - width + 1)
-    places = places[np.r_[True, places[1:] != places[:-1]]] if len(places) else places    # they never go back
+    places, _ = window_seeds(hashes, window - width + 1)
     return hashes[places], places.astype(np.uint32)
 
 
-def windows_with(data: NDArray[np.uint8], window: int,
-                 shared: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """Return (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
-    of the text."""
+def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
+                 most: int = 1 << 20) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
+    """Yield (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
+    of the text, at most `most` windows at a time."""
     width = seed_length(window)
     hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places = window_seeds(hashes, window - width + 1)
+    places, begins = window_seeds(hashes, window - width + 1)
     if not len(places) or not len(shared):
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint32)
-    new = np.r_[True, places[1:] != places[:-1]]
-    seeds = hashes[places[new]]
-    is_shared = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
-    starts = np.flatnonzero(is_shared[np.cumsum(new) - 1])
-    if not len(starts):
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint32)
-    edges = np.flatnonzero(np.diff(starts) != 1) + 1           # runs of neighbouring windows are hashed together
-    out = [run_hashes(data, window, int(run[0]), int(run[-1]) + 1) for run in np.split(starts, edges)]
-    return np.concatenate(out), starts.astype(np.uint32)
+        return
+    seeds, ends = hashes[places], np.r_[begins[1:], len(data) - window + 1]
+    del hashes
+    chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
+    begins, ends = begins[chosen], ends[chosen]
+    apart = begins[1:] != ends[:-1]                            # neighbouring windows are hashed together
+    for begin, end in zip(begins[np.r_[True, apart]] if len(begins) else (), ends[np.r_[apart, True]]):
+        for first in range(int(begin), int(end), most):
+            stop = min(first + most, int(end))
+            yield run_hashes(data, window, first, stop), np.arange(first, stop, dtype=np.uint32)
 
 
-def runs_of(starts: NDArray[np.int64], window: int) -> list[tuple[int, int]]:
-    """Return the spans (begin, end) that windows at the ascending positions `starts` cover together."""
-    if not len(starts):
-        return []
-    edges = np.flatnonzero(np.diff(starts) > window) + 1
-    return [(int(run[0]), int(run[-1]) + window) for run in np.split(starts, edges)]
+@njit(cache=True)
+def covering(texts, starts, stops):
+    """Return which of the spans `starts` to `stops` are needed to cover all bytes that they cover together, bool[n].
+    `texts` numbers the text of each span; spans are sorted by text, and within a text start and stop ascend. The last
+    span, and the first one of each text, are always needed."""
+    needed = np.zeros(starts.shape[0], np.bool_)
+    kept = -1
+    for i in range(starts.shape[0]):
+        other = kept < 0 or texts[i] != texts[kept]
+        if (other or starts[i] > stops[kept]) and i - 1 > kept:
+            kept = i - 1                                          # the furthest that begins where coverage ends
+            needed[kept] = True
+            other = texts[i] != texts[kept]
+        if other or starts[i] > stops[kept]:
+            kept = i
+            needed[i] = True
+    if starts.shape[0]:
+        needed[-1] = True
+    return needed
 
 
 def merged(spans: list[tuple[int, int]], share: float) -> list[tuple[int, int]]:

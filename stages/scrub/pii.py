@@ -331,6 +331,13 @@ def scrub_text(text: str) -> str:
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 
 
+def scrub_part(text: str, start: int, end: int) -> str:
+    """Return text[start:end] with the personal data replaced as by `scrub_text`. Data that lies in the part only with
+    one end is found, too, because the search covers the whole text."""
+    matches = [match for match in find(text, *_finders_of_all_kinds()) if match.end > start and match.start < end]
+    return "".join(_pieces(text, matches, _placeholder, start, end))
+
+
 def scrub_value(value: Any, scrub: Callable[[str], str] = scrub_text, *, keys: bool = False) -> Any:
     """Return a copy of a JSON value in which `scrub` has replaced the personal data in every string, however deeply
     nested. Keys of objects are scrubbed only with `keys`. If two keys of an object become equal, the later value

@@ -55,11 +55,36 @@ def test_documents_with_items_are_dropped_with_evidence(site):
         span = row["text"].encode()[evidence["start"]:evidence["end"]].decode()
         assert span == QUESTION.upper().rstrip("?") and row["url"].startswith("https://example.org/")
     document = json.loads((site / "store" / "report.json").read_text())
-    assert document["datasets"]["clean"]["contamination"] == {"mills": {"dropped": 6, "cut": 0, "items": {"0": 6}}}
+    assert document["datasets"]["clean"]["contamination"] == {
+        "mills": {"dropped": 6, "cut": 0, "items": {"question": {"0": 6}}}}
+    (list_of_items,) = site.joinpath("store", "runs").rglob("contamination.jsonl")
+    assert [json.loads(line) for line in list_of_items.read_text().splitlines()] == [
+        {"dataset": "clean", "set": "mills", "row": 0, "part": "question", "documents": 6}]
     Report.model_validate(document)
     html, card = ("".join(path.read_text() for path in site.joinpath("store", "runs").rglob(f"*.{kind}"))
                   for kind in ("html", "md"))
     assert "mills 1 (6 documents dropped, 0 cut)" in html and "miller of aldham" not in card.lower()
+
+
+@pytest.mark.parametrize("action", ["drop", "cut"])
+def test_inspect_gives_the_ids_for_train_verify(site, capfd, action):
+    from trainer.tools.verify import read_ids
+
+    run(site, action, "store", "--backend", "inline")
+    capfd.readouterr()
+    what = ["--reason", "contaminated"] if action == "drop" else []
+    assert run_command(["inspect", "clean", *what, "-n", "0", "--json", "--store", str(site / "store")]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    found = [row for row in rows if row["signals"]["contaminated_items"] > 0]
+    assert len(found) == 6 and len(rows) == (6 if action == "drop" else 24)
+    (site / "LIST").write_text("".join(f"{row['id']}\n" for row in found))
+    assert read_ids(site / "LIST") == sorted(row["id"] for row in found)
+
+
+def test_a_run_without_hits_writes_no_list_of_items(site):
+    (site / "evals" / "test.jsonl").write_text(json.dumps({"question": "What does nobody on these pages ask?"}) + "\n")
+    run(site, "drop", "store", "--backend", "inline")
+    assert not list((site / "store").rglob("contamination.jsonl"))
 
 
 def test_items_are_cut_and_a_changed_set_is_applied(site):

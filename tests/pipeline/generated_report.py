@@ -81,7 +81,7 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
     paths = "".join(f"  {s}: {{read: warc, path: hf://datasets/user/{s}/*.gz}}\n" for s in names)
     nodes = [*(f"index:{s}" for s in names), *sets]
     document = {
-        "version": 3, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
+        "version": 4, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
         "made": {"at": "2026-11-26T16:56:42Z", "host": "machine", "author": "An Author", "version": "0.1.0",
                  "python": "3.11.7", "name": "generated", "store": "s3://bucket/store",
                  "recipe": RECIPE.format(names=", ".join(names), sources=paths)},
@@ -100,6 +100,9 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
                         "candidates": 5, "clusters": 2,
                         "max_cluster": 3, "similarity": {"15": 3, "19": 1}, "pairs": [
                             {"similarity": 0.9, "removed": sample(names[0], 1), "kept": sample(names[-1], 2)}],
+                        "cut": {"docs": 9, "cuts": {"repeated": 12}, "bytes": {"repeated": 9 * len(names)},
+                                "sources": dict.fromkeys(names, 9),
+                                "alarms": [{"source": s, "cut": 9, "of": 11} for s in names]},
                         "alarms": [{"source": s, "removed": 5, "of": 9} for s in names]} for d in sets],
         "tokens": {f: {"docs": 8, "tokens": 100 + i, "targets": 100 + i, "near_held_out": 0, "val_docs": 1,
                        "val_tokens": 5, "val_targets": 5, "quarantined": {}, "quarantine_samples": [],

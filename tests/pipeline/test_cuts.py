@@ -178,8 +178,10 @@ def test_cuts_are_recorded_in_metadata_signals_and_the_report(stores):
         for name, n in (("docs", 1), ("cuts", len(passages)), ("bytes", size)):
             counted[name] += n
     [section] = report["duplicates"]
-    assert section["cut"] == {"docs": counted["docs"], "cuts": {"bracket": counted["cuts"]},
-                              "bytes": {"bracket": counted["bytes"]}}
+    figures = section["cut"]
+    assert (figures["docs"], figures["cuts"], figures["bytes"]) == (
+        counted["docs"], {"bracket": counted["cuts"]}, {"bracket": counted["bytes"]})
+    assert sum(figures["sources"].values()) == counted["bytes"]
     assert "Unbracket" in next((stores[1] / "runs").glob("*/report.html")).read_text()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,16 @@ def test_loss_spans_of_chats_hold_what_is_left_of_the_answers(finished):
 def test_the_report_counts_cuts_by_reason(finished):
     report = json.loads((finished / "report.json").read_text())
     section = next(s for s in report["duplicates"] if s["step"] == "repeats" and s["dataset"] == "deduped")
-    entries = [json.loads(row["meta"]).get("repeats_cut") for kind in ("datasets", "dropped")
-               for row in rows(finished, f"{kind}/deduped").values()]
-    entries = [entry for entry in entries if entry]
-    assert section["cut"] == {"docs": len(entries), **{name: {"repeated_paragraph": sum(
-        entry[name]["repeated_paragraph"] for entry in entries)} for name in ("cuts", "bytes")}}
+    entries = [(row["source"], entry) for kind in ("datasets", "dropped")
+               for row in rows(finished, f"{kind}/deduped").values()
+               if (entry := json.loads(row["meta"]).get("repeats_cut"))]
+    by_source: Counter[str] = Counter()
+    for source, entry in entries:
+        by_source[source] += entry["bytes"]["repeated_paragraph"]
+    alarms = section["cut"].pop("alarms")
+    assert section["cut"] == {"docs": len(entries), "sources": by_source, **{name: {"repeated_paragraph": sum(
+        entry[name]["repeated_paragraph"] for _, entry in entries)} for name in ("cuts", "bytes")}}
+    assert all(alarm["cut"] == by_source[alarm["source"]] > alarm["of"] / 2 for alarm in alarms)
     assert len(entries) > 50
 
 

@@ -115,19 +115,23 @@ def recipe(top: Path, steps: str, *overrides: str, idle: bool = False):
     return load_recipe(path, list(overrides), allow_custom=True)
 
 
-def run(top: Path, store: Path, steps: str, *overrides: str, idle: bool = False,
+def run(top: Path, store: Path, steps: str, *overrides: str, idle: bool = False, report: bool = False,
         make: Callable[[Store], Any] = InlineBackend):
-    return run_recipe(recipe(top, steps, *overrides, idle=idle), str(store), make_backend=make)
+    return run_recipe(recipe(top, steps, *overrides, idle=idle), str(store), make_backend=make, report=report)
+
+
+def documents(store: Path) -> dict[str, Any]:
+    """All documents of a run: kept, dropped and quarantined."""
+    at = Store(store)
+    return {**{name: dataset_hash(at, name) for name in ("clean", "deduped")},
+            **{kind: sorted(json.dumps(row, sort_keys=True) for row in iter_rows(at, f"{kind}/deduped"))
+               for kind in ("dropped", "quarantine")}}
 
 
 def figures(store: Path) -> dict[str, Any]:
     """Everything that readers of a store see of a run, but for times and the step that does nothing."""
-    at = Store(store)
     report = json.loads((store / "report.json").read_text())
-    return {**{name: dataset_hash(at, name) for name in ("clean", "deduped")},
-            **{kind: sorted(json.dumps(row, sort_keys=True) for row in iter_rows(at, f"{kind}/deduped"))
-               for kind in ("dropped", "quarantine")},
-            **{section: report[section] for section in SECTIONS},
+    return {**documents(store), **{section: report[section] for section in SECTIONS},
             "passes": [(p["docs"], p["bytes"], p["tasks"]) for p in report["passes"]],
             "stages": [(s["stage"], s["in"], s["dropped"]) for s in report["stages"] if s["stage"] != "Idle"]}
 
@@ -154,10 +158,22 @@ def finished(top, tmp_path_factory) -> Path:
     return store
 
 
+#: another setting of the filter of `finished`
+STRICTER = "datasets.deduped.steps.gopher_quality.min_doc_words=110"
+
+
+@pytest.fixture(scope="module")
+def stricter(top, tmp_path_factory) -> Path:
+    """The store of a new run of `finished` with the filter set otherwise."""
+    store = tmp_path_factory.mktemp("stricter") / "store"
+    run(top, store, CHAINS["two and a filter"], STRICTER)
+    return store
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_documents_drops_and_report_are_those_of_passes_that_write_text(top, tmp_path, name):
-    run(top, tmp_path / "plain", CHAINS[name])
-    run(top, tmp_path / "idle", CHAINS[name], idle=True)
+    run(top, tmp_path / "plain", CHAINS[name], report=True)
+    run(top, tmp_path / "idle", CHAINS[name], idle=True, report=True)
     plain, idle = figures(tmp_path / "plain"), figures(tmp_path / "idle")
     assert plain == idle
     assert plain["dropped"] and all(dup["removed"] and dup["pairs"] for dup in plain["duplicates"][:2])
@@ -187,7 +203,7 @@ def test_no_text_is_written_between_barriers(top, tmp_path):
 
 def test_a_document_survives_every_place_where_a_run_can_stop(top, tmp_path):
     """The driver ends before a task of each node in turn; the run that goes on repeats nothing."""
-    run(top, tmp_path / "whole", CHAINS["two"])
+    run(top, tmp_path / "whole", CHAINS["two"], report=True)
     wanted, nodes = figures(tmp_path / "whole"), keys(tmp_path / "whole")
 
     class Stopping(InlineBackend):
@@ -205,7 +221,7 @@ def test_a_document_survives_every_place_where_a_run_can_stop(top, tmp_path):
         Stopping.stop = node
         with pytest.raises(KeyboardInterrupt):
             run(top, tmp_path / "store", CHAINS["two"], make=Stopping)
-    executed = run(top, tmp_path / "store", CHAINS["two"]).executed
+    executed = run(top, tmp_path / "store", CHAINS["two"], report=True).executed
     assert figures(tmp_path / "store") == wanted and keys(tmp_path / "store") == nodes and executed
 
 
@@ -216,11 +232,12 @@ def test_another_threshold_of_the_second_barrier_reruns_what_follows_it(top, fin
     assert set(planned["reruns"]) == {"deduped/minhash.2"}
     store = copied(finished, tmp_path / "store")
     before = keys(store)
-    run(top, store, steps, change)
+    run(top, store, steps, change, report=True)
     ran = keys(store) - before
     assert set(ran) == {"deduped/minhash.2/verify", "deduped/minhash.2/slices", "deduped"}
-    run(top, tmp_path / "new", steps, change)
-    assert figures(store) == figures(tmp_path / "new") != figures(finished)
+    run(top, tmp_path / "new", steps, change, report=True)
+    assert figures(store) == figures(tmp_path / "new")
+    assert documents(store) != documents(finished)
 
 
 def test_another_file_reruns_only_parts_with_other_removals(top, tmp_path):
@@ -235,18 +252,16 @@ def test_another_file_reruns_only_parts_with_other_removals(top, tmp_path):
     between = next(n for n in before if n.startswith("deduped:") and n[8:].isdigit())
     assert ran[between] < before[between] and ran["deduped"] < before["deduped"]
     run(mine, tmp_path / "new", CHAINS["two"])
-    assert figures(tmp_path / "store") == figures(tmp_path / "new")
+    assert documents(tmp_path / "store") == documents(tmp_path / "new")
 
 
-def test_replayed_verdicts_behind_two_barriers_are_those_of_a_new_run(top, finished, tmp_path):
-    change, steps = "datasets.deduped.steps.gopher_quality.min_doc_words=110", CHAINS["two and a filter"]
+def test_replayed_verdicts_behind_two_barriers_are_those_of_a_new_run(top, finished, stricter, tmp_path):
     store = copied(finished, tmp_path / "store")
     had = {r.key for r in records(store, "deduped")}
-    run(top, store, steps, change)
-    run(top, tmp_path / "new", steps, change)
+    run(top, store, CHAINS["two and a filter"], STRICTER)
     replayed = {r.key: r for r in records(store, "deduped") if r.key not in had}
     assert replayed and any(r.counters["replayed"]["docs"] for r in replayed.values())
-    for record in records(tmp_path / "new", "deduped"):
+    for record in records(stricter, "deduped"):
         again = replayed[record.key]
         assert {n: i.sha256 for n, i in again.files.items()} == {n: i.sha256 for n, i in record.files.items()}
         for counters in (again.counters, record.counters):
@@ -258,8 +273,7 @@ def test_replayed_verdicts_behind_two_barriers_are_those_of_a_new_run(top, finis
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
 @pytest.mark.parametrize("name", ["gone.parquet", "kept.parquet"])
-def test_a_damaged_row_set_or_the_part_under_it_is_made_anew(top, finished, tmp_path, name, harm):
-    change, steps = "datasets.deduped.steps.gopher_quality.min_doc_words=110", CHAINS["two and a filter"]
+def test_a_damaged_row_set_or_the_part_under_it_is_made_anew(top, finished, stricter, tmp_path, name, harm):
     store = copied(finished, tmp_path / "store")
     node = "deduped:2" if name == "gone.parquet" else "clean"
     record = next(r for r in records(store, node) if r.files[name].rows)
@@ -273,12 +287,11 @@ def test_a_damaged_row_set_or_the_part_under_it_is_made_anew(top, finished, tmp_
         os.truncate(path, path.stat().st_size // 2)
     else:
         path.unlink()
-    run(top, store, steps, change)
+    run(top, store, CHAINS["two and a filter"], STRICTER)
     again = Log.read(Store(store)).get(record.key)
     assert again is not None and again.attempt != record.attempt
     assert again.files[name].content == record.files[name].content
-    run(top, tmp_path / "new", steps, change)
-    assert figures(store)["deduped"] == figures(tmp_path / "new")["deduped"]
+    assert documents(store)["deduped"] == documents(stricter)["deduped"]
 
 
 def test_garbage_collection_keeps_the_parts_under_row_sets(top, finished, tmp_path):
@@ -327,4 +340,4 @@ def test_how_rows_are_batched_is_not_to_be_seen_in_a_row_set(top, tmp_path):
 @pytest.mark.parametrize("workers", [2])
 def test_children_give_the_same(top, finished, tmp_path, workers):
     run(top, tmp_path / "store", CHAINS["two and a filter"], make=make_backend("process", workers, None))
-    assert figures(tmp_path / "store") == figures(finished)
+    assert documents(tmp_path / "store") == documents(finished)

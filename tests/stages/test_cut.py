@@ -66,7 +66,8 @@ def test_a_cut_document_has_signals_and_metadata_and_other_documents_have_none()
         "cuts": {"here": 1, "there": 1}, "bytes": {"here": 4, "there": 4},
         "passages": [{"start": 0, "end": 4, "reason": "here", "match": "f" * 32},
                      {"start": 4, "end": 8, "reason": "there"}]}}
-    assert stage.counts(doc) == {"docs": 1, "cuts": {"here": 1, "there": 1}, "bytes": {"here": 4, "there": 4}}
+    assert stage.counts(doc) == {"docs": 1, "cuts": {"here": 1, "there": 1}, "bytes": {"here": 4, "there": 4},
+                                 "sources": {doc.source: 8}}
     doc.cuts = None                                     # a later dataset with the same step finds nothing to cut
     assert stage.process(doc) is None
     assert (doc.text, doc.signals, doc.meta) == ("three", {}, {"title": "t"})

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import time
 import unicodedata
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -305,7 +306,7 @@ def test_sets_are_read_from_every_form(tmp_path, suffix):
     doc = Document("0" * 32, f"He wrote: {ROW['more']['choices'][1]}.")
     assert stage.process(doc) == "contaminated"
     assert [(e["set"], e["row"], e["part"]) for e in doc.meta["contamination"]] == [("mills", 1, "answer")]
-    assert stage.counts(doc) == {"mills": {"dropped": 1, "cut": 0, "items": {"1": 1}}}
+    assert stage.counts(doc) == {"mills": {"dropped": 1, "cut": 0, "items": {"answer": {"1": 1}}}}
 
 
 @pytest.mark.parametrize(("content", "field", "names"), [
@@ -399,3 +400,56 @@ def test_errors_of_a_set_name_the_setting(tmp_path):
         list(read_set(tmp_path, {"question": "q"}))
     assert error.value.field == "sets"
     assert Hit(0, 1, 2, 1.0).end == 2
+
+
+# -- hostile input ---------------------------------------------------------------------------------------------------
+def test_all_items_of_a_document_are_counted_not_only_those_noted(tmp_path):
+    words = "abcdefghij"
+    rows = [{"question": f"Who paints the {a}{b} oven green?"} for a in words for b in words]
+    stage = ready({"mine": write_set(tmp_path / "set.jsonl", rows)})
+    doc = Document("0" * 32, "\n".join(row["question"] for row in rows))
+    assert stage.process(doc) == "contaminated"
+    assert len(doc.meta["contamination"]) == 50 and doc.signals["contaminated_items"] == 100
+    assert stage.counts(doc) == {"mine": {"dropped": 1, "cut": 0,
+                                          "items": {"question": {str(row): 1 for row in range(100)}}}}
+    few = Document("0" * 32, rows[7]["question"], meta={"contaminated_rows": {"old": {"question": [1]}}})
+    assert stage.process(few) and "contaminated_rows" not in few.meta
+    assert stage.counts(few) == {"mine": {"dropped": 1, "cut": 0, "items": {"question": {"7": 1}}}}
+
+
+def test_a_question_of_many_rows_is_listed_with_each_of_them(tmp_path):
+    path = write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}] * 60)
+    stage = ready({"mine": path})
+    stage.process(doc := Document("0" * 32, "Who paints the oven green?"))
+    assert doc.meta["contaminated_rows"] == {"mine": {"question": list(range(60))}}
+
+
+@pytest.mark.parametrize("question", [
+    "Who \0 paints the oven green?", "Who paints \ud800 the oven green?", "Qui a mange\u0301 le pe\u0301re noe\u0308l?",
+    "Wer mu\u0308sste die Gro\u0308\u00dfe o\u0308fter messen?"])
+def test_questions_with_odd_characters_are_found_as_written_and_composed(tmp_path, question):
+    stage = ready({"mine": write_set(tmp_path / "set.jsonl", [{"question": question}])})
+    text = unicodedata.normalize("NFC", question)
+    assert stage.find(f"So: {text}\nEnd.".encode("utf-8", "surrogatepass"))
+    if text == question:
+        assert stage.process(Document("0" * 32, question)) == "contaminated"
+
+
+def test_empty_questions_are_refused_and_missing_ones_left_out(tmp_path):
+    path = write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}, {"question": ""}])
+    assert "row 1" in Decontaminate(sets={"mine": path}).problems()["fields"]
+    write_set(tmp_path / "set.jsonl", [{"question": None}, {"question": []}, {"question": "Who paints the oven green?"}])
+    stage = ready({"mine": path})
+    stage.process(doc := Document("0" * 32, "Who paints the oven green?"))
+    assert [hit["row"] for hit in doc.meta["contamination"]] == [2]
+
+
+def test_time_is_linear_in_the_hits_of_a_document(tmp_path):
+    stage = ready({"mine": write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}])})
+    taken = []
+    for times in (2_000, 2_000, 20_000):                               # the first one compiles
+        data = (b"Who paints the oven green?\n" + b"and then? " * 10) * times
+        began = time.process_time()
+        assert len(stage.find(data)) == times
+        taken.append(time.process_time() - began)
+    assert taken[2] < 30 * max(taken[1], 0.01)                         # ten times as many; 100 if quadratic

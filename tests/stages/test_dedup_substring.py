@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from pipeline.store.fs import Store
 from stages.dedup.fragment import SIZES
 from stages.dedup.substring import Substring
-from stages.dedup.substring_tasks import PROVED, cuts_of
+from stages.dedup.substring_tasks import _RUN, PROVED, _needed, cuts_of
 from stages.dedup.windows import merged, run_hashes, seed_length, seeds_of, window_seeds, windows_with
+from stages.document import storable_text
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 PRIME, BASE = (1 << 61) - 1, 0x1A37F2C94D6B8E51
@@ -84,6 +86,55 @@ def test_cuts_equal_a_search_through_all_texts(tmp_path, seed, alphabet):
             end - start for doc in docs if doc.dataset == "web" for start, end in expected.get(doc.name, ()))
 
 
+@pytest.mark.parametrize("alphabet", ["ab", "abcdefghij"])
+def test_blocks_of_a_few_records_change_nothing(tmp_path, monkeypatch, alphabet):
+    """Records of one hash, and runs of windows, then lie in several blocks."""
+    import pipeline.engine.shuffle.exchange as exchange
+    import stages.dedup.substring_tasks as tasks
+    from pipeline.engine.shuffle.merge import MergeLimits
+
+    def tiny(store, refs, bucket, **how):
+        blocks = merge_segments(store, refs, bucket, MergeLimits(memory=200, block=40, fan_in=2), **how)
+        if how.get("whole"):
+            yield from blocks
+        else:
+            yield from (block[i:i + 1 + i % 3] for block in blocks for i in _steps(len(block)))
+
+    def _steps(size):
+        at = 0
+        while at < size:
+            yield at
+            at += 1 + at % 3
+
+    merge_segments = exchange.merge_segments
+    docs, ranks = corpus(9, alphabet), {"books": 0, "web": 1}
+    expected = brute_force(docs, 24, ranks)
+    assert expected
+    monkeypatch.setattr(exchange, "merge_segments", tiny)
+    monkeypatch.setattr(tasks, "CHUNK", 10)
+    got, _ = cuts(docs, Store(tmp_path), part_rows=2, ranks=ranks, length=24, merge=1, sizes=replace(
+        SIZES, group_bytes=300, bucket_bytes=500, segment_bytes=10))
+    assert got == expected
+
+
+def test_texts_with_odd_contents_are_cut_as_a_search_would(tmp_path):
+    """Lone surrogates are stored as U+FFFD, so seeds must be those of this text."""
+    odd = "".join(f"\ud800 \x00 {n % 3}" for n in range(30))
+    texts = ["", "x", odd, "before " + odd, "\x00" * 500, odd[:50], "a" * 700, "a" * 23, "a" * 24]
+    docs = [Doc(text, "web", f"{n:032x}") for n, text in enumerate(texts)]
+    stored = [replace(doc, text=storable_text(doc.text)) for doc in docs]
+    expected = brute_force(stored, 24, {})
+    got, _ = cuts(docs, Store(tmp_path), length=24, merge=1)
+    assert got == expected and f"{3:032x}" in expected
+
+
+def test_a_long_run_of_one_byte_costs_little(tmp_path):
+    docs = [Doc("a" * 300_000, "web", "0" * 32), Doc("b" + "a" * 200_000 + "c", "web", "1" * 32)]
+    got, outcome = cuts(docs, Store(tmp_path), length=500, merge=1)
+    assert got == {"0" * 32: [(500, 300_000)], "1" * 32: [(1, 200_001)]}
+    assert outcome.counters["seeds"]["seeds"] < 3_000 and outcome.counters["runs"]["runs"] < 2_100
+
+
 def test_the_copy_in_the_dataset_with_priority_stays(tmp_path):
     passage = "The same words stand in both of these documents, and one copy stays."
     docs = [Doc("First. " + passage + " End.", "web", "0" * 32), Doc(passage + " Another end.", "books", "f" * 32)]
@@ -97,8 +148,8 @@ def test_equal_hashes_of_different_bytes_cut_nothing(tmp_path, monkeypatch):
     import stages.dedup.substring_tasks as tasks
 
     def colliding(data, window, shared):
-        hashes, starts = windows_with(data, window, shared)
-        return hashes % np.uint64(3), starts
+        for hashes, starts in windows_with(data, window, shared):
+            yield hashes % np.uint64(3), starts
 
     docs = corpus(1, "abcdefghij")
     expected = brute_force(docs, 24, {})
@@ -155,15 +206,22 @@ def test_hashes_and_seeds_equal_their_definition(data, window):
     width = seed_length(window)
     hashes = slow_hashes(data, width)
     inside = window - width + 1
-    expected = [min(range(i, i + inside), key=lambda place: (hashes[place], place))
-                for i in range(max(0, len(data) - window + 1))]
-    assert window_seeds(np.array(hashes, np.uint64), inside).tolist() == expected
+    expected: list[int] = []
+    for i in range(max(0, len(data) - window + 1)):
+        least = min(hashes[i:i + inside])
+        stays = expected and expected[-1] >= i and hashes[expected[-1]] == least
+        expected.append(expected[-1] if stays else max(p for p in range(i, i + inside) if hashes[p] == least))
+    places, firsts = window_seeds(np.array(hashes, np.uint64), inside)
+    assert np.repeat(places, np.diff(np.r_[firsts, len(expected)])).tolist() == expected
     seeds, places = seeds_of(array, window)
     assert places.tolist() == sorted(set(expected)) and seeds.tolist() == [hashes[p] for p in sorted(set(expected))]
     some = np.unique(seeds[::2])
-    got, starts = windows_with(array, window, some)
     wanted = [i for i, place in enumerate(expected) if hashes[place] in set(some.tolist())]
-    assert starts.tolist() == wanted and got.tolist() == [slow_hashes(data, window)[i] for i in wanted]
+    for most in (1 << 20, 7):
+        blocks = list(windows_with(array, window, some, most))
+        assert all(len(starts) <= most for _, starts in blocks)
+        assert [start for _, starts in blocks for start in starts.tolist()] == wanted
+        assert [h for got, _ in blocks for h in got.tolist()] == [slow_hashes(data, window)[i] for i in wanted]
 
 
 def test_spans_are_joined_while_enough_of_them_is_covered():
@@ -173,7 +231,125 @@ def test_spans_are_joined_while_enough_of_them_is_covered():
     assert merged([(0, 50), (51, 60)], 1) == [(0, 50), (51, 60)]
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), unique=True), st.integers(1, 9), st.integers(1, 5))
+def test_as_few_spans_as_possible_cover_the_same_bytes(spans, width, size):
+    """In blocks of any size."""
+    runs = np.zeros(len(spans), _RUN)
+    for i, (row, start) in enumerate(sorted(spans)):
+        runs[i]["row"], runs[i]["start"], runs[i]["stop"] = row, start, start + width
+    kept = np.concatenate([*_needed(iter([runs[i:i + size] for i in range(0, len(runs), size)]))])
+
+    def covered(some):
+        return {(int(r["row"]), byte) for r in some for byte in range(int(r["start"]), int(r["stop"]))}
+
+    assert covered(kept) == covered(runs) and set(kept["start"].tolist()) <= set(runs["start"].tolist())
+    for own in (kept[kept["row"] == row] for row in range(3)):
+        assert (own["start"][2:] > own["stop"][:-2]).all()                   # otherwise the one between is not needed
+
+
 def test_overlapping_and_touching_passages_are_one_cut():
     records = np.zeros(3, PROVED)
     records["start"], records["stop"], records["id_lo"] = [10, 30, 60], [40, 60, 90], [1, 2, 3]
     assert cuts_of(records, 1) == [{"start": 10, "end": 90, "reason": "repeated", "match": f"{1:032x}"}]
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    """A byte-level BPE tokenizer, trained on other texts of the same alphabets. Tokens end within characters, too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    texts = [doc.text for alphabet in ("ab", "abcdefghij", "aé漢😀") for doc in corpus(99, alphabet)]
+    made.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<|endoftext|>"], show_progress=False, max_token_length=3,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
+
+
+def brute_force_tokens(docs: list[Doc], length: int, ranks: dict[str, int], path: str) -> dict[str, list]:
+    """The spans of repeated windows of tokens, in bytes: each window is looked up."""
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    native = Tokenizer.from_file(path)
+    native.encode_special_tokens = True
+    known = set(pre_tokenizers.ByteLevel.alphabet())
+    first: dict[tuple[int, ...], tuple[str, int]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for doc in sorted(docs, key=lambda d: (ranks.get(d.dataset, 0), d.name)):
+        encoding = native.encode(doc.text, add_special_tokens=False)
+        assert all(set(token) <= known for token in encoding.tokens)
+        places = [0]
+        for token in encoding.tokens:
+            places.append(places[-1] + len(token))
+        for start in range(len(encoding.ids) - length + 1):
+            owner, place = first.setdefault(tuple(encoding.ids[start:start + length]), (doc.name, start))
+            if (owner, place) == (doc.name, start) or (owner == doc.name and start < place + length):
+                continue
+            found = spans.setdefault(doc.name, [])
+            if found and places[start] <= found[-1][1]:
+                found[-1] = found[-1][0], places[start + length]
+            else:
+                found.append((places[start], places[start + length]))
+    return spans
+
+
+@pytest.mark.parametrize("alphabet", ["ab", "abcdefghij", "aé漢😀"])
+@pytest.mark.parametrize("seed", range(2))
+def test_cuts_of_tokens_equal_a_search_through_the_tokens_of_all_texts(tmp_path, seed, alphabet, tokenizer):
+    docs, ranks = corpus(seed, alphabet), {"books": 0, "web": 1}
+    expected = brute_force_tokens(docs, 16, ranks, tokenizer)
+    assert expected
+    for part_rows, sizes in ((24, SIZES), (5, replace(SIZES, group_bytes=300, bucket_bytes=500, segment_bytes=10))):
+        got, outcome = cuts(docs, Store(tmp_path / f"{part_rows}"), part_rows=part_rows, sizes=sizes, ranks=ranks,
+                            shuffle=seed, length=16, merge=1, unit="tokens", tokenizer=tokenizer)
+        assert got == expected
+        assert outcome.counters["check"]["refuted"] == 0
+
+
+def test_equal_hashes_of_different_tokens_cut_nothing(tmp_path, monkeypatch, tokenizer):
+    import stages.dedup.substring_tasks as tasks
+
+    def colliding(data, window, shared):
+        hashes, starts = windows_with(data, window, shared)
+        return hashes % np.uint64(3), starts
+
+    docs = corpus(1, "abcdefghij")
+    expected = brute_force_tokens(docs, 16, {}, tokenizer)
+    monkeypatch.setattr(tasks, "windows_with", colliding)
+    got, outcome = cuts(docs, Store(tmp_path), length=16, merge=1, unit="tokens", tokenizer=tokenizer)
+    assert outcome.counters["check"]["refuted"] > 100
+    for name, spans in got.items():
+        assert all(any(a <= start and end <= b for a, b in expected.get(name, ())) for start, end in spans)
+
+
+def test_the_tokenizer_is_known_by_its_content_and_bytes_keep_their_key(tmp_path, tokenizer):
+    copy, other = tmp_path / "copy.json", tmp_path / "other.json"
+    text = Path(tokenizer).read_text()
+    copy.write_text(text)
+    other.write_text(text + "\n")
+    steps = [Substring(unit="tokens", tokenizer=str(path)) for path in (tokenizer, copy, other)]
+    assert steps[0].config.length == 50
+    assert steps[0].key() == steps[1].key() != steps[2].key()
+    assert Substring().prepare()[1] == {"length": 500} and Substring().key() == Substring(unit="bytes").key()
+    for settings_ in ({"unit": "tokens"}, {"tokenizer": tokenizer}):
+        with pytest.raises(ValueError, match="belong together"):
+            Substring(settings_)
+
+
+def test_a_tokenizer_that_does_not_spell_the_bytes_of_texts_is_refused(tmp_path, tokenizer):
+    import json
+
+    made = json.loads(Path(tokenizer).read_text())
+    assert not Substring(unit="tokens", tokenizer=tokenizer).problems()
+    made["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "lower.json").write_text(json.dumps(made))
+    problems = Substring(unit="tokens", tokenizer=str(tmp_path / "lower.json")).problems()
+    assert list(problems) == ["tokenizer"] and "set unit: bytes" in problems["tokenizer"]
+    (tmp_path / "broken.json").write_text("{")
+    assert list(Substring(unit="tokens", tokenizer=str(tmp_path / "broken.json")).problems()) == ["tokenizer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -10,6 +11,7 @@ import re
 import threading
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import fsspec
@@ -283,7 +285,12 @@ def test_a_run_equals_one_on_disk(gcs, tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_a_stuttering_backend(gcs):
+def test_a_stuttering_backend(gcs, monkeypatch):
+    async def hurried(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+    # gcsfs itself waits one to two seconds before it repeats a request
+    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(sleep=hurried))
     store = Store("gs://bucket/some/store")
     gcs.moody = True
     for i in range(8):

@@ -1,0 +1,56 @@
+"""Turns texts into tokens for the step `substring` with `unit: tokens`, and places of tokens into places of bytes.
+
+A tokenizer can be used if its tokens spell the bytes of every text, one after another, so that equal runs of tokens are
+equal runs of bytes, and a cut between two tokens is a cut between two bytes. Byte-level BPE does so (GPT-2, Llama 3,
+tiktoken); a tokenizer that normalises the text or replaces its spaces does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tokenizer.load import Tokenizer
+
+
+class NotBytes(ValueError):
+    """Raised when the tokens of a text do not spell its bytes."""
+
+
+class TokenUnits:
+    """The tokens of texts, by the tokenizer in the file `path`. Raises NotBytes if the tokenizer cannot be used."""
+
+    def __init__(self, path: str) -> None:
+        from tokenizer.load import PROBES, load_tokenizer
+
+        self._tokenizer = load_tokenizer(path)
+        spelled = _spelled(self._tokenizer)
+        self._sizes = np.array([len(token) for token in spelled], np.int64)
+        for text in PROBES:
+            if b"".join(spelled[token] for token in self._tokenizer.encode(text).tolist()) != text.encode():
+                raise NotBytes(f"the tokens of {path} do not spell the bytes of a text such as {text[:20]!r}: give a "
+                               "byte-level BPE tokenizer without a normaliser, or set unit: bytes")
+
+    def tokens(self, data: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the tokens of a UTF-8 text, by number, and the places of their first bytes, followed by the place
+        after the last byte."""
+        tokens = self._tokenizer.encode(data.decode("utf-8", "surrogatepass"))
+        places = np.zeros(len(tokens) + 1, np.int64)
+        np.cumsum(self._sizes[tokens], out=places[1:])
+        if places[-1] != len(data):
+            raise NotBytes(f"the {len(tokens):,} tokens of a text spell {places[-1]:,} bytes, but it has {len(data):,}")
+        return tokens, places
+
+
+def _spelled(tokenizer: Tokenizer) -> list[bytes]:
+    """Return the bytes that each token stands for, if the tokenizer is byte-level. Such a tokenizer writes each byte as
+    a character of its alphabet, but added tokens as they are."""
+    from tokenizer.byte_level import alphabet
+
+    byte = {char: number for number, char in enumerate(alphabet())}
+    names = [tokenizer.token(id) or "" for id in range(tokenizer.vocab_size)]
+    return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]
