@@ -158,8 +158,8 @@ def without(data: bytes, passages: Sequence[Stretch]) -> bytes:
 
 
 def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Stretch]:
-    """Return where stretches of a text are after the passages have been cut out of it. A stretch keeps those of its
-    bytes that remain; a stretch of which nothing remains is left out. The passages are in order and do not overlap."""
+    """Return the new places of stretches of a text from which the passages have been cut. A stretch keeps those of its
+    bytes that remain. A stretch of which nothing remains is left out. The passages are in order and do not overlap."""
     result: list[Stretch] = []
     places = [place for stretch in stretches for place in (stretch["start"], stretch["end"])]
     order = sorted(range(len(places)), key=places.__getitem__)

@@ -314,8 +314,8 @@ class Stage:
         return []
 
     def facts(self) -> list[str]:
-        """Return what follows from the stage's settings and helps to choose them, each in a line that `tokenmill plan`
-        shows."""
+        """Return facts that follow from the stage's settings and help to choose them. `tokenmill plan` shows each of
+        them as a line."""
         return []
 
     # -- keys ----------------------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ class _Pass:
         return self._close()
 
     def _gone(self, documents: Batch) -> set[int]:
-        """Return the rows of documents that have, after the stages, a URL or a text that was taken out of the store.
-        Documents that had it before are no longer among them."""
+        """Return the rows of documents whose URL or text, as the stages have left it, was taken out of the store.
+        Documents that had such a URL or text before the stages were removed earlier."""
         tombstones = self.partition.tombstones
         return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 

@@ -124,9 +124,9 @@ class _Import:
 
 
 class CheckIds:
-    """Checks that no two documents of a source have one id. args: root (of the source), parts [{ids, files, train, val:
-    $ref}]: the files ids, files.json and SPLIT.parquet of ImportTokens tasks. Memory: none to speak of; disk: 8 bytes
-    a document."""
+    """Checks that no two documents of a source have the same id. args: root (of the source), parts [{ids, files, train,
+    val: $ref}]: the files ids, files.json and SPLIT.parquet of ImportTokens tasks. The task needs almost no memory, and
+    8 bytes of disk for each document."""
 
     name = "check_ids"
     version = 1

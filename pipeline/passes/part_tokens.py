@@ -69,9 +69,9 @@ class TokensWriter:
 
 
 class LabelPiece(NamedTuple):
-    """The documents of one label in an encoded part: byte ranges of the files SPLIT.tokens, SPLIT.tables and SPLIT.loss
-    (whose range is that of the tokens, in tokens), and the checksums of their bytes. With these, a task reads the
-    documents of its stream and no others."""
+    """Says where the documents of one label are in an encoded part: byte ranges of the files SPLIT.tokens, SPLIT.tables
+    and SPLIT.loss, and the checksums of these bytes. `first` and `stop` count tokens, in SPLIT.tokens and in
+    SPLIT.loss. A task that makes the shards of one label reads only these ranges."""
 
     documents: int
     first: int                    # first token
@@ -150,7 +150,7 @@ class GroupedTokensWriter:
 
 
 class _Summed:
-    """A file that is written, with its size and the CRC-32 of what was written since `sum` was set to 0."""
+    """A file that is being written, with its size, and the CRC-32 of the bytes written since `sum` was set to 0."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.sum = file, 0, 0

@@ -1,8 +1,9 @@
 """Hides the streams (shards by label) that an entry of `shards:` had under other settings.
 
-A curriculum names the shards of a stream by the hash of their manifest, `shards-SHA.json`, so trainings of earlier runs
-still find them. What is removed is the current manifest, `shards.json`, by which commands and the service list streams.
-Otherwise `web.en` would stay beside the streams of `web` after a change of `by`, and look as if it belonged to them.
+After a change of `by` (the label by which shards are split), an old stream such as `web.en` would stay beside the new
+streams of `web`, and look as if it belonged to them. Hiding a stream removes its current manifest, `shards.json`, by
+which commands and the service list streams. Trainings of earlier runs still find the shards, because a curriculum names
+them by the hash of their manifest, `shards-SHA.json`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tokenizer.shards.packed import MANIFEST as PACKED
 
 
 def note_streams(store: Store, name: str, streams: Collection[str]) -> None:
-    """Note in shards/NAME/streams.json, before streams are published, that the entry `name` of `shards:` has them. An
-    entry that never was split has no such file."""
+    """Note in shards/NAME/streams.json which streams the entry `name` of `shards:` has. Call this before the streams
+    are published. An entry that was never split has no such file."""
     earlier = _noted(store, name)
     if earlier or set(streams) != {name}:
         _write(store, name, {*earlier, *streams})

@@ -1,5 +1,6 @@
-"""Says where the documents of each label are in the encoded parts of split shards (`shards.NAME.by`). It is kept on
-disk: 10,000 parts with 200 labels each are two million pieces."""
+"""Says where the documents of each label are in the encoded parts (files of encoded documents) of split shards
+(`shards.NAME.by`). A piece is the documents of one label in one part. The pieces are kept on disk, because there may be
+millions: 10,000 parts with 200 labels each have two million."""
 
 from __future__ import annotations
 

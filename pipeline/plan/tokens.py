@@ -172,9 +172,9 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
 
 def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
               drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
-    """Return for each task of `drafts` (number of its source, number of its first document in the source), and for each
-    source a list of (file, number of its first document in the source). Raises InputError if a source has no documents,
-    too many, or loss masks in some of its files."""
+    """Return two lists. The first has, for each task of `drafts`, (number of its source, number of its first document
+    in the source). The second has, for each source, a list of (file, number of its first document in the source).
+    Raises InputError if a source has no documents or too many, or if only some of its files have loss masks."""
     rows = dict.fromkeys(sources, 0)
     masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
     places: list[tuple[int, int]] = []

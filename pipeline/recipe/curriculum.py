@@ -185,7 +185,7 @@ def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Reci
 
 def _kept(curriculum: CurriculumSettings, recipe: Recipe, checker: Checker) -> None:
     """Check that no phase reads a stream before the phase that the stream's `from_phase` names. A phase without a mix
-    has that of the phase before it."""
+    inherits the mix of the phase before it."""
     numbers = {phase.name: i for i, phase in enumerate(curriculum.phases)}
     for name, shards in recipe.shards.items():
         if shards.from_phase is None:

@@ -65,11 +65,13 @@ def _sample(value: Any) -> Any:
 
 class TokenizerTrain(RecipeModel):
     """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
-    tokens, on a `sample` of the text of `inputs` (the key is `from:`): at most so many bytes, or a TokenizerSample.
+    tokens, on a `sample` of the text of `inputs` (the key is `from:`). The sample is a number of bytes at most, or a
+    TokenizerSample.
 
     `digits`: whether each digit of a number is encoded alone (single, the default of SentencePiece and all it can do),
     or groups of three, counted from the first digit (left3, the default of BPE) or from the last (right3).
-    `space_runs`: every run of 2 to so many spaces has a token of its own. `special`: further special tokens."""
+    `space_runs`: every run of spaces, from 2 up to this number, has a token of its own. `special`: further special
+    tokens."""
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
     model: Literal["unigram", "bpe"] = "unigram"

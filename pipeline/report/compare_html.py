@@ -92,7 +92,8 @@ def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> lis
 
 
 def one_sided(figures: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the sections of the report that only one run has, such as that of a training: section → side."""
+    """Return the sections of the report that only one run has, such as the section about a training: {section:
+    side}."""
     sides: dict[str, set[str]] = {}
     for row in figures:
         sides.setdefault(row["path"][0], set()).update(side for side in ("before", "after") if row[side] is not None)

@@ -35,7 +35,7 @@ from stages.stage import Stage, StageConfig, role_of
 
 log = logging.getLogger("tokenmill")
 
-#: after so many documents of one (stage, reason, language) from which no rule could be learned, no more are tried
+#: after this many documents of one (stage, reason, language) from which no rule could be learned, no more are tried
 TRIES = 16
 #: the columns of a dropped part that `Margins.distances` needs
 COLUMNS = ("id", "source", "language", "signals", "meta", "reason", "stage")

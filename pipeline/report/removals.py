@@ -1,8 +1,9 @@
-"""Counts what the deduplications of a dataset removed, exactly and over all documents: `tokenmill dedup stats`.
+"""Counts the documents that the deduplications of a dataset removed (`tokenmill dedup stats`). The counts are exact,
+over all documents.
 
-The report of a run shows the same from a sample of the parts (`pipeline.report.clusters`). Here every part of the
-published folders is read once, without texts. Memory does not grow with the number of documents: the kept document of
-each removed one lies in a temporary database. Only domains are counted in memory.
+The report of a run shows the same figures from a sample of the parts (`pipeline.report.clusters`). This module reads
+every part of the published folders once, without texts. A temporary database on disk holds the kept document of each
+removed one, so memory does not grow with the number of documents. Only domains are counted in memory.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
     The result is {dataset, kept, removed, by_reason, by_language, pairs, unknown, domains, alarms, groups, sizes,
     largest}. `pairs` counts removed documents by their source and the source of the kept document; `unknown` counts
     those whose kept document is not in the dataset any more. `domains` lists the domains that lost the most documents.
-    `alarms` lists domains that lost more than half of at least LEAST documents: the boilerplate of a site that makes
-    different pages look alike is seen there first. `sizes` counts groups (a kept document with its removed duplicates)
-    by log2 of their number of documents. `largest` describes the largest groups with the words in which the texts
-    differ. Of `pairs`, `domains` and `alarms`, at most `most` entries are returned; of `largest`, at most `groups`.
+    `alarms` lists domains that had at least LEAST documents and lost more than half of them. Such a loss often means
+    that the site's boilerplate makes different pages look alike. `sizes` counts groups (a kept document with its
+    removed duplicates) by log2 of their number of documents. `largest` describes the largest groups with the words in
+    which the texts differ. Of `pairs`, `domains` and `alarms`, at most `most` entries are returned; of `largest`, at
+    most `groups`.
     """
     reasons: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
@@ -92,8 +94,8 @@ def _removed(store: Store, dataset: str, step: str | None,
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str,
            lost: Counter[str]) -> tuple[Counter[tuple[str, str]], int, Counter[str]]:
-    """Return the removed documents by (their source, source of the kept document), the number of documents of the
-    dataset, and this number for each domain in `lost`."""
+    """Return three counts: the removed documents by (their source, source of the kept document), the documents of the
+    dataset, and its documents from each domain in `lost`."""
     pairs: Counter[tuple[str, str]] = Counter()
     left: Counter[str] = Counter()
     docs = 0

@@ -1,5 +1,5 @@
 """Chooses the parts (files of documents) of a dataset that the report reads. The report of a run with a million tasks
-therefore reads as little as that of a run with 64.
+therefore reads no more than the report of a run with 64 tasks.
 
 Counters give totals. Values that no counter has (signals, addresses) are read from the files of at most PARTS tasks of
 each pass (group of steps that run together). At most ROWS rows of each kind (kept documents, or documents that one pass

@@ -159,7 +159,7 @@ class PdfPages(ReportPart):
 
 
 class Contamination(ReportPart):
-    """What the step `decontaminate` found of an evaluation set."""
+    """The items of one evaluation set that the step `decontaminate` found in documents."""
 
     dropped: int = fact("documents dropped that hold items of the set", "documents")
     cut: int = fact("documents from which items were cut", "documents")

@@ -202,7 +202,7 @@ class StreamOrder(ReportPart):
 
 class Lag(ReportPart):
     """Pairs of windows (training samples) of one step that are a given number of samples apart. In a perfect shuffle,
-    shares are what is expected on the average."""
+    each share is on average as large as the expected one."""
 
     lag: int = fact("how far apart they are in the order", "samples")
     pairs: int = fact("such pairs", "pairs")

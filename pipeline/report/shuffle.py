@@ -29,8 +29,8 @@ BLOCK, BLOCKS = 1 << 16, 256
 
 
 class StreamDocuments:
-    """The documents of a stream in its windows of `length` tokens, of which there are `windows`. The document ends are
-    not compared with their checksums, because only a few figures depend on them."""
+    """The documents of a stream in its `windows` windows of `length` tokens each. The document ends are not compared
+    with their checksums, because only a few figures depend on them."""
 
     def __init__(self, shards: ShardSet, windows: int, length: int) -> None:
         self._shards, self._windows, self._length = shards, windows, length
@@ -140,13 +140,13 @@ class Shuffle:
 
 
 def expected_run(mixes: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return about how long the longest run of one stream is in shuffled batches. `mixes` has the number of samples of
-    each batch, and the number of samples of each of its streams.
+    """Return an estimate of the longest run of samples of one stream in shuffled batches. `mixes` has, for each batch,
+    its number of samples, and the number of samples of each of its streams.
 
-    Let a batch have n samples, k of them of a stream. A shuffle has (n − k + 1) · k/n · (k − 1)/(n − 1) · … (m factors)
-    runs of at least m samples of the stream on the average: each run begins at one of the n − k + 1 places before or
-    after a sample of another stream. Such runs are nearly independent if they are rare, so their number is nearly
-    Poisson (Arratia, Goldstein and Gordon, 1990)."""
+    Take a batch of n samples, of which k are of one stream. The other n − k samples leave n − k + 1 gaps. Each gap
+    holds a run of at least m samples of the stream with the probability k/n · (k − 1)/(n − 1) · … (m factors). The mean
+    number of such runs is therefore n − k + 1 times this probability. Rare runs are nearly independent, so their number
+    is nearly Poisson (Arratia, Goldstein and Gordon, 1990)."""
     sizes = np.concatenate([np.full(len(counts), samples) for samples, counts in mixes])
     members = np.concatenate([counts for _, counts in mixes])
     alone = int(members[members == sizes].max(initial=0))        # a batch of one stream is one run

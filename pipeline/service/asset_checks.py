@@ -25,7 +25,7 @@ Result = Literal["passed", "warning", "failed"]
 Check = dict[str, str]
 #: most published files that an answer compares with a listing; most files and messages that a check names
 MOST_FILES, NAMED = 20_000, 5
-#: the time limit is checked each time that so many files of a listing were read
+#: the time limit is checked each time that this many files of a listing were read
 PAGE = 1000
 #: bytes; a larger manifest is not read. One with some 50,000 files has this size
 MANIFEST_BYTES = 16 << 20

@@ -32,7 +32,7 @@ from pipeline.store.fs import Store
 router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
 page_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: for so many stale nodes at most, the plan says why they are stale
+#: most stale nodes for which the plan says why they are stale
 CAUSES = 20
 #: the states of a node in a plan, and its state without a plan; the results of a check, the worst first
 STATES, UNKNOWN, RESULTS = ("fresh", "partly", "stale", "waits"), "unknown", ("failed", "warning", "passed")

@@ -34,7 +34,7 @@ from pipeline.store.web import DIRECT
 
 #: checks that run at a time; each takes a core and some hundred MB
 AT_ONCE = 2
-#: so many checks, and so many plans, may wait; further ones are refused
+#: this many checks, and as many plans, may wait; further ones are refused
 WAITING = 6
 #: seconds, and bytes of memory, that a check may take
 CHECK_S, CHECK_BYTES = 50.0, 4 << 30

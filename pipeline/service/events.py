@@ -18,7 +18,7 @@ from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.watch import Look
 from pipeline.store.fs import Store
 
-QUIET_S = 15.0           # after so many seconds without an event, a comment shows that the connection works
+QUIET_S = 15.0           # after this many seconds without an event, a comment shows that the connection works
 
 
 class Events(StreamingResponse):

@@ -23,7 +23,7 @@ from pipeline.store.fs import Store
 
 router = APIRouter(prefix="/stores/{store}", include_in_schema=False, dependencies=[Depends(viewer)])
 
-#: of the entries that have ended, the latest so many are shown
+#: how many of the entries that have ended are shown, the latest first
 ENDED = 30
 
 

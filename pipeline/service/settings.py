@@ -63,7 +63,7 @@ class ServiceSettings:
     #: streams of events open at once, and seconds after which one ends (its client continues with a new one)
     streams: int = 500
     stream_s: float = 3600.0
-    #: a run that is watched is read again after so many seconds
+    #: a run that is watched is read again after this many seconds
     look_s: float = 1.0
 
     def __post_init__(self) -> None:

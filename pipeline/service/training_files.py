@@ -32,16 +32,16 @@ METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 LOG = "train.log"
 #: the files in the folder of a training that the service reads or writes
 FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
-#: the last step of a metrics.jsonl is searched in so many bytes at its end
+#: the last step of a metrics.jsonl is searched in this many bytes at its end
 TAIL = 256 << 10
 #: most files whose losses stay in memory, and most trainings of a list
 REMEMBERED, MOST = 64, 1000
 #: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before it in its phase,
 #: of which there must be LEAST; the latest SPIKES are kept
 SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
-#: the time limit is checked after so many lines; most bytes of a line
+#: the time limit is checked after this many lines; most bytes of a line
 LINES, LONGEST = 2000, 1 << 20
-#: a training without a process on this machine counts as running until it has written no line for so many seconds
+#: a training without a process on this machine counts as running until it has written no line for this many seconds
 QUIET_S = 600.0
 _LOSS = re.compile(rb'"loss": (null|NaN|-?[\d.]+(?:e[-+]?\d+)?)')
 _PHASE = re.compile(rb'"phase": "((?:[^"\\]|\\.)*)"')

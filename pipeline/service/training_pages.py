@@ -19,7 +19,7 @@ from pipeline.store.fs import Store
 
 #: states in which a page reloads itself
 GOING = ("starting", "running")
-#: from so many runs at most, a training can be started on the page
+#: most runs from which the page offers to start a training
 RUNS = 200
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 

@@ -46,7 +46,7 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import alive, identity
 from trainer.base.files import training_process
 
-#: most bytes of a record; after so many seconds without a process, a start by another machine counts as lost
+#: most bytes of a record; after this many seconds without a process, a start by another machine counts as lost
 RECORD, START_S = 64 << 10, 120.0
 _RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
 

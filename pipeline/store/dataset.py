@@ -87,10 +87,10 @@ class PartToPublish(NamedTuple):
 
 
 class PassParts:
-    """The parts (files of documents) that the tasks of a pass (a group of steps that run together) wrote, as far as a
-    dataset publishes them: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the
-    `last` of its dataset. They are kept on disk, in the order in which the records were added. A driver adds the
-    records while it sums them up, because decoding millions of records takes longest."""
+    """Those parts (files of documents) from the tasks of a pass (a group of steps that run together) that a dataset
+    publishes: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the `last` of its
+    dataset. They are kept on disk, in the order in which the records were added. A driver adds the records while it
+    sums them up, because decoding millions of records takes longest."""
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))
@@ -206,8 +206,8 @@ def published_parts(store: Store, folder: str) -> list[PartToPublish]:
 
 
 def publish_again(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> None:
-    """Publish a folder that is published already, with other parts in place of some. Its earlier version is removed;
-    after an ordinary publication on a disk, it stays until the next one."""
+    """Publish a folder again, with some of its parts replaced. The earlier version is removed at once. (After an
+    ordinary publication on a disk, the earlier version stays until the next publication.)"""
     _publish(store, folder, parts, check_lease)
     remove_earlier(store, folder)
 

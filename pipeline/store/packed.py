@@ -53,8 +53,8 @@ class PackedRecords:
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
 
     def add(self, data: PackData, begin: int) -> None:
-        """Add the records and events (bodies of segments without their records) of a pack. Those from segments before
-        number `begin` are left out."""
+        """Add the records and the events of a pack. The events of a segment are all that its body holds besides
+        records. Segments before number `begin` are left out."""
         with disk_full(tempfile.gettempdir()):
             self._file.write(data.blocks)
             self._file.flush()

@@ -204,8 +204,8 @@ class PartCopy(NamedTuple):
 
 
 def copy_without(source: str, target: str, gone: AbstractSet[str]) -> PartCopy:
-    """Copy a Parquet file that has a column `id`, without the rows whose id is in `gone`. Memory holds one row group,
-    and 64 bytes for each row."""
+    """Copy a Parquet file that has a column `id`, without the rows whose id is in `gone`. It takes memory for one row
+    group, and 64 bytes for each row."""
     with open_parquet(source, memory_map=True) as file:
         schema = file.schema_arrow
         is_part = {"text", "signals"} <= set(schema.names)

@@ -52,9 +52,9 @@ def text_hash(text: str) -> str:
 
 @dataclass(frozen=True)
 class Tombstones:
-    """Which documents are gone: those with one of these ids, with a URL or a text of one of these hashes, or from one
-    of these domains. A domain covers its subdomains, too. Hashes of texts keep a document out that comes back under
-    another id, such as from a source of another name."""
+    """Says which documents are gone: those with one of the `ids`, those whose URL or text has one of the hashes, and
+    those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are needed because a
+    document may come back under another id, such as from a source with another name."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()
@@ -95,9 +95,10 @@ class Tombstones:
 class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
-    `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that
-    were found, `twins` those of them that are only near-duplicates of listed documents, and `texts` the hashes of their
-    texts. `holds` says which files of the store held them, and `seen` which runs and checkpoints have read them."""
+    `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that were
+    found, and `texts` the hashes of their texts. `twins` are the ids of found documents that are only near-duplicates
+    of listed ones. `holds` says which files of the store held the documents, and `seen` which runs and checkpoints have
+    read them."""
 
     number: int
     reason: str

@@ -19,7 +19,7 @@ What a store holds of a document, and what a takedown does with it:
 
 Nothing is removed from the log, which holds ids, counts and hashes, but no text and no URL.
 
-A takedown has the store's lease, so no run is in progress. Its steps:
+A takedown holds the store's lease (the right to change the store), so no run is in progress meanwhile. Its steps:
 
 1. `search.find` finds the documents: those with a listed id, URL or domain, and without `--only` also all documents
    that deduplication joined with them. If only a kept document were removed, the next run would keep its dropped twin.
@@ -29,6 +29,6 @@ A takedown has the store's lease, so no run is in progress. Its steps:
    the store holds now, so after a crash the steps are simply done again (`takedown.complete`).
 4. `takedowns/N.done.json` says what was removed, and which shard set replaced which.
 
-Of each changed file a new version is written first, then the manifest that names it, and then the old one is removed. A
-reader therefore finds a whole old version or a whole new one.
+To change a file, a takedown writes a new version, then the manifest that names it, and only then removes the old
+version. A reader therefore finds either the whole old version or the whole new one.
 """

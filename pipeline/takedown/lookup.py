@@ -1,8 +1,9 @@
-"""Keeps the document tables of shards true when parts of datasets are written again without some rows.
+"""Corrects the document tables of shards after rows were removed from the parts (data files) of datasets.
 
-A document table says of each document from which part of a dataset it was encoded, and its row there. When rows are
-removed from a part, later rows get lower numbers. The new part has another key, and the tables and manifests of all
-shard sets with documents of the part are written again. The sha256 of a set covers neither, so it stays.
+A document table says, for each document of a shard, from which part and row it was encoded. When rows are removed from
+a part, all later rows get lower numbers, and the part gets another key. The tables and manifests of all shard sets with
+documents of that part are then written again. The sha256 of a shard set covers neither tables nor manifest, so it stays
+the same.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tokenizer.shards.layout import GONE_ROW, MANIFEST, TABLE_ROWS, Manifest, Sh
 
 
 def key_without(key: str, rows: Sequence[int]) -> str:
-    """Return the key of a part after these of its rows were removed. `key` is its key before."""
+    """Return the key of a part after `rows` were removed from it. `key` is the part's key before."""
     return content_key("takedown", 1, [key, list(rows)])
 
 
 def renumber(store: Store, parts: Sequence[Mapping[str, Any]], check_lease: Callable[[], None]) -> None:
-    """Let all shard sets of a store name the new rows of `parts` ({path, key, rows} of parts and their removed
-    rows). A set that names them already is left as it is."""
+    """Write the new row numbers of `parts` into the document tables of all shard sets of a store. Each of `parts` is
+    {path, key, rows}, where `rows` are the removed rows. A set that has the new numbers already is left as it is."""
     removed = {part["key"]: np.array(part["rows"], np.int64) for part in parts if part["path"].startswith("datasets/")}
     replaced: set[str] = set()
     for folder, manifest in list(stored_sets(store)):
@@ -54,8 +55,9 @@ def renumber(store: Store, parts: Sequence[Mapping[str, Any]], check_lease: Call
 
 
 def _renumbered(store: Store, folder: str, shard: Shard, places: Mapping[int, np.ndarray], scratch: Path) -> Shard:
-    """Write the document table of a shard with new row numbers for the parts `places` {place in the manifest: removed
-    rows}. Returns the new entry of the shard, or the old one if it has no document of these parts."""
+    """Write the document table of a shard with new row numbers. `places` maps the place of a changed part in the
+    manifest to the rows removed from it. Returns the shard's new entry in the manifest, or the old entry if the shard
+    has no document of these parts."""
     target, changed = scratch / "new.parquet", False
     with open_parquet(store.fetch(f"{folder}/{shard.table}", str(scratch))) as table, \
             parquet_writer(target, table.schema_arrow, compression_level=3, write_statistics=True) as writer:
@@ -77,7 +79,8 @@ def _renumbered(store: Store, folder: str, shard: Shard, places: Mapping[int, np
 
 
 def _write(store: Store, folder: str, manifest: Manifest) -> None:
-    """Write the manifest of a set anew, under its own name and, if it is the current one of its folder, as that."""
+    """Write the manifest of a set anew under its own name. If the set is the current one of its folder, the current
+    manifest is written, too."""
     data = manifest.dumps().encode()
     current = f"{folder}/{MANIFEST}"
     if json.loads(store.read(current))["sha256"] == manifest.sha256:

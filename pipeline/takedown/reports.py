@@ -26,9 +26,9 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 
 class Quotations:
-    """Recognises strings of `documents` (reports) that quote one of the `texts`: that have STRETCH characters in a row
-    in common with it, or all of a shorter text. White space does not count. Memory holds the stretches of the
-    documents, not of the texts."""
+    """Recognises strings in `documents` (reports) that quote one of the `texts`. A string quotes a text if both share
+    STRETCH characters in a row, or if the string holds the whole of a shorter text. White space does not count. Memory
+    holds the stretches of the reports, not those of the texts."""
 
     def __init__(self, documents: Iterable[Any], texts: Iterable[str]) -> None:
         present = {stretch for document in documents for string in _strings(document) for stretch in _stretches(string)}

@@ -1,4 +1,4 @@
-"""Finds documents in all files of a store that name documents by id."""
+"""Finds given documents in those files of a store that name documents by id."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ROWS = 1 << 12
 
 
 class SearchedFile(NamedTuple):
-    """A Parquet file of a store that may name documents by id. `record` is that of the task which wrote it; None for a
-    file of a published folder or a shard set."""
+    """A Parquet file of a store that may name documents by id. `record` is the log record of the task that wrote the
+    file; None for a file of a published folder or a shard set."""
 
     path: str
     sha256: str
@@ -35,9 +35,10 @@ class SearchedFile(NamedTuple):
 class Found:
     """The documents that a list of entries names in a store.
 
-    `ids` are those of all documents that are to go. `twins` are those among them that no entry names: deduplication
-    joined them with one that an entry names. `unverified` counts documents that deduplication joined with one of them
-    without a comparison of texts; they are no twins. `matched` are the entries that name at least one document."""
+    `ids` are the ids of all documents to remove. `twins` are those of them that no entry names: deduplication found
+    them to be duplicates of a named document. `unverified` counts documents that deduplication grouped with a document
+    to remove, but without comparing their texts; they are not removed. `matched` are the entries that name at least one
+    document."""
 
     ids: set[str] = field(default_factory=set)
     twins: set[str] = field(default_factory=set)
@@ -69,8 +70,8 @@ def document_files(store: Store, log: LogView) -> Iterator[SearchedFile]:
 
 
 def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
-    """Find the documents that `wanted` names and, unless `only` is set, all documents that deduplication joined with
-    one of them, directly or through others."""
+    """Find the documents that `wanted` names. Unless `only` is set, also find all documents that deduplication joined
+    with one of them, directly or through other documents."""
     found = Found()
     for file in document_files(store, log):
         for batch in _rows(store, file.path, ("id",), ("url",)):
@@ -94,8 +95,9 @@ def names_one_of(store: Store, path: str, ids: pa.Array) -> bool:
 
 def _rows(store: Store, path: str, needed: tuple[str, ...],
           optional: tuple[str, ...] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `needed` of a Parquet file, and those of `optional` that it has, all of strings. Yields nothing
-    if it lacks one of `needed`, or if another step of the takedown has removed it."""
+    """Yield the columns `needed` of a Parquet file, and those of the columns `optional` that it has. All of them hold
+    strings. Yields nothing if the file lacks a needed column, or if another step of the takedown has removed the
+    file."""
     try:
         with store.parquet(path) as file:
             present = string_columns(file.schema_arrow)
@@ -137,9 +139,9 @@ def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:
 
 
 def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
-    """Add the documents of a batch of dropped documents that deduplication joined with one that is to go. It compared
-    the texts of both if it noted their similarity. A step that compares no texts joins documents that may have nothing
-    in common, so these are only counted."""
+    """Add those dropped documents of a batch that deduplication joined with a document to remove. A noted similarity
+    shows that their texts were compared. Without such a comparison, joined documents may have nothing in common, so
+    they are only counted."""
     for id, meta, stage in zip(*(batch.column(name).to_pylist() for name in ("id", "meta", "stage")), strict=True):
         verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None
         if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):

@@ -1,13 +1,13 @@
 """Overwrites documents in shard sets, so that sizes, boundaries and the order of samples stay as they are.
 
-Of a shard with such a document, a new version is written: the document's tokens are EOS, and none of them is a target.
-The document ends where it ended before, so every other token keeps its place, and every sample reads the same places.
-The document table keeps the id of the document. Packed rows name places, so their files stay; a new manifest names the
-new shard set.
+A shard with a document to remove is written again: the document's tokens become EOS, and none of them is a target. The
+document keeps its length. So every other token keeps its place, and every sample reads the same places. The document
+table keeps the id of the document. Files of packed rows name only places, so they stay; a new manifest connects them to
+the new shard set.
 
 The manifest of the new set says under `source.takedowns` which set it replaces. A curriculum that names the old set is
-changed to name the new one, and lists the old one under `replaces`. A training continues from a checkpoint of the old
-set if the curriculum lists it there (`trainer.loop.run.differences`).
+changed: it then names the new set, and lists the old one under `replaces`. This entry lets a training continue from a
+checkpoint that was made with the old set (`trainer.loop.run.differences`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ReplacedSet:
 
 
 def stored_sets(store: Store) -> Iterator[tuple[str, Manifest]]:
-    """Yield all shard sets of a store, also those that a later one has replaced, as (folder, manifest)."""
+    """Yield (folder, manifest) for all shard sets of a store, also for those that a later set has replaced."""
     seen: set[tuple[str, str]] = set()
     for path in store.list("shards"):
         if _SET.fullmatch(path):
@@ -67,15 +67,15 @@ def stored_sets(store: Store) -> Iterator[tuple[str, Manifest]]:
 
 
 def curricula(store: Store) -> Iterator[tuple[str, Curriculum]]:
-    """Yield the curricula of all runs of a store, and the earlier ones that `train edit` has kept."""
+    """Yield the curricula of all runs of a store, and the earlier versions that `train edit` has kept."""
     for path in store.list("runs"):
         if _CURRICULUM.fullmatch(path):
             yield path, Curriculum.loads(store.read(path), store.at(path))
 
 
 def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Callable[[], None]) -> list[ReplacedSet]:
-    """Overwrite documents in all shard sets of a store, for takedown number `number`. Returns which sets were
-    replaced, also those of which an interrupted attempt has removed some files."""
+    """Overwrite documents in all shard sets of a store, for takedown number `number`. Returns the sets that were
+    replaced, including those that an interrupted attempt had begun to remove."""
     wanted = pa.array(sorted(ids), pa.string())
     replaced = []
     for folder, manifest in list(stored_sets(store)):
@@ -244,8 +244,8 @@ def _pointed(stream: Stream, replaced: ReplacedSet) -> Stream:
 
 
 def _remove_old(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
-    """Remove the files that only the old set names: first those with tokens, and last its manifest, from which an
-    interrupted attempt is recognised."""
+    """Remove the files that only the old set names. Files with tokens go first. The manifest goes last, because an
+    attempt that was interrupted is recognised by it."""
     others = [manifest for there, manifest in stored_sets(store) if there == folder and manifest.sha256 != old.sha256]
     named = {name for manifest in others for shard in manifest.shards
              for name in (shard.body, shard.ends, shard.table, shard.blocks, shard.loss)}

@@ -128,8 +128,9 @@ def _records(store: Store, log: LogView, ids: pa.Array, exports: bool) -> Iterat
 
 
 def _rewrite_published(store: Store, log: Log, ids: frozenset[str], wanted: pa.Array) -> None:
-    """Publish all folders again that have parts with one of these documents. A part without them stays the same file.
-    A part that is written again gets another key (`key_without`), because shards name its rows by their numbers."""
+    """Publish again all folders that have a part with one of these documents. A part without such a document stays the
+    same file. A part that is written again gets another key (`key_without`), because shards name its rows by their
+    numbers."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []
@@ -172,8 +173,8 @@ def _labels(store: Store, ids: frozenset[str] | set[str]) -> Iterator[str]:
 
 
 def _exports(store: Store, sets: list[dict[str, Any]]) -> list[str]:
-    """Return the folders of rows that `tokenmill materialize` has made of one of these shard sets. It may have copied
-    the rows to any place, which the store does not know."""
+    """Return the folders of rows that `tokenmill materialize` has made from one of these shard sets. The command may
+    have written rows to other places, too; the store does not know these."""
     named = {(one["folder"], one["sha256"]) for one in sets}
     runs = {path.split("/")[1] for path, curriculum in curricula(store)
             if any({(s.train, s.sha256), (s.val, s.val_sha256)} & named for s in curriculum.streams)}

@@ -1,13 +1,15 @@
-"""The index of evaluation sets: every sequence of words that betrays an item, in one file that processes share.
+"""Builds the index of evaluation sets. One file, which processes share, holds every sequence of words that shows that a
+text contains an item of a set.
 
 An *entry* is a text that is looked for, such as a question. Equal texts of several rows or sets are one entry. A long
 entry has n-grams, sequences of n words; a short one is looked up whole.
 
-The index leaves out n-grams that say nothing: those of which less than half of the words have a letter (tables), those
-of more than COMMON entries (phrases of a template, "which of the following"), and those of at least COMMON documents of
-a sample of the corpus, if one is given. GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv
-2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the document alone, for any number of workers. Frequencies
-in the whole corpus would need a reading of all texts before the first decision, and new files would change old results.
+The index leaves out n-grams that many texts have by chance: those in which less than half of the words have a letter
+(tables), those in more than COMMON entries (phrases of a template, such as "which of the following"), and, if a sample
+of the corpus is given, those in at least COMMON of its documents. GPT-3 ignores 13-grams of more than 10 documents of
+its whole corpus (arXiv 2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the
+sets, the sample and the document alone, for any number of workers. Frequencies in the whole corpus would need a reading
+of all texts before the first decision, and new files would change old results.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """An index in a file. `members[e]` are the texts that entry e stands for, `words[e]` is its number of words. Entry
-    e has `grams[e]` different n-grams with the sum `totals[e]` of their weights; it is looked up whole if `whole[e]`.
-    From one of its n-grams to the next are at most `stretches[e]` words, more than one where n-grams are left out.
-    Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
+    """An index in a file. Entry e stands for the texts `members[e]`, and has `words[e]` words. It has `grams[e]`
+    different n-grams, whose weights have the sum `totals[e]`. It is looked up whole if `whole[e]` is true. From the
+    start of one of its n-grams to the start of the next are at most `stretches[e]` words; this is more than one if
+    n-grams between them are left out. Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight
+    `weights[g]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")
@@ -77,7 +80,8 @@ class EvaluationIndex:
                 for s, row, part in self._members[self._firsts[entry]:self._firsts[entry + 1]].tolist()]
 
     def hits(self, words: ScannedWords) -> np.ndarray:
-        """Return the places of a text at which a sequence of words of the index is, as `scan.find` does."""
+        """Return the places in a text at which the index has a sequence of words, in the form that `scan.find`
+        returns."""
         return find(words, self.lengths, self.filter, self.slots, self.values)
 
 
@@ -95,7 +99,7 @@ def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]]
 
 
 class _Builder:
-    """Builds an index: `length` is that of n-grams. With `long_whole`, all entries of fewer words are looked up whole;
+    """Builds an index of n-grams of `length` words. With `long_whole`, all entries of fewer words are looked up whole;
     otherwise only those of fewer than BORDERED words."""
 
     def __init__(self, length: int, long_whole: bool, min_words: int) -> None:

@@ -1,13 +1,12 @@
 """Splits texts into words and looks up sequences of words, in compiled kernels over UTF-8.
 
-A *word* is a run of letters, marks and digits in lower case; an ideograph or kana is a word alone. All numbers are
-equal, so that a test question with other numbers is found, too: `1,250.5` equals `7`, and `ps4` equals `ps5`.
-Everything else separates words.
-A word has a hash of 64 bits, and a sequence of words the polynomial hash of these. Whether characters are letters, and
-their lower case, are from Python's Unicode tables.
+A *word* is a run of letters, marks and digits, in lower case. Each ideograph and each kana is a word of its own. All
+numbers are equal, so that a test question with other numbers is found, too: `1,250.5` equals `7`, and `ps4` equals
+`ps5`. Everything else separates words. A word has a hash of 64 bits, and a sequence of words the polynomial hash of
+these. Whether characters are letters, and their lower case, are from Python's Unicode tables.
 
-A *border* is where a sentence or line ends or begins: the ends of the text, a line break, and the marks `. ! ? : ;`
-and their East Asian forms, if there is no word between.
+A *border* is a place where a sentence or line begins or ends. Borders are the ends of the text, line breaks, and the
+marks `. ! ? : ;` with their East Asian forms. A word begins or ends at a border if no other word is between them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ _BASE = 0x9E3779B97F4A7C15          # odd, so that no word is lost from the poly
 
 
 class ScannedWords(NamedTuple):
-    """The words of a text. `sums[i]` is the hash of the first i words. `starts`, `ends` are bytes. `borders[i]` is 1 if
-    a border is before word i (`borders[len(starts)]`: after the last). `letters[i]` is 1 if word i has a letter."""
+    """The words of a text. `sums[i]` is the hash of the first i words. `starts` and `ends` are the positions of each
+    word, in bytes. `borders[i]` is 1 if a border is directly before word i; the last entry says whether one follows the
+    last word. `letters[i]` is 1 if word i has a letter."""
 
     sums: np.ndarray
     starts: np.ndarray
@@ -39,8 +39,8 @@ class ScannedWords(NamedTuple):
 
 @cache
 def characters() -> np.ndarray:
-    """Return what each character of the Basic Multilingual Plane is to a word: 0 or _BORDER for a separator, else its
-    lower case with flags."""
+    """Return an entry for each character of the Basic Multilingual Plane: 0 or _BORDER if it separates words, otherwise
+    its lower case with flags."""
     table = np.zeros(1 << 16, np.int32)
     for code in range(1 << 16):
         char = chr(code)
@@ -76,7 +76,7 @@ def keys_of(words: ScannedWords, length: int) -> np.ndarray:
 def find(words: ScannedWords, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
          ) -> np.ndarray:
     """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
-    first word, length, value. `filter_bits` says cheaply of most keys that the table lacks them."""
+    first word, length, value. `filter_bits` is a cheap test that shows, for most keys, that the table lacks them."""
     room = 256
     while True:
         hits = np.empty((room, 3), np.int64)

@@ -24,8 +24,8 @@ NOTED = 50
 
 
 class Hit(NamedTuple):
-    """An entry of the index that a text holds: bytes [start, end) of the text, and the share of the entry's n-grams
-    (dialect idf: of their weight) that is there."""
+    """An entry of the index that was found in a text: in bytes [start, end) of the text, with the share of the entry's
+    n-grams (dialect idf: of their weight) that the text has."""
 
     entry: int
     start: int
@@ -156,8 +156,8 @@ class Decontaminate(Stage):
         return "contaminated" if doc.signals["contaminated_items"] else None
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Count for each set the documents that were dropped or cut for it and, by part and row, those that hold an
-        item."""
+        """Count, for each set, the documents that were dropped or cut because of its items. Count also, by part and
+        row, the documents that hold an item."""
         dropped = int(self.verdict(doc) is not None)
         found: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
         if not found:
@@ -207,7 +207,7 @@ class Decontaminate(Stage):
 
 
 def needed(words: int) -> float:
-    """Return the share of the weight of an item of so many words that must match (dialect idf)."""
+    """Return the least share of an item's weight that must match (dialect idf), for an item of `words` words."""
     return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)
 
 

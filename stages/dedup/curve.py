@@ -1,4 +1,5 @@
-"""Computes how likely MinHash-LSH finds a pair of documents, and chooses bands and rows for a wanted likelihood.
+"""Computes the probability that MinHash-LSH finds a pair of documents, and chooses bands and rows for a wanted
+probability.
 
 Two documents of Jaccard similarity s share at least one of `bands` bands of `rows` hashes with probability
 1 - (1 - s^rows)^bands (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4).
@@ -23,7 +24,8 @@ def shape(recall: float, similarity: float) -> tuple[int, int]:
     """Return (bands, rows) that find a pair of the given similarity with a probability of at least `recall`.
 
     More rows give fewer candidates that are no near-duplicates, but need more hashes. The result has as many rows as
-    HASHES permits; if one row already needs more hashes, it has one row. Raises ValueError if BANDS do not suffice.
+    possible with at most HASHES hashes. If even one row needs more than HASHES, the result has one row. Raises
+    ValueError if BANDS do not suffice.
     """
     best = None
     for rows in range(1, ROWS + 1):

@@ -4,11 +4,14 @@
     - {exact: {by: both}}                      # first one document per URL, then one document per text
     - {exact: {by: [meta.doi, no-space]}}      # first one per DOI, then one per text without its white space
 
-Of equal documents, the one that `prefer` names stays (`stages.dedup.survivor`): by default the one from the first
-dataset in `priority:`, of several from that dataset the longest, and of equally long ones the one with the smallest id.
-The work consists of three waves of tasks; the tasks of a wave may run at the same time. A part is a file of documents;
-the tasks read its side table, in which an earlier pass has stored the hashes of its documents. If documents are
-compared by several properties, the first two waves run for each of them in turn.
+Of equal documents, the one that `prefer` names stays (`stages.dedup.survivor`). By default this is the one from the
+first dataset in `priority:`. If that dataset has several, the longest of them stays, and of equally long ones the one
+with the smallest id.
+
+A part is a file of documents. An earlier pass has stored the hashes of its documents in a side table beside it. Tasks
+then work in three waves; the tasks of a wave may run at the same time. If documents are compared by several properties,
+the first two waves run for each of them in turn. Each entry below names a wave, what one of its tasks reads, and what
+the task writes.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
@@ -98,7 +101,7 @@ def _names(by: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def reason(column: str) -> str:
-    """Return the reason for which documents are dropped that are equal in a property."""
+    """Return the reason under which documents that are equal in the property `column` are dropped."""
     return "exact_meta" if column.startswith("meta.") else f"exact_{column.replace('-', '_')}"
 
 

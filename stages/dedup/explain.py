@@ -1,4 +1,4 @@
-"""Explains why a document was removed as a near-duplicate, by comparing its text with that of the document that was
+"""Explains why a document was removed as a near-duplicate: compares its text with the text of the document that was
 kept.
 
 `tokenmill dedup explain` prints the explanation for a row of the folder `dropped/`. The column `kept` of the row names

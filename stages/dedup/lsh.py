@@ -127,8 +127,8 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
 
 
 def _by_ranges(key: U64, place: U64) -> tuple[U64, U64, NDArray[np.int64]]:
-    """Divide keys and their places into ranges of keys that the processor's cache holds. Returns (keys, places, what
-    sorts the keys). A sort of all keys at once would wait for memory most of the time."""
+    """Divide keys and their places into ranges of keys that fit into the processor's cache. Sorting all keys at once
+    would wait for memory most of the time. Returns (keys, places, permutation that sorts the keys)."""
     bits = min(max(int(np.log2(len(key) / _RANGE)), 0), 10) if len(key) > _RANGE else 0
     starts = np.zeros(2**bits + 1, np.int64)
     key, place = _divided(key, place, bits, starts)

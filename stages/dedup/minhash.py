@@ -8,7 +8,8 @@
 
 `MinHashSignature` computes the signatures, document by document, and stores their band keys in side tables. `MinHash`
 then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). Many tasks handle a group
-of parts (files of documents). A removal slice lists the documents that are dropped from one part:
+of parts (files of documents). A removal slice lists the documents that are dropped from one part. Each entry below
+names a wave, what one of its tasks reads, what the task writes, and its class:
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
@@ -186,8 +187,8 @@ class MinHashSignature(Stage):
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def units(self, simplified: str, language: str) -> tuple[list[str], str]:
-        """Return what the shingles of a simplified text are runs of, to show it to people, and what joins it: words,
-        characters, or numbers of tokens."""
+        """Return the units of a simplified text, of which its shingles are runs (words, characters, or numbers of
+        tokens), and the string that joins them. They are shown to people."""
         if self.config.shingles == "characters":
             return list(simplified), ""
         if self.config.shingles == "tokens":

@@ -1,14 +1,16 @@
-"""Cuts passages that stand in several documents out of all but one: the recipe step `repeats`, and the stage that
-computes its hashes.
+"""Cuts repeated passages: one copy of each passage stays, in one document, and all other copies are cut. The module has
+the recipe step `repeats`, and the stage that computes its hashes.
 
     - repeats                                   # paragraphs
     - {repeats: {unit: line}}
     - {repeats: {unit: sentence, span: 3}}      # runs of three sentences, as C4 did
 
-Of equal passages, the one in the first dataset of `priority:` stays. Of several in that dataset, the one in the
-document with the smallest id stays, and within a document the first one. The work consists of three waves of tasks; the
-tasks of a wave may run at the same time. A part is a file of documents; the tasks read its side table, in which an
-earlier pass has stored the hashes of the passages and their places in the text.
+Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
+document with the smallest id stays, and within a document the first one.
+
+A part is a file of documents. An earlier pass has stored the hashes of its passages, and their places in the text, in a
+side table beside it. Tasks then work in three waves; the tasks of a wave may run at the same time. Each entry below
+names a wave, what one of its tasks reads, and what the task writes.
 
     map     a group of parts     → one record per hash: the group's first passage with that hash
     reduce  a range of hashes    → survivors: the passage that stays for each hash that occurs more than once, sent to
@@ -75,8 +77,8 @@ class PassageConfig(StageConfig):
 
 
 class PassageHash(Stage):
-    """Compute the xxh3_128 hashes of a document's passages, by which `repeats` finds equal ones, and the places of the
-    passages in the UTF-8 text (first byte, and the byte after the last)."""
+    """Compute the xxh3_128 hashes of a document's passages, by which the step `repeats` finds equal passages. The stage
+    also notes where each passage is in the UTF-8 text (first byte, and the byte after the last)."""
 
     name = "passage_hash"
     version = 1
@@ -98,15 +100,15 @@ class PassageHash(Stage):
 
 
 class RepeatedPassages(Barrier):
-    """Cut passages (paragraphs, lines or sentences) that stand in another document, or earlier in the same one.
+    """Cut passages (paragraphs, lines or sentences) that occur in another document, or earlier in the same one.
 
-    Of equal passages, the one in the first dataset of `priority:` stays; of several in that dataset, the one in the
-    document with the smallest id, and within a document the first one. With `span`, every run of so many consecutive
-    units is a passage; all units of a passage that does not stay are cut.
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
+    document with the smallest id stays, and within a document the first one. With `span`, every run of so many
+    consecutive units is a passage; all units of a passage that does not stay are cut.
 
-    A document that becomes too short by the cuts (`min_chars`, `min_words`) is dropped. A passage that stays in such a
-    document is then in no document. The comparison is exact, of the texts as they are stored, so personal data has been
-    replaced in them.
+    A document that the cuts make too short (`min_chars`, `min_words`) is dropped. If the copy that stays was in such a
+    document, the passage is then in no document. The comparison is exact. It is made between the texts as they are
+    stored, in which personal data has been replaced.
     """
 
     name = "repeats"
@@ -305,8 +307,8 @@ def _repeated(rows: NDArray[Any], survivors: NDArray[Any]) -> tuple[NDArray[Any]
 
 def _slice(rows: NDArray[Any], kept: NDArray[Any], reason: str) -> pa.Table:
     """Return the removal slice of a part. `rows` are the passages to cut, in the order of the documents and of their
-    places, and `kept` their survivors. Passages of a document that touch or overlap, and that one other document has,
-    become one passage."""
+    places, and `kept` their survivors. Passages of a document that touch or overlap become one passage if the same
+    other document has their survivors."""
     new = np.ones(len(rows), bool)
     new[1:] = ((rows["row"][1:] != rows["row"][:-1]) | (rows["start"][1:] > rows["end"][:-1])
                | (kept["id_hi"][1:] != kept["id_hi"][:-1]) | (kept["id_lo"][1:] != kept["id_lo"][:-1]))

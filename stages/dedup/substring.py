@@ -6,12 +6,13 @@
 
 A *window* is a run of `length` bytes (or tokens) of a text. A window is repeated if an equal one comes before it: in a
 document of an earlier dataset in `priority:`, in a document of the same dataset with a smaller id, or further up in the
-same document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays (Lee et
-al. 2022, arXiv 2107.06499, remove all copies). The result is defined by the texts and ids (and the tokenizer) alone.
+same document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et
+al. 2022, arXiv 2107.06499, remove all copies.) The result depends only on the texts and ids (and the tokenizer).
 
-A pass stores the seeds of each document (`stages.dedup.windows`); the windows of a text that share no seed with another
-text need not be compared. Then these waves of tasks run; the tasks of a wave may run at the same time. A group is a run
-of parts (files of documents), a range is a range of hashes.
+To compare few windows, a pass first stores the *seeds* of each document: short runs of bytes that represent its windows
+(`stages.dedup.windows`). A window whose seed occurs only once is not repeated. Tasks then work in waves; the tasks of a
+wave may run at the same time. A group is several consecutive parts (files of documents), and a range is a range of
+hashes. Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
     seeds     side tables of a group → the hashes of its seeds, with their numbers
     shared    a range of seeds       → those that occur more than once, sent to the groups that have them
@@ -102,16 +103,16 @@ class SubstringSeeds(Stage):
 class Substring(Barrier):
     """Cut passages of at least `length` bytes that occur before, in another document or in the same one.
 
-    Of equal passages, the one in a document of the first dataset in `priority:` stays; of several in this dataset the
-    one in the document with the smallest id, and in this document the first. If at least the share `merge` of a stretch
-    between two cuts is cut anyway, the whole stretch is. A document that was cut is dropped if it has fewer than
-    `min_chars` characters or `min_words` words left.
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
+    document with the smallest id stays, and within a document the first one. Two neighbouring cuts become one cut,
+    including the text between them, if at least the share `merge` of the whole is cut already. A document that was cut
+    is dropped if it has fewer than `min_chars` characters or `min_words` words left.
 
     With `unit: tokens`, a passage has at least `length` tokens of the given tokenizer, and begins and ends where a
     token does. The tokenizer must be one whose tokens spell the bytes of a text (byte-level BPE without a normaliser).
 
-    Texts are compared byte for byte, as they are stored: behind all steps before this one. Pages that are the same as a
-    whole are better removed by `exact` and `minhash` first, which cost less.
+    Texts are compared byte for byte, as the steps before this one have left them. Put `exact` and `minhash` first: they
+    remove whole pages that are the same, and cost less.
     """
 
     name = "substring"

@@ -234,8 +234,8 @@ _RUN = np.dtype([*MATCH.descr, ("stop", "<u4")])
 
 
 def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Yield the runs of repeated windows of a group, in order. In a run, each window and its first copy begin a byte
-    after the window before it and the first copy of that one."""
+    """Yield the runs of repeated windows of a group, in order. In a run, each window begins one byte after the window
+    before it, and so do their first copies."""
     open_run = np.zeros(0, _RUN)                       # the last run, which the next block may continue
     for block in inputs.segments(args["records"], args["group"]):
         windows = np.zeros(len(block), _RUN)

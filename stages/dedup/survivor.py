@@ -3,13 +3,14 @@
     prefer: [priority, longest]                         # the default
     prefer: [priority, newest, signal:edu_score, longest]
 
-The first preference decides; where it sees no difference, the next one does, and at last the smallest id. `priority` is
-the place of the document's dataset in `priority:`. `longest` counts characters. `newest` compares dates, and
-`signal:NAME` takes the largest value of a signal (a number that an earlier step stores for each document). A document
-without a date, or without the signal, comes after those that have one.
+The first preference decides. If documents are equal by it, the next preference decides; if they are equal by all, the
+document with the smallest id is kept. `priority` is the place of the document's dataset in `priority:`. `longest`
+counts characters. `newest` compares dates, and `signal:NAME` takes the largest value of a signal (a number that an
+earlier step stores for each document). A document without a date, or without the signal, comes after those that have
+one.
 
-The dates and signals of a document stand in the column `order` of its side table, 8 bytes for each such preference, as
-numbers of which the smallest is preferred.
+The column `order` of the side table (a file beside the documents) holds the dates and signals of each document. Each
+takes 8 bytes, and is stored as a number of which the smallest is preferred.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def _rank(value: float | None) -> int:
 
 
 def preference(records: NDArray[Any], rank: Any, prefer: Sequence[str]) -> list[NDArray[Any]]:
-    """Return what orders documents, the most important first; of each, the smallest value is preferred. `rank` is the
-    priority of each document. The records have the fields `chars`, `id_hi`, `id_lo` and, where the preferences need
-    it, `order`."""
+    """Return the arrays by which documents are ordered, the most important first. In each, the smallest value is
+    preferred. `rank` is the priority of each document. The records have the fields `chars`, `id_hi`, `id_lo` and, where
+    the preferences need it, `order`."""
     keys, column = [], 0
     for item in prefer:
         if item == "priority":

@@ -21,7 +21,8 @@ _PAUSE = re.compile(rf"([{_END_MARKS}]++)[\"'”’»)\]」』）】]*+(\s*+)|{_
 
 
 class Stretch(NamedTuple):
-    """One or several consecutive units of a text: the form in which it is compared, and its bytes in the UTF-8 text."""
+    """One or several consecutive units of a text: the form in which they are compared, and their place in the UTF-8
+    text, in bytes."""
 
     compared: str
     start: int

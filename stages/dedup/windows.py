@@ -169,8 +169,8 @@ def covering(texts, starts, stops):
 
 
 def merged(spans: list[tuple[int, int]], share: float) -> list[tuple[int, int]]:
-    """Join neighbouring spans as long as at least `share` of the joined span is covered by the given ones (OLMo 3's
-    fuzzy merge). The spans are in order and do not overlap. With `share` 1, nothing is joined."""
+    """Join neighbouring spans if the given spans cover at least `share` of the joined span (OLMo 3's fuzzy merge). The
+    spans are in order and do not overlap. With `share` 1, nothing is joined."""
     out: list[tuple[int, int, int]] = []                       # begin, end, bytes covered
     for begin, end in spans:
         covered = end - begin

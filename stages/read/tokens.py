@@ -68,7 +68,7 @@ class Tokens(Reader):
         return 2.0 if self.config.decode else 1.0
 
     def group(self, path: str) -> str:
-        """All files of a task are read together: `units` has decided which these are."""
+        """All files of a task form one group, because `units` has decided which files are read together."""
         return "files of one task" if self.config.decode else ""
 
     def units(self, root: str, paths: Sequence[str], find: Callable[[str], str]) -> list[list[str]]:

@@ -141,9 +141,8 @@ def _secret(value: str) -> bool:
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
-    """Find private keys in PEM and PGP blocks (RFC 7468, RFC 9580). Yields (start, end, "private_key"), where the end
-    is that of the block's end line. A block without an end line extends as far as there are only characters that occur
-    in keys."""
+    """Find private keys in PEM and PGP blocks (RFC 7468, RFC 9580). Yields (start, end, "private_key"). A block ends
+    with its end line. A block without an end line ends before the first character that cannot occur in a key."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

@@ -216,8 +216,8 @@ def _is_everywhere(entry: str) -> bool:
 
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
-    """Whether the entry of a word list that begins at position `at` of the text is no part of a longer word, as far as
-    this can be told in the entry's script."""
+    """Whether the entry of a word list that begins at position `at` of the text is a word of its own, and not a part of
+    a longer one. In some scripts this can only be guessed."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

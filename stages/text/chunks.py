@@ -60,9 +60,10 @@ class Chunks:
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
         """Add chunks (runs of characters without white space) that the table does not hold. `words` has the word
-        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each. `steps` says how
-        each chunk changes the count of sentences: the fields of its STEP in the order begun, open, begun_after,
-        open_after. `unsure` says whether a neighbouring chunk may change how it is split into words."""
+        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each. `steps` has, for
+        each chunk, the numbers (begun, open, begun_after, open_after) that the comment at STEP explains: they say how
+        the chunk changes the count of sentences. `unsure` says whether a neighbouring chunk may change how it is split
+        into words."""
         added, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + added
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)

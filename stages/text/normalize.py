@@ -64,7 +64,7 @@ def by_rules(text: str) -> str:
 
 
 class _Characters(NamedTuple):
-    """What becomes of each character. `pages` maps a code point >> 8 to its page, or -1. A page has 256 entries in
+    """Says what becomes of each character. `pages` maps a code point >> 8 to its page, or -1. A page has 256 entries in
     `kinds` (flags), and in `starts` and `sizes`: the bytes in `blob` that replace the character in a word."""
 
     pages: NDArray[np.int32]

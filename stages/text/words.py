@@ -266,8 +266,8 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 class Words:
     """The words of one text, in order, as numbers of a vocabulary (`ids`), and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the positions
-    of the line's first byte and after its last byte, both without white space at the ends, the number of chunks
+    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the position
+    of the line's first byte that is not white space, the position after the last such byte, the number of chunks
     (`str.split`), and the number of sentences (-1: unknown, call `count_sentences`).
     """
 

@@ -44,8 +44,8 @@ def write_chunk(file: BinaryIO, samples: Sequence[bytes], config: bytes = b"") -
 
 
 def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
-    """Return where each sample begins in a file, and the size of the file; int64. `sizes` are those of the samples,
-    `config` is that of the configuration. Raises ExportError when the file is too large."""
+    """Return where each sample begins in a file, and the size of the file; int64. `sizes` are the sizes of the samples,
+    and `config` is the size of the configuration, in bytes. Raises ExportError when the file is too large."""
     offsets = np.cumsum([4 + 4 * (len(sizes) + 1) + config, *sizes], dtype=np.int64)
     check_size(int(offsets[-1]), "a document")
     return offsets

@@ -48,7 +48,8 @@ class RowPart(NamedTuple):
 
 class ExportSamples:
     """Samples [first, stop) of a training, as an export reads them; all have L = `sequence` targets. With `drop_loss`,
-    their loss masks are ignored. `progress` gets the number of bytes of tokens after they were read."""
+    their loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
+    read."""
 
     def __init__(self, rows: RowSet, curriculum: Curriculum, first: int, stop: int, drop_loss: bool,
                  progress: Callable[[int], None]) -> None:

@@ -38,8 +38,8 @@ class TableRows(NamedTuple):
 
 
 class ExportSource:
-    """A shard set as an export reads it. With `drop_loss`, its loss masks are ignored. `progress` gets the number of
-    bytes of tokens and of loss masks after they were read.
+    """A shard set as an export reads it. With `drop_loss`, its loss masks are ignored. `progress` is called after each
+    read, with the number of bytes of tokens and loss masks that were read.
 
     An export reads blocks of BLOCK_TOKENS tokens, or one document if that is longer, so its memory does not grow with
     the size of a shard.

@@ -93,7 +93,7 @@ def is_utf8(name: str) -> bool:
 
 
 def samples_of(file: TokenFile, count: int) -> Iterator[Samples]:
-    """Yield the samples of a file, of which the index says that there are `count`, about a block at a time."""
+    """Yield the samples of a file, about a block at a time. `count` is their number according to the index."""
     number = int(file.array(0, 1, OFFSET)[0])
     begin = OFFSET.itemsize * (number + 2)
     if number != count or file.size < begin:

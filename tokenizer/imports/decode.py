@@ -34,9 +34,10 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
                   progress: Callable[[int, int], None] = lambda done, total: None,
                   file_bytes: int = FILE_BYTES) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
-    00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is that
-    of the files, or FILE#NUMBER. Raises TokenFileError when a file is not as the format wants it, or has loss masks,
-    which texts cannot carry; then nothing is left. `decode` is that of the tokenizer."""
+    00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
+    one that the files give; if they give none, it is FILE#NUMBER. Raises TokenFileError when a file is not as the
+    format wants it, or has loss masks, which texts cannot carry; `out` then does not exist. `decode` is the tokenizer's
+    function that makes a text of tokens."""
     done = total = 0
 
     def read(size: int) -> None:

@@ -108,11 +108,11 @@ class TokenFile:
 
 
 class ImportSource:
-    """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` gets the
-    number of bytes after they were read.
+    """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` is called
+    after each read, with the number of bytes that were read.
 
     With `names`, the source has these files below the folder `path` and no others, and `find` returns where a file is
-    on this machine. The folder itself is then not read, and only named in messages."""
+    on this machine. The folder itself is then not read; messages name it."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None) -> None:

@@ -57,11 +57,13 @@ def check_range(total: int, n: int) -> None:
 
 
 def is_flat(weights: Sequence[int]) -> bool:
-    """Return whether streams with these weights are apportioned without a tree. There must be at most FLAT of them, and
-    Webster's method must keep each within two samples of its quota (its share of the samples so far).
+    """Return whether Webster's method alone may divide samples among streams with these weights. Otherwise a binary
+    tree of streams is needed. There must be at most FLAT streams, and the method must keep each of them within two
+    samples of its quota (its share of the samples so far).
 
-    By time t a stream of weight w has drawn w·t/2 samples, rounded, so rounding makes each of k streams off by at most
-    1/2. A stream with the share s is therefore off its quota by at most (1 − s)/2 + s·(k − 1)/2.
+    Webster's method draws samples as if, up to a time t, every stream of weight w had drawn w·t/2 samples, rounded.
+    Rounding makes each of the k streams wrong by at most 1/2. So a stream with the share s of all weights is off its
+    quota by at most (1 − s)/2 through its own rounding, and by s·(k − 1)/2 through that of the other streams.
     """
     live = [weight for weight in weights if weight]
     return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)

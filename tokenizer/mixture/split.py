@@ -38,9 +38,9 @@ Sizes = Mapping[str, float]
 
 def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, sizes: Sizes, budget: float,
            warnings: list[str]) -> dict[str, Fraction]:
-    """Return the part of each stream of the shards `name`, which are split by `labels`; the parts sum to 1. `budget` is
-    the number of tokens that the phase reads from these shards. Streams without tokens are left out. Raises
-    CurriculumError, which names `key`, the path of the entry in the recipe."""
+    """Return the share of each stream in what a phase reads from the shards `name`; the shares sum to 1. The shards are
+    split into streams by `labels`. `budget` is the number of tokens that the phase reads from these shards. Streams
+    without tokens are left out. A CurriculumError names `key`, the path of the entry in the recipe."""
     members = {stream: size for stream, size in sizes.items() if stream.startswith(f"{name}.") and size > 0}
     if not members:
         raise CurriculumError(f"{key}: no stream of '{name}' has enough tokens for a training sample; lower "
@@ -60,7 +60,7 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the part of each stream of `members` by the rules `spec`; {} if the rules read nothing of them."""
+    """Return the share of each stream of `members` by the rules `spec`; {} if the rules give no stream a share."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "

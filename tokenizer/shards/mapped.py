@@ -15,8 +15,8 @@ from tokenizer.shards.layout import REMEDY, ShardError
 
 
 def mapped_file(path: Path, dtype: np.dtype, items: int, shards: int) -> tuple[np.ndarray, mmap.mmap | None]:
-    """Return the contents of a file of a set of `shards` shards as (read-only array of `items` items, memory map of the
-    file, or None if it is empty). Raises ShardError when it is missing or has another size."""
+    """Map a file of a set of `shards` shards. Returns (read-only array of the file's `items` items, memory map). The
+    memory map is None if the file is empty. Raises ShardError when it is missing or has another size."""
     try:
         size = path.stat().st_size
         if size != items * dtype.itemsize:

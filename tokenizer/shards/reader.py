@@ -37,7 +37,8 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
 
 
 class DocumentEnds(NamedTuple):
-    """The document ends of a shard, int64, twice: numpy is faster with many of them, a memoryview with one."""
+    """The document ends of a shard, int64, in two forms, because numpy is faster with many values, and a memoryview
+    with one."""
 
     array: np.ndarray
     view: memoryview

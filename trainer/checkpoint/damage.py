@@ -37,8 +37,8 @@ READERS = 4
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
     """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
     recorded when the checkpoint was written. If all files are intact, the result is []. With `world`, every rank must
-    call this, reads its share of the files, and gets the same lines. Raises CheckpointError, on every rank, when the
-    storage of one rank fails."""
+    call this function. Each rank reads a share of the files, and all ranks get the same lines. If the storage of one
+    rank fails, CheckpointError is raised on every rank."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:

@@ -109,8 +109,9 @@ class Ledger:
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints that training has left behind by going back to an earlier checkpoint (they are not
-        `sound`). Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else []."""
+        """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. Training
+        abandons later checkpoints when it goes back to an earlier one. Every rank must call this. Returns the names of
+        the deleted checkpoints on rank 0, else []."""
         from trainer.checkpoint import checkpoints as ckpt  # with torch, which readers of a ledger do not need
 
         deleted = []

@@ -38,8 +38,8 @@ STEPS = 16
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads that make REQUESTS requests at the same time. Call this before the filesystem is opened: pyarrow's
-    S3 client has as many connections as pyarrow had threads then, or 25."""
+    """Return threads that make REQUESTS requests at the same time. Call this before the filesystem is opened. When
+    pyarrow opens it, its S3 client gets as many connections as pyarrow has threads, but at least 25."""
     pa.set_io_thread_count(max(pa.io_thread_count(), REQUESTS))
     return ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
 
@@ -55,8 +55,9 @@ class ByteRange(NamedTuple):
 
 
 def together(wanted: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Yield the ranges in the order of files and blocks, those together that one request should read: at most NEAR
-    blocks lie between two of them, and they span at most MOST blocks, unless a single one does."""
+    """Yield the ranges in lists, each of which one request should read, in the order of files and blocks. In a list, at
+    most NEAR blocks lie between two neighbours, and all together span at most MOST blocks. A single longer range is a
+    list of its own."""
     group: list[ByteRange] = []
     stop = 0
     for one in sorted(wanted):

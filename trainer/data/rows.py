@@ -1,6 +1,6 @@
-"""Reads samples from shards, as rows of a batch that `trainer.data.batches` makes: tokens, where documents begin, and
-which tokens are targets. Everything that is read is checked first, so that damaged data are an error that names the
-file."""
+"""Reads samples from shards. Each sample becomes a row of a batch (`trainer.data.batches`): its tokens, the positions
+at which documents begin, and which tokens are targets. All data is checked before use, so that damaged data raises an
+error that names the file."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError if one of `tokens` is not in the vocabulary. The tokens were read from position `start` of
-    `shards` on, which the message says. With such a token the embedding would read beyond its end, and a GPU would fail
-    with an assertion that does not name the data."""
+    """Raise ShardError if one of `tokens` is not in the vocabulary. Such a token would make the embedding read beyond
+    its end, and a GPU would fail with an assertion that does not name the data. The tokens were read from position
+    `start` of `shards` on; the message gives the position."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
         shard = touched(shards, start + first, 1)[0]

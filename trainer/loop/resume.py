@@ -109,9 +109,10 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
-    """Whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has noted. The
-    shard set of a stream must have been replaced since, and the sample must have two EOS in a row: a document that was
-    overwritten consists of them, but so does padding."""
+    """Return whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has
+    noted. This is so if the shard set of the stream was replaced since, and the sample has two EOS in a row. A document
+    that was overwritten consists of EOS. Padding does, too, so the answer may be true without a takedown in this
+    sample."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False

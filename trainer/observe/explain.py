@@ -1,5 +1,5 @@
-"""Explains a step of a training: its rows (samples) and their documents, and its loss beside that of nearby steps.
-Needs no torch, because the service calls it, too.
+"""Explains a step of a training: its rows (samples) and their documents, and its loss beside the losses of nearby
+steps. The module does not import torch, because the service, which has no torch, uses it, too.
 
 No log of the documents is needed. The curriculum determines which tokens a step reads, and the shards' document table
 says which documents these tokens belong to. Only the losses of single rows have to be recorded in training

@@ -50,7 +50,7 @@ class MicroNorms:
                 module.reshard()
 
     def hook(self, grad: Tensor) -> None:
-        """Add the squared norm of one parameter's gradient to that of the present micro-batch. torch calls this in
+        """Add the squared norm of one parameter's gradient to the sum for the current micro-batch. torch calls this in
         backward, before the gradient is accumulated. The gradient is not changed."""
         if self.on:
             self.square += part(grad.detach(), self.shared)

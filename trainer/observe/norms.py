@@ -57,7 +57,7 @@ def metrics_fields(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[
     """Return how far a step has moved the parameters, as fields of a metrics line: {"parameter_norm", "updates":
     {group: {"parameter_norm", "update_norm", "ratio"}}}. `groups` are the optimiser's parameter groups; `sums` is the
     result of `Updates.sums`, summed over all ranks. If only some parameters were copied for the measurement, the ratio
-    is that of the copied ones, and the update norm is estimated as the ratio times the norm of all parameters."""
+    is computed from these alone, and the update norm is estimated as the ratio times the norm of all parameters."""
     result = {}
     for group, (all_squares, copied_squares, change_squares) in zip(groups, sums):
         ratio = (change_squares / copied_squares) ** 0.5 if copied_squares > 0 else 0.0

@@ -1,4 +1,5 @@
-"""`tokenmill train explain`: shows the documents of a step, and compares its loss with that of neighbouring steps.
+"""`tokenmill train explain`: shows the documents of a step, and compares its loss with the losses of neighbouring
+steps.
 
 The documents of a step need not be logged in training. The curriculum determines which tokens a step reads. The shards'
 document table says which documents these tokens belong to, and in which part (file) and row of the store's published
