@@ -184,7 +184,8 @@ class _Builder:
         entries, numbers = entries[kept[numbers]], (np.cumsum(kept) - 1)[numbers[kept[numbers]]]
         keys, counts = keys[kept], counts[kept]
         order = np.lexsort((entries, numbers))
-        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in counts.tolist()], np.int64)
+        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in range(1, COMMON + 1)], np.int64)[
+            counts - 1]
         filter_bits, slots, values = _table(keys)
         return {"filter": filter_bits, "slots": slots, "values": values, "lengths": self._lengths(),
                 "offsets": np.concatenate([[0], np.cumsum(counts)]), "postings": entries[order], "weights": weights,
@@ -199,7 +200,7 @@ class _Builder:
         """Return for each entry the most words from one of its n-grams in `kept` (sorted keys) to the next."""
         sizes = [len(keys) for keys in self.keys]
         keys = np.concatenate(self.keys)
-        present = np.searchsorted(kept, keys, "right") > np.searchsorted(kept, keys)
+        present = np.isin(keys, kept)
         entries, places = np.repeat(np.arange(len(sizes)), sizes)[present], np.concatenate(self.places)[present]
         stretches = np.ones(len(sizes), np.int64)
         same = entries[1:] == entries[:-1]
