@@ -6,8 +6,9 @@ entry has n-grams, sequences of n words; a short one is looked up whole.
 The index leaves out n-grams that say nothing: those of which less than half of the words have a letter (tables), those
 of more than COMMON entries (phrases of a template, "which of the following"), and those of at least COMMON documents of
 a sample of the corpus, if one is given. GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv
-2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the document alone, for any number of workers. Frequencies
-in the whole corpus would need a reading of all texts before the first decision, and new files would change old results.
+2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the
+document alone, for any number of workers. Frequencies in the whole corpus would need a reading of all texts before the
+first decision, and new files would change old results.
 """
 
 from __future__ import annotations
