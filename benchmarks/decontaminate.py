@@ -73,7 +73,8 @@ def plain_texts(data: Path, *folders: str) -> list[str]:
 def speed(data: Path, cache: Path) -> None:
     from stages.document import Document
 
-    texts = [text[at:at + 5000] for text in plain_texts(data, "books", "wikitext-2") for at in range(0, len(text), 5000)]
+    texts = [text[at:at + 5000] for text in plain_texts(data, "books", "wikitext-2")
+             for at in range(0, len(text), 5000)]
     size = sum(len(text.encode()) for text in texts)
     print(f"{len(texts):,} documents of 5,000 characters, {size / 1e6:.1f} MB, {len(FIELDS)} sets")
     for dialect in ("ngram", "idf"):
