@@ -73,7 +73,8 @@ def plain_texts(data: Path, *folders: str) -> list[str]:
 def speed(data: Path, cache: Path) -> None:
     from stages.document import Document
 
-    texts = [text[at:at + 5000] for text in plain_texts(data, "books", "wikitext-2") for at in range(0, len(text), 5000)]
+    texts = [text[at:at + 5000] for text in plain_texts(data, "books", "wikitext-2")
+             for at in range(0, len(text), 5000)]
     size = sum(len(text.encode()) for text in texts)
     print(f"{len(texts):,} documents of 5,000 characters, {size / 1e6:.1f} MB, {len(FIELDS)} sets")
     for dialect in ("ngram", "idf"):
@@ -96,7 +97,7 @@ def recall(data: Path, _: Path) -> None:
     from stages.document import Document
 
     books = plain_texts(data, "books")
-    questions = {name: [text for text in read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]})]
+    questions = {name: list(read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]}))
                  for name, f in FIELDS.items()}
     same: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
     for name, texts in questions.items():
@@ -129,7 +130,8 @@ def planted(question: str, book: str, draw: random.Random) -> list[tuple[str, st
     line = draw.choice([m.start() for m in re.finditer("\n", book)])
     gap = draw.choice([m.start() for m in re.finditer(r"(?<=[a-z]) (?=[a-z])", book)])
     return [(where, kind, f"{book[max(at - 10000, 0):at]}{mark}{text}{mark}{book[at:at + 10000]}")
-            for where, at, mark in (("paragraph", line, "\n\n"), ("sentence", gap, " ")) for kind, text in kinds.items()]
+            for where, at, mark in (("paragraph", line, "\n\n"), ("sentence", gap, " "))
+            for kind, text in kinds.items()]
 
 
 def show(title: str, found: dict[tuple[str, str, str], list[int]]) -> None:

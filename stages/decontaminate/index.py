@@ -4,12 +4,12 @@ text contains an item of a set.
 An *entry* is a text that is looked for, such as a question. Equal texts of several rows or sets are one entry. A long
 entry has n-grams, sequences of n words; a short one is looked up whole.
 
-The index leaves out n-grams that many texts have by chance: those in which less than half of the words have a letter
-(tables), those in more than COMMON entries (phrases of a template, such as "which of the following"), and, if a sample
-of the corpus is given, those in at least COMMON of its documents. GPT-3 ignores 13-grams of more than 10 documents of
-its whole corpus (arXiv 2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the
-sets, the sample and the document alone, for any number of workers. Frequencies in the whole corpus would need a reading
-of all texts before the first decision, and new files would change old results.
+The index leaves out n-grams that say nothing: those of which less than half of the words have a letter (tables), those
+of more than COMMON entries (phrases of a template, "which of the following"), and those of at least COMMON documents of
+a sample of the corpus, if one is given. GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv
+2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the
+document alone, for any number of workers. Frequencies in the whole corpus would need a reading of all texts before the
+first decision, and new files would change old results.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class _Builder:
         entries, numbers = entries[kept[numbers]], (np.cumsum(kept) - 1)[numbers[kept[numbers]]]
         keys, counts = keys[kept], counts[kept]
         order = np.lexsort((entries, numbers))
-        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in counts.tolist()], np.int64)
+        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in range(1, COMMON + 1)], np.int64)[
+            counts - 1]
         filter_bits, slots, values = _table(keys)
         return {"filter": filter_bits, "slots": slots, "values": values, "lengths": self._lengths(),
                 "offsets": np.concatenate([[0], np.cumsum(counts)]), "postings": entries[order], "weights": weights,
@@ -203,7 +204,7 @@ class _Builder:
         """Return for each entry the most words from one of its n-grams in `kept` (sorted keys) to the next."""
         sizes = [len(keys) for keys in self.keys]
         keys = np.concatenate(self.keys)
-        present = np.searchsorted(kept, keys, "right") > np.searchsorted(kept, keys)
+        present = np.isin(keys, kept)
         entries, places = np.repeat(np.arange(len(sizes)), sizes)[present], np.concatenate(self.places)[present]
         stretches = np.ones(len(sizes), np.int64)
         same = entries[1:] == entries[:-1]

@@ -140,8 +140,10 @@ class Decontaminate(Stage):
     def _note(self, doc: Document, hits: list[Hit]) -> None:
         """Write the items of the hits into the meta of a document."""
         members = {entry: self._loaded.members(entry) for entry in {hit.entry for hit in hits}}
-        noted = [{"set": member.set, "row": member.row, "part": member.part, "start": hit.start, "end": hit.end,
-                  "share": hit.share} for hit in hits[:NOTED] for member in members[hit.entry][:NOTED]][:NOTED]
+        noted: list[dict[str, Any]] = [
+            {"set": member.set, "row": member.row, "part": member.part, "start": hit.start, "end": hit.end,
+             "share": hit.share}
+            for hit in hits[:NOTED] for member in members[hit.entry][:NOTED]][:NOTED]
         doc.meta["contamination"] = noted
         found = {member for each in members.values() for member in each}
         if found - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:

@@ -438,7 +438,8 @@ def test_questions_with_odd_characters_are_found_as_written_and_composed(tmp_pat
 def test_empty_questions_are_refused_and_missing_ones_left_out(tmp_path):
     path = write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}, {"question": ""}])
     assert "row 1" in Decontaminate(sets={"mine": path}).problems()["fields"]
-    write_set(tmp_path / "set.jsonl", [{"question": None}, {"question": []}, {"question": "Who paints the oven green?"}])
+    write_set(tmp_path / "set.jsonl", [{"question": None}, {"question": []},
+                                       {"question": "Who paints the oven green?"}])
     stage = ready({"mine": path})
     stage.process(doc := Document("0" * 32, "Who paints the oven green?"))
     assert [hit["row"] for hit in doc.meta["contamination"]] == [2]
