@@ -55,7 +55,7 @@ def test_the_number_of_listed_entries_is_bounded(store):
 
 def test_a_url_with_line_feeds_and_markup_stays_on_its_line(tmp_path):
     """Otherwise a page could forge lines of the program, such as an alarm."""
-    text = "The same words stand in both of these pages, and <script>alert(1)</script> \x1b[2J mallory@private-mail.net."
+    text = "The same words stand in both of these pages, and <script>alert(1)</script> \x1b[2J mallory@private-mail.net"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(
         {"text": text, "url": f"http://a.example/{n}\nALARM: \u202e<b>"}) + "\n" for n in range(2)))
     (tmp_path / "recipe.yaml").write_text(json.dumps({
