@@ -12,7 +12,7 @@ from pipeline.base.humanize import plural
 from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
 from pipeline.cli.compare import stacked
-from pipeline.cli.errors import UserError
+from pipeline.cli.errors import UserError, writing
 from pipeline.cli.inspect import check_published, rows
 from pipeline.cli.options import JsonOpt, LimitOpt, StoreOpt, open_store
 
@@ -74,14 +74,15 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     comparison = compare(*texts, config, languages=(removed["language"] or "", kept["language"] or ""))
     for row in (removed, kept):
         mask(row)
-    heads = [f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}".rstrip()
+    heads = [_one_line(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}")
              for row, what in ((removed, "removed"), (kept, "kept"))]
     verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
     shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
     if html is not None:
         from pipeline.report.pair_page import render
 
-        _write_page(html, render(heads, verdict_line, *shown))
+        with writing(html, "--html"), replacing(html) as temporary:
+            temporary.write_text(render(heads, verdict_line, *shown), encoding="utf-8")
     if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
@@ -222,11 +223,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
     table("groups by size", [(n, f"{2**int(bin):,} to {2**(int(bin) + 1) - 1:,} documents")
                              for bin, n in result["sizes"].items()])
     for group in result["largest"]:
-        place = f"  {group['kept']['source']}  {group['kept']['url'] or ''}".rstrip() if group["kept"] else ""
+        place = _one_line(f"  {group['kept']['source']}  {group['kept']['url'] or ''}") if group["kept"] else ""
         lines += ["", f"{group['size']:,} documents like {group['kept_id']}{place}"]
         for member in group["removed"]:
             similarity = f"  similarity {member['similarity']:.3f}" if member["similarity"] else ""
-            lines.append(f"  - {member['id']}  {member['source']}  {member['url'] or ''}".rstrip() + similarity)
+            lines.append(_one_line(f"  - {member['id']}  {member['source']}  {member['url'] or ''}") + similarity)
             if member["diff"]:
                 lines.append("    " + " ".join(_MARK[kind].format(words) for kind, words in member["diff"]))
     return lines + (_cut_lines(result["cuts"]) if result["cuts"] else [])
@@ -252,6 +253,11 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
     return lines + _table("bytes kept for others", [
         (row["bytes"], f"{row['passages']:,} passages  {row['id']}  {row['source'] or '(gone)'}  {row['url'] or ''}"
          .rstrip()) for row in cuts["keepers"]])
+
+
+def _one_line(text: str) -> str:
+    """Return a text on one line: a line feed in a URL must not begin a line that looks like one of this program."""
+    return text.rstrip().replace("\n", "\\n")
 
 
 _MARK = {"both": "{}", "kept": "{{+{}+}}", "removed": "[-{}-]", "cut": "…"}

@@ -35,7 +35,8 @@ def shape(recall: float, similarity: float) -> tuple[int, int]:
             break
         best = max(bands, 1), rows
     if best is None:
-        raise ValueError(f"{BANDS} bands do not find pairs of similarity {similarity:g} with a probability of {recall}")
+        raise ValueError(f"{BANDS} bands do not find pairs of similarity {similarity:g} with a probability of {recall}"
+                         "; lower recall, or raise verify or containment")
     return best
 
 

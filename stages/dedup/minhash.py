@@ -244,6 +244,14 @@ def _rules(language: str) -> str | None:
     return word_splitter.rules if word_splitter is not None else None
 
 
+def _number(value: Any) -> Any:
+    """Return the number that a text stands for, and any other value unchanged. To YAML, 99e-2 is a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 class MinHash(Barrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
@@ -295,10 +303,12 @@ class MinHash(Barrier):
         @model_validator(mode="before")
         @classmethod
         def _bands_of_a_recall(cls, given: Any) -> Any:
-            recall = given.get("recall") if isinstance(given, dict) else None
+            if not isinstance(given, dict):
+                return given
+            recall = _number(given.get("recall"))
             if not isinstance(recall, float) or not 0 < recall < 1:
                 return given
-            least, inside = given.get("verify", 0.75), given.get("containment")
+            least, inside = _number(given.get("verify", 0.75)), _number(given.get("containment"))
             if not isinstance(least, (int, float)) or not 0 < least <= 1:
                 raise ValueError("recall is that of pairs of similarity `verify`; set verify: 0.75, or remove recall")
             if isinstance(inside, float) and 0 < inside <= 1:

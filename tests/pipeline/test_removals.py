@@ -51,3 +51,28 @@ def test_the_number_of_listed_entries_is_bounded(store):
     assert len(stats["domains"]) == len(stats["pairs"]) == 1 and len(stats["largest"]) == 2
     assert [group["size"] for group in stats["largest"]] == [11, 11]
     assert all(len(group["removed"]) == 2 and group["removed"][0]["diff"] for group in stats["largest"])
+
+
+def test_a_url_with_line_feeds_and_markup_stays_on_its_line(tmp_path):
+    """Otherwise a page could forge lines of the program, such as an alarm."""
+    text = "The same words stand in both of these pages, and <script>alert(1)</script> \x1b[2J mallory@private-mail.net"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(
+        {"text": text, "url": f"http://a.example/{n}\nALARM: \u202e<b>"}) + "\n" for n in range(2)))
+    (tmp_path / "recipe.yaml").write_text(json.dumps({
+        "version": 1, "sources": {"web": {"read": "jsonl", "path": str(tmp_path / "a.jsonl")}},
+        "datasets": {"deduped": {"from": ["web"], "steps": ["exact"]}}}))
+    at = ("--store", str(tmp_path / "store"))
+    done = command("pipeline.cli", "run", str(tmp_path / "recipe.yaml"), *at, "--backend", "inline", "-q")
+    assert done.returncode == 0, done.stderr
+    stats = command("pipeline.cli", "dedup", "stats", "deduped", *at)
+    [row] = pq.read_table(next((tmp_path / "store/dropped/deduped").rglob("*.parquet"))).to_pylist()
+    page = tmp_path / "page.html"
+    explained = command("pipeline.cli", "dedup", "explain", row["id"], *at, "--html", str(page))
+    assert explained.returncode == stats.returncode == 0, explained.stderr + stats.stderr
+    for shown in (stats.stdout, explained.stdout, page.read_text()):
+        assert "a.example" in shown and not any(line.startswith("ALARM") for line in shown.splitlines())
+        assert not any(odd in shown for odd in ("\x1b", "\u202e", "mallory"))
+    assert "<script" not in page.read_text() and "<b>" not in page.read_text()
+    (tmp_path / "file").touch()
+    refused = command("pipeline.cli", "dedup", "explain", row["id"], *at, "--html", str(tmp_path / "file/page.html"))
+    assert refused.returncode != 0 and "choose another --html" in refused.stderr and "unexpected" not in refused.stderr

@@ -396,6 +396,7 @@ def test_defaults_that_came_later_enter_no_key():
     assert later.isdisjoint(MinHash().prepare()[1])
     assert MinHash(prefer=["priority", "longest"], containment=None).key() == MinHash().key()
     assert MinHash(recall=0.95).prepare()[1] == MinHash(bands=16, rows=6).prepare()[1]
+    assert MinHash(recall="95e-2").prepare()[1] == MinHash(bands=16, rows=6).prepare()[1]     # a text to YAML
 
 
 @pytest.mark.parametrize("bad", [
