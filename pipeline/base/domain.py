@@ -9,6 +9,17 @@ LONGEST = 253
 _HOST = re.compile(r"[a-z][a-z0-9+.-]*://(?:[^/?#@\\]*@)?([^/?#:@\\]+)", re.IGNORECASE)
 
 
+def ascii_domain(host: str) -> str:
+    """Return a host in the form that DNS uses: xn--bcher-kva.example for bücher.example. A host without such a form
+    stays as it is."""
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        return host
+
+
 def domain_of(url: str | None) -> str:
     """Return the host of a URL in lower case, without port and "www."; "" if the URL has no valid host."""
     match = _HOST.match(url or "")

@@ -82,21 +82,25 @@ def takedown(store: StoreOpt,
 
 def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[Tombstones, dict[str, str]]:
     """Read the lists. Returns the tombstones, and how each of their entries was written."""
-    from pipeline.base.domain import domain_of
+    from pipeline.base.domain import ascii_domain, domain_of
     from pipeline.store.tombstones import Tombstones, url_hash
 
     if not (ids or urls or domains):
         raise BadUsage("give a list: --ids, --urls or --domains FILE")
     listed_ids, listed_urls = (_lines(path, option) if path else [] for path, option in ((ids, "--ids"),
                                                                                          (urls, "--urls")))
-    hosts = [line.lower().removeprefix("www.").rstrip(".") for line in _lines(domains, "--domains")] if domains else []
+    hosts = [line.lower().rstrip(".") for line in _lines(domains, "--domains")] if domains else []
     for url in listed_urls:
         if not domain_of(url):
             raise BadUsage(f"--urls {urls}: '{visible(url)}' is no URL; give it whole, as in https://example.org/page")
     for host in hosts:
+        if host.startswith("www."):              # no URL keeps its "www.", so this entry would match nothing
+            raise BadUsage(f"--domains {domains}: '{visible(host)}': 'www.' cannot be taken out alone; give "
+                           f"{visible(host.removeprefix('www.'))}, which covers all its subdomains")
         if domain_of(f"http://{host}") != host or "." not in host:
             raise BadUsage(f"--domains {domains}: '{visible(host)}' is no domain; give it without scheme and path, as "
                            f"in example.org")
+    hosts = [ascii_domain(host) for host in hosts]
     names = {**{id: id for id in listed_ids}, **{url_hash(url): url for url in listed_urls}, **{h: h for h in hosts}}
     return Tombstones(frozenset(listed_ids), frozenset(map(url_hash, listed_urls)), frozenset(hosts)), names
 
@@ -104,7 +108,7 @@ def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[
 def _lines(path: Path, option: str) -> list[str]:
     """Read the lines of a list, without empty ones."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as e:
         raise BadUsage(f"{option} {path}: cannot be read ({e.strerror})") from None
     except UnicodeDecodeError:
@@ -140,5 +144,5 @@ def _show(json_lines: bool, found: Found, facts: dict[str, Any], names: dict[str
         more = f" and {len(unmatched) - NAMED:,} more" if len(unmatched) > NAMED else ""
         typer.echo(f"no document matches {', '.join(map(visible, unmatched[:NAMED]))}{more}", err=True)
     if found.unverified:
-        typer.echo(f"{len(found.unverified):,} documents share a cluster with them, but no texts were compared; they "
-                   f"stay", err=True)
+        typer.echo(f"{len(found.unverified):,} documents share a cluster with them, but are not known to be similar; "
+                   f"they stay", err=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.base.domain import domain_of
+from pipeline.base.domain import ascii_domain, domain_of
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 
@@ -77,7 +77,7 @@ class Tombstones:
         if not url or not (self.urls or self.domains):
             return []
         entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
-        if self.domains and (host := domain_of(url)):
+        if self.domains and (host := ascii_domain(domain_of(url))):
             labels = host.split(".")
             entries += [name for n in range(len(labels)) if (name := ".".join(labels[n:])) in self.domains]
         return entries

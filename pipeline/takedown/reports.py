@@ -1,13 +1,11 @@
-"""Cuts documents out of the reports of earlier runs."""
+"""Cuts documents out of the reports, error messages and driver logs of earlier runs."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.report.collect import VERSION, write_pages
 from pipeline.store.fs import Store
@@ -21,6 +19,8 @@ STRETCH, SHORT = 24, 8
 #: what stands in a report in place of a quotation
 CUT = "[taken down]"
 FILES = ("report.json", "report.md", "report.html")
+#: files of a run that hold error messages, which may quote a document: JSON, and the output of a driver
+_MESSAGES = re.compile(r"runs/[^/]+/(run\.json|progress\.json|log/[0-9-]+\.txt)")
 #: keys by which an entry of a report says which documents it is about
 _ABOUT = ("id", "kept_id", "kept", "removed")
 
@@ -60,7 +60,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the texts that the store holds of documents with these ids, each with the document's URL or ""."""
-    wanted = pa.array(sorted(ids), pa.string())
     for file in document_files(store, log):
         try:
             with store.parquet(file.path) as parquet:
@@ -68,7 +67,8 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
                 if {"id", "text"} <= present:
                     columns = ["id", "text", *(["url"] if "url" in present else [])]
                     for batch in parquet.iter_batches(256, columns=columns, use_threads=False):
-                        for row in batch.filter(pc.is_in(batch.column("id"), wanted)).to_pylist():
+                        rows = [row for row, id in enumerate(batch.column("id").to_pylist()) if id in ids]
+                        for row in batch.take(rows).to_pylist() if rows else ():
                             yield row["text"], row.get("url") or ""
         except FileNotFoundError:
             continue
@@ -81,7 +81,11 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
     reports = {path.split("/")[1]: json.loads(store.read(path)) for path in store.list("runs")
                if path.count("/") == 2 and path.endswith("/report.json")}
     latest = json.loads(store.read("report.json")).get("run") if store.exists("report.json") else None
-    quotations, changed = Quotations(reports.values(), texts), []
+    messages = {path: _parsed(path, store.read(path)) for path in store.list("runs") if _MESSAGES.fullmatch(path)}
+    quotations, changed = Quotations([*reports.values(), *messages.values()], texts), []
+    for path, message in messages.items():
+        if (cut := without(message, gone, quotations)) != message:
+            store.write(path, "\n".join(cut).encode() if path.endswith(".txt") else json.dumps(cut).encode())
     for run, document in reports.items():
         cut = without(document, gone, quotations)
         if cut == document:
@@ -92,6 +96,16 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
         else:
             store.remove_all([*(f"runs/{run}/{name}" for name in FILES), *(["report.json"] if run == latest else [])])
     return changed
+
+
+def _parsed(path: str, data: bytes) -> Any:
+    """Return what a file with messages holds, so that each message is a string by itself: JSON, or a list of lines."""
+    if not path.endswith(".txt"):
+        try:
+            return json.loads(data)
+        except ValueError:
+            return {}                            # damaged; readers of the store do not show it either
+    return data.decode("utf-8", "replace").split("\n")
 
 
 def without(value: Any, gone: Tombstones, quotations: Quotations) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.store.dataset import published_folders, published_parts
 from pipeline.store.fs import Store
@@ -20,6 +18,8 @@ from pipeline.takedown.shards import stored_sets
 
 #: rows read at a time
 ROWS = 1 << 12
+#: least similarity of a near-duplicate; a step without a threshold (`minhash` with `verify: record`) notes any
+SIMILAR = 0.5
 
 
 class SearchedFile(NamedTuple):
@@ -35,10 +35,9 @@ class SearchedFile(NamedTuple):
 class Found:
     """The documents that a list of entries names in a store.
 
-    `ids` are the ids of all documents to remove. `twins` are those of them that no entry names: deduplication found
-    them to be duplicates of a named document. `unverified` counts documents that deduplication grouped with a document
-    to remove, but without comparing their texts; they are not removed. `matched` are the entries that name at least one
-    document."""
+    `ids` are those of all documents that are to go. `twins` are those among them that no entry names: deduplication
+    joined them with one that an entry names. `unverified` are documents that deduplication joined with one of them,
+    but that it did not find similar; they are no twins. `matched` are the entries that name at least one document."""
 
     ids: set[str] = field(default_factory=set)
     twins: set[str] = field(default_factory=set)
@@ -80,7 +79,7 @@ def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
         before = len(found.ids)
         for file in document_files(store, log):
             if file.path.startswith("dropped/") or file.path.endswith(".dropped.parquet"):
-                for batch in _rows(store, file.path, ("id", "meta", "stage")):
+                for batch in _rows(store, file.path, ("id", "meta", "stage", "reason")):
                     _add_twins(batch, found)
         if len(found.ids) == before:
             break
@@ -88,9 +87,9 @@ def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
     return found
 
 
-def names_one_of(store: Store, path: str, ids: pa.Array) -> bool:
+def names_one_of(store: Store, path: str, ids: Set[str]) -> bool:
     """Whether a Parquet file has a document with one of these ids."""
-    return any(pc.any(pc.is_in(batch.column("id"), ids)).as_py() for batch in _rows(store, path, ("id",)))
+    return any(not ids.isdisjoint(batch.column("id").to_pylist()) for batch in _rows(store, path, ("id",)))
 
 
 def _rows(store: Store, path: str, needed: tuple[str, ...],
@@ -108,13 +107,12 @@ def _rows(store: Store, path: str, needed: tuple[str, ...],
         return
 
 
-def rows_of(store: Store, path: str, ids: pa.Array) -> list[int]:
+def rows_of(store: Store, path: str, ids: Set[str]) -> list[int]:
     """Return the numbers of the rows of a Parquet file that have one of these ids."""
     rows: list[int] = []
     before = 0
     for batch in _rows(store, path, ("id",)):
-        hits = pc.is_in(batch.column("id"), ids).to_numpy(zero_copy_only=False)
-        rows += (np.flatnonzero(hits) + before).tolist()
+        rows += [before + row for row, id in enumerate(batch.column("id").to_pylist()) if id in ids]
         before += batch.num_rows
     return rows
 
@@ -128,7 +126,7 @@ def string_columns(schema: pa.Schema) -> set[str]:
 def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:
     ids = batch.column("id")
     if wanted.ids:
-        hits = ids.filter(pc.is_in(ids, pa.array(sorted(wanted.ids), pa.string()))).to_pylist()
+        hits = wanted.ids.intersection(ids.to_pylist())
         found.ids.update(hits)
         found.matched.update(hits)
     if "url" in batch.schema.names and (wanted.urls or wanted.domains):
@@ -139,17 +137,18 @@ def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:
 
 
 def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
-    """Add those dropped documents of a batch that deduplication joined with a document to remove. A noted similarity
-    shows that their texts were compared. Without such a comparison, joined documents may have nothing in common, so
-    they are only counted."""
-    for id, meta, stage in zip(*(batch.column(name).to_pylist() for name in ("id", "meta", "stage")), strict=True):
+    """Add the documents of a batch of dropped documents that deduplication joined with one that is to go. It compared
+    the texts of both if it noted their similarity; `exact` by a key of `meta` notes 1 without a comparison. Documents
+    that were not compared, or are not similar, may have nothing in common, so these are only counted."""
+    columns = (batch.column(name).to_pylist() for name in ("id", "meta", "stage", "reason"))
+    for id, meta, stage, reason in zip(*columns, strict=True):
         verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None
         if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
             continue
         pair = {id, verdict["kept"]}
         if not pair & found.ids or pair <= found.ids:
             continue
-        if verdict.get("similarity") is None:
+        if reason == "exact_meta" or (verdict.get("similarity") or 0) < SIMILAR:
             found.unverified |= pair - found.ids
         else:
             found.twins |= pair - found.ids

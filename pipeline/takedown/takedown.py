@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -64,9 +64,9 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
     sets = [{"folder": folder, "sha256": manifest.sha256, "documents": sum(map(len, spans.values()))}
             for folder, manifest in stored_sets(store) if (spans := documents_in(store, folder, manifest, ids))]
     return found, {
-        "records": [{"node": record.node, "key": record.key} for record in _records(store, log, ids, bool(sets))],
+        "records": [{"node": record.node, "key": record.key} for record in _records(store, log, found.ids, bool(sets))],
         "parts": [{"path": part.path, "key": part.key, "rows": rows} for folder in published_folders(store)
-                  for part in published_parts(store, folder) if (rows := rows_of(store, part.path, ids))],
+                  for part in published_parts(store, folder) if (rows := rows_of(store, part.path, found.ids))],
         "shards": sets, "labels": list(_labels(store, found.ids)), "exports": _exports(store, sets)}
 
 
@@ -98,15 +98,14 @@ def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
     all of it may be done again. Reports come first, because quotations are recognised by the texts. Returns what
     `takedowns/N.done.json` says."""
     ids = frozenset(takedown.documents)
-    wanted = pa.array(sorted(ids), pa.string())
     collect_garbage(log)                         # also the texts that interrupted runs have left
     reports = redact(store, takedown.tombstones(), chain.from_iterable(texts_of(store, log, ids)))
     store.remove_all(_labels(store, ids))
-    _rewrite_published(store, log, ids, wanted)
+    _rewrite_published(store, log, ids)
     store.remove_all(path for folder in takedown.holds["exports"] for path in list(store.list(folder)))
     renumber(store, takedown.holds["parts"], log.check_lease)
     sets = overwrite(store, ids, takedown.number, log.check_lease)
-    records = list(_records(store, log, wanted, bool(takedown.holds["shards"])))
+    records = list(_records(store, log, ids, bool(takedown.holds["shards"])))
     log.retire_unnamed(((record.key, record.attempt) for record in records), f"takedown {takedown.number}")
     log.check_lease()
     store.remove_all(list(store.list(NODES)))
@@ -118,7 +117,7 @@ def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
     return done
 
 
-def _records(store: Store, log: LogView, ids: pa.Array, exports: bool) -> Iterator[PartRecord]:
+def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterator[PartRecord]:
     """Yield the commit records of tasks whose files name one of these documents and, with `exports`, of tasks that
     copied tokens for exports."""
     for record in log.records():
@@ -127,16 +126,15 @@ def _records(store: Store, log: LogView, ids: pa.Array, exports: bool) -> Iterat
             yield record
 
 
-def _rewrite_published(store: Store, log: Log, ids: frozenset[str], wanted: pa.Array) -> None:
-    """Publish again all folders that have a part with one of these documents. A part without such a document stays the
-    same file. A part that is written again gets another key (`key_without`), because shards name its rows by their
-    numbers."""
+def _rewrite_published(store: Store, log: Log, ids: frozenset[str]) -> None:
+    """Publish all folders again that have parts with one of these documents. A part without them stays the same file.
+    A part that is written again gets another key (`key_without`), because shards name its rows by their numbers."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []
         with Scratch() as scratch:
             for part in published_parts(store, folder):
-                if rows := rows_of(store, part.path, wanted):
+                if rows := rows_of(store, part.path, ids):
                     serial += 1
                     path = f"{REWRITTEN}/{attempt_name(log.epoch, serial)}.parquet"
                     part = _without(store, part._replace(key=key_without(part.key, rows)), ids, path, scratch.folder())

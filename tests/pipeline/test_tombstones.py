@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 
+import pyarrow as pa
 import pytest
 
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.takedown import _wanted
 from pipeline.store.fs import Store
 from pipeline.store.tombstones import (
     DamagedTakedown,
@@ -18,6 +22,8 @@ from pipeline.store.tombstones import (
     text_hash,
     url_hash,
 )
+from pipeline.takedown.reports import redact
+from pipeline.takedown.search import Found, _add_twins
 
 
 @pytest.mark.parametrize(("url", "gone"), [
@@ -51,3 +57,52 @@ def test_damaged_and_unfinished_takedowns_stop_runs(tmp_path):
     store.write(takedown.path, store.read(takedown.path).replace(b"example.org", b"example.com"))
     with pytest.raises(DamagedTakedown, match=takedown.path):
         finished_tombstones(store)
+
+
+@pytest.mark.parametrize("entry", ["bücher.example", "xn--bcher-kva.example", "BÜCHER.example."])
+def test_a_domain_is_the_same_in_both_spellings(tmp_path, entry):
+    (tmp_path / "list").write_text(f"\ufeff{entry}\r\n\r\n", encoding="utf-8")
+    wanted, _ = _wanted(None, None, tmp_path / "list")
+    assert wanted.cover("id", "https://bücher.example/a") and wanted.cover("id", "https://www.xn--bcher-kva.example/")
+    assert not wanted.cover("id", "https://bucher.example/")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_entry(tmp_path):
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbfabc\r\ndef\r\n")
+    assert _wanted(tmp_path / "list", None, None)[0].ids == {"abc", "def"}
+
+
+def test_www_alone_is_refused_because_it_would_take_the_whole_domain(tmp_path):
+    (tmp_path / "list").write_text("www.example.org\n")
+    with pytest.raises(BadUsage, match=r"give example\.org, which covers all its subdomains"):
+        _wanted(None, None, tmp_path / "list")
+
+
+def dropped_for(kept: str, similarity: float | None, reason: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": "dropped", "stage": "dedup", "reason": reason, "meta": json.dumps(
+        {"dedup": {"kept": kept, "similarity": similarity}})}])
+
+
+@pytest.mark.parametrize(("similarity", "reason", "twin"), [
+    (0.8, "minhash", True), (1.0, "exact_text", True), (1.0, "exact_url", True),
+    (0.03, "minhash", False),                    # `verify: record` joins without a threshold
+    (None, "minhash", False), (1.0, "exact_meta", False)])
+def test_only_documents_that_are_similar_go_together(similarity, reason, twin):
+    for listed, other in (("dropped", "kept"), ("kept", "dropped")):
+        found = Found(ids={listed})
+        _add_twins(dropped_for("kept", similarity, reason), found)
+        assert (found.twins, found.unverified) == (({other}, set()) if twin else (set(), {other}))
+
+
+def test_error_messages_and_driver_logs_lose_their_quotations(tmp_path):
+    store, text = Store(str(tmp_path)), "Jane Roe of 5 Elm Street was seen with a zorblak yesterday."
+    store.write("runs/a/progress.json", json.dumps({"state": "failed", "error": f"ValueError: {text}", "failures": [
+        {"node": "all", "message": text[10:50]}], "traceback": f"Traceback\n{text}"}).encode())
+    store.write("runs/a/run.json", json.dumps({"run": "a", "error": text}).encode())
+    store.write("runs/a/log/0001-000001.txt", f"begun\nerror: {text}\nended\n".encode())
+    store.write("runs/b/progress.json", b'{"state": "done"}')
+    redact(store, Tombstones(frozenset({"id"})), [text])
+    assert not [path for path in store.list("runs") if b"zorblak" in store.read(path) or b"Elm" in store.read(path)]
+    assert store.read("runs/a/log/0001-000001.txt") == b"begun\n[taken down]\nended\n"
+    assert json.loads(store.read("runs/a/progress.json"))["state"] == "failed"
+    assert store.read("runs/b/progress.json") == b'{"state": "done"}'
