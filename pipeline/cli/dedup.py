@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.base.files import replacing
 from pipeline.base.humanize import plural
 from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
@@ -81,8 +82,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     if html is not None:
         from pipeline.report.pair_page import render
 
-        with writing(html, "--html"), replacing(html) as temporary:
-            temporary.write_text(render(heads, verdict_line, *shown), encoding="utf-8")
+        _write_page(html, render(heads, verdict_line, *shown))
     if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
@@ -147,9 +147,7 @@ def _keeper(kept: dict[str, Any] | None) -> str:
 
 
 def _write_page(path: Path, page: str) -> None:
-    from pipeline.base.files import replacing
-
-    with replacing(path) as temporary:
+    with writing(path, "--html"), replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
