@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,37 +40,20 @@ RAY_FILES = frozenset(
                                     for word in ("xdist_group(", "ray_session", "mark.ray")))
 
 
-#: groups of few tests that take 5 to 30 s each. They run first: at the end, one worker would wait for another
-LONG_GROUPS = frozenset({
-    "ray", "report", "tests/browser/test_pages.py", "tests/e2e/test_decontaminate.py", "tests/e2e/test_same_bytes.py",
-    "tests/pipeline/test_lists.py", "tests/pipeline/test_many_files.py", "tests/pipeline/test_quarantine_replay.py",
-    "tests/pipeline/test_queue_drivers.py", "tests/pipeline/test_row_sets.py", "tests/service/test_kill_server.py",
-    "tests/service/test_queue_page.py", "tests/service/test_server.py", "tests/storage/test_gcs_service.py",
-    "tests/storage/test_s3_sources.py", "tests/storage/test_s3_takedown.py",
-    "tests/storage/test_s3_token_sources.py", "tests/test_benchmarks.py", "tests/test_ci_repeat.py",
-    "tests/trainer/test_accumulate.py"})
-
-
-def group(nodeid: str) -> str:
-    """The tests of a group run in one worker: those of a file, or of all RAY_FILES."""
-    file = nodeid.partition("::")[0]
-    if file.startswith("tests/e2e/test_report_"):           # they share a run of a minute
-        return "report"
-    return "ray" if file in RAY_FILES else file
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Workers get one group after the other, in the order of the collection. (`--dist loadgroup` marks groups in node
-    ids, which pytest 9.2 no longer shows the scheduler.)"""
+    """Tests go to workers file by file, those of RAY_FILES all to one. (`--dist loadgroup` marks groups in node ids,
+    which pytest 9.2 no longer shows the scheduler.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroup(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return group(nodeid)
+            file = nodeid.partition("::")[0]
+            if file.startswith("tests/e2e/test_report_"):           # they share a run of a minute
+                return "report"
+            return "ray" if file in RAY_FILES else file
 
-    config.option.loadscopereorder = False          # it would begin with the groups of most tests
-    return ByGroup(config, log)
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -155,12 +137,8 @@ def ray_session():
     shutil.rmtree(temp, ignore_errors=True)
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """All tests that share the session's Ray run in one worker of pytest-xdist (`--dist loadgroup`). LONG_GROUPS come
-    first, then the groups of most tests."""
+    """All tests that share the session's Ray run in one worker of pytest-xdist (`--dist loadgroup`)."""
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
-    sizes = Counter(group(item.nodeid) for item in items)
-    items.sort(key=lambda item: (group(item.nodeid) not in LONG_GROUPS, -sizes[group(item.nodeid)]))

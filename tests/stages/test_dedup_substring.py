@@ -316,14 +316,14 @@ def test_equal_hashes_of_different_tokens_cut_nothing(tmp_path, monkeypatch, tok
     import stages.dedup.substring_tasks as tasks
 
     def colliding(data, window, shared):
-        hashes, starts = windows_with(data, window, shared)
-        return hashes % np.uint64(3), starts
+        for hashes, starts in windows_with(data, window, shared):
+            yield hashes % np.uint64(3), starts
 
     docs = corpus(1, "abcdefghij")
     expected = brute_force_tokens(docs, 16, {}, tokenizer)
     monkeypatch.setattr(tasks, "windows_with", colliding)
     got, outcome = cuts(docs, Store(tmp_path), length=16, merge=1, unit="tokens", tokenizer=tokenizer)
-    assert outcome.counters["check"]["refuted"] > 100
+    assert outcome.counters["check"]["refuted"] > 50
     for name, spans in got.items():
         assert all(any(a <= start and end <= b for a, b in expected.get(name, ())) for start, end in spans)
 
