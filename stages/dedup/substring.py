@@ -79,7 +79,7 @@ class SubstringSeeds(Stage):
     uint64; it is empty for a text that is shorter than a window."""
 
     name = "substring_seeds"
-    version = 2
+    version = 3
     cost_ms = 0.12
     side = pa.schema([("seeds", pa.binary())])
     Config = SeedConfig

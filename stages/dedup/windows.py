@@ -32,6 +32,8 @@ _PRIME = _U((1 << 61) - 1)
 _BASE = _U(0x1A37F2C94D6B8E51)
 _LOW = _U((1 << 32) - 1)
 _M1, _M2 = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53)
+#: windows that are looked at together; they bound the memory that a long text takes (8 bytes each)
+BLOCK = 1 << 20
 
 
 @njit(cache=True, inline="always")
@@ -118,33 +120,44 @@ def seed_length(window: int) -> int:
     return max(1, window // 2)
 
 
-def seeds_of(data: NDArray[Any], window: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """Return (hash, position) of each seed of a text, in the order of the text. A text that is shorter than a window
-    has none. `data` is the text in UTF-8, uint8[bytes]."""
+def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text: (hash
+    of each seed, its position, the first window that has it, the first one after it that has another). Blocks do not
+    know of each other, so both may have the seed at their border."""
     width = seed_length(window)
-    hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places, _ = window_seeds(hashes, window - width + 1)
-    return hashes[places], places.astype(np.uint32)
+    for first in range(0, len(data) - window + 1, most):
+        stop = min(first + most, len(data) - window + 1)
+        hashes = run_hashes(data, width, first, stop + window - width)
+        places, begins = window_seeds(hashes, window - width + 1)
+        yield hashes[places], places + first, begins + first, np.r_[begins[1:] + first, stop]
+
+
+def seeds_of(data: NDArray[Any], window: int,
+             most: int = BLOCK) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """Return (hash, position) of each seed of a text, in the order of the text. A text that is shorter than a window
+    has none. `data` is the text in UTF-8, uint8[bytes]. The text is read in blocks of `most` windows."""
+    hashes, places, last = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], -1
+    for block, positions, _, _ in _seed_blocks(data, window, most):
+        again = int(positions[0] == last)
+        hashes.append(block[again:])
+        places.append(positions[again:])
+        last = int(positions[-1])
+    return np.concatenate(hashes), np.concatenate(places).astype(np.uint32)
 
 
 def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
-                 most: int = 1 << 20) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
+                 most: int = BLOCK) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
     """Yield (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
-    of the text, at most `most` windows at a time."""
-    width = seed_length(window)
-    hashes = run_hashes(data, width, 0, len(data) - width + 1)
-    places, begins = window_seeds(hashes, window - width + 1)
-    if not len(places) or not len(shared):
-        return
-    seeds, ends = hashes[places], np.r_[begins[1:], len(data) - window + 1]
-    del hashes
-    chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
-    begins, ends = begins[chosen], ends[chosen]
-    apart = begins[1:] != ends[:-1]                            # neighbouring windows are hashed together
-    for begin, end in zip(begins[np.r_[True, apart]] if len(begins) else (), ends[np.r_[apart, True]]):
-        for first in range(int(begin), int(end), most):
-            stop = min(first + most, int(end))
-            yield run_hashes(data, window, first, stop), np.arange(first, stop, dtype=np.uint32)
+    of the text, at most `most` windows at a time. Whether a window is among them depends on its bytes alone: several
+    runs may be its seed, but all of these have the same hash."""
+    for seeds, _, begins, ends in _seed_blocks(data, window, most) if len(shared) else ():
+        chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
+        if not chosen.any():
+            continue
+        begins, ends = begins[chosen], ends[chosen]
+        apart = begins[1:] != ends[:-1]                        # neighbouring windows are hashed together
+        for first, stop in zip(begins[np.r_[True, apart]], ends[np.r_[apart, True]]):
+            yield run_hashes(data, window, int(first), int(stop)), np.arange(first, stop, dtype=np.uint32)
 
 
 @njit(cache=True)

@@ -215,6 +215,11 @@ def test_hashes_and_seeds_equal_their_definition(data, window):
     assert np.repeat(places, np.diff(np.r_[firsts, len(expected)])).tolist() == expected
     seeds, places = seeds_of(array, window)
     assert places.tolist() == sorted(set(expected)) and seeds.tolist() == [hashes[p] for p in sorted(set(expected))]
+    for most in (7, 1):
+        block_seeds, block_places = seeds_of(array, window, most)
+        assert set(block_seeds.tolist()) == set(seeds.tolist())
+        assert (np.diff(block_places.astype(np.int64)) > 0).all()
+        assert block_seeds.tolist() == [hashes[p] for p in block_places.tolist()]
     some = np.unique(seeds[::2])
     wanted = [i for i, place in enumerate(expected) if hashes[place] in set(some.tolist())]
     for most in (1 << 20, 7):
@@ -319,11 +324,11 @@ def test_equal_hashes_of_different_tokens_cut_nothing(tmp_path, monkeypatch, tok
         for hashes, starts in windows_with(data, window, shared):
             yield hashes % np.uint64(3), starts
 
-    docs = corpus(1, "abcdefghij")
+    docs = corpus(1, "abcdefghij", 32)
     expected = brute_force_tokens(docs, 16, {}, tokenizer)
     monkeypatch.setattr(tasks, "windows_with", colliding)
     got, outcome = cuts(docs, Store(tmp_path), length=16, merge=1, unit="tokens", tokenizer=tokenizer)
-    assert outcome.counters["check"]["refuted"] > 50
+    assert outcome.counters["check"]["refuted"] > 100
     for name, spans in got.items():
         assert all(any(a <= start and end <= b for a, b in expected.get(name, ())) for start, end in spans)
 
