@@ -148,7 +148,8 @@ def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
         pair = {id, verdict["kept"]}
         if not pair & found.ids or pair <= found.ids:
             continue
-        if reason == "exact_meta" or (verdict.get("similarity") or 0) < SIMILAR:
+        is_similar = (verdict.get("similarity") or 0) >= SIMILAR or reason == "minhash_contained"
+        if reason == "exact_meta" or not is_similar:
             found.unverified |= pair - found.ids
         else:
             found.twins |= pair - found.ids

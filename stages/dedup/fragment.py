@@ -71,8 +71,10 @@ class Sizes:
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
-#: the verdict about a document: its part and row within its group, whether it is removed, its similarity to the kept
-#: document, the id of the kept document, and the id that names the cluster
+#: why a document is removed: it resembles the kept document, or the kept document contains it
+SIMILAR, CONTAINED = 1, 2
+#: the verdict about a document: its part and row within its group, why it is removed (0 if it stays), its similarity to
+#: the kept document, the id of the kept document, and the id that names the cluster
 VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("similarity", "<f8"),
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
 #: a kept document (its part and row within its group) and the id of another kept document that it resembles

@@ -39,7 +39,9 @@ from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, Wa
 from stages.dedup import curve
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
+    CONTAINED,
     NEAR,
+    SIMILAR,
     SIZES,
     VERDICT,
     by_part,
@@ -427,6 +429,10 @@ class MinHash(Barrier):
         return slices_of(groups(parts, self.sizes), results["slices"])
 
 
+#: why a document was dropped, as reports name it
+REASONS = {SIMILAR: "minhash", CONTAINED: "minhash_contained"}
+
+
 class MinHashSlices:
     """Task that writes the removal slices (lists of rows to drop) of one group of parts (files of documents).
 
@@ -444,7 +450,9 @@ class MinHashSlices:
         all_verdicts = np.concatenate(read_segments(inputs, args["verdicts"], args["group"], VERDICT))
         near = dict(by_part(np.concatenate(read_segments(inputs, args["near"], args["group"], NEAR))))
         for part, verdicts in by_part(all_verdicts):
-            sliced = slice_table(verdicts["row"], verdicts["removed"] > 0, "minhash", verdicts, near.get(part))
+            why = [REASONS.get(removed, "") for removed in verdicts["removed"].tolist()]
+            sliced = slice_table(verdicts["row"], verdicts["removed"] > 0, why, verdicts, near.get(part))
             write_slice(out, f"slice.{part}.parquet", sliced)
-        removed = int((all_verdicts["removed"] > 0).sum())
-        return {"removed": {args["dataset"]: {"minhash": removed}}, "clustered": {args["dataset"]: len(all_verdicts)}}
+        removed = {reason: int((all_verdicts["removed"] == code).sum()) for code, reason in REASONS.items()}
+        removed = {reason: n for reason, n in removed.items() if n or reason == "minhash"}
+        return {"removed": {args["dataset"]: removed}, "clustered": {args["dataset"]: len(all_verdicts)}}

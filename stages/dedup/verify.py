@@ -36,7 +36,9 @@ from pipeline.base.parquet import open_parquet
 from stages.barrier import FileRef
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
+    CONTAINED,
     NEAR,
+    SIMILAR,
     VERDICT,
     bucket_of,
     by_part,
@@ -307,7 +309,8 @@ class _Judge:
                         else:
                             insort(index.setdefault(key, []), i, key=self.place.__getitem__)
                 continue
-            verdicts["removed"][i], verdicts["similarity"][i] = 1, similarity
+            is_similar = not self.threshold or similarity >= self.threshold
+            verdicts["removed"][i], verdicts["similarity"][i] = SIMILAR if is_similar else CONTAINED, similarity
             for half in ("hi", "lo"):
                 verdicts[f"kept_{half}"][i] = self.candidates[f"id_{half}"][twin]
         self.counters["kept"] += survivors

@@ -86,7 +86,7 @@ def dropped_for(kept: str, similarity: float | None, reason: str) -> pa.RecordBa
 @pytest.mark.parametrize(("similarity", "reason", "twin"), [
     (0.8, "minhash", True), (1.0, "exact_text", True), (1.0, "exact_url", True),
     (0.03, "minhash", False),                    # `verify: record` joins without a threshold
-    (None, "minhash", False), (1.0, "exact_meta", False)])
+    (None, "minhash", False), (1.0, "exact_meta", False), (0.2, "minhash_contained", True)])
 def test_only_documents_that_are_similar_go_together(similarity, reason, twin):
     for listed, other in (("dropped", "kept"), ("kept", "dropped")):
         found = Found(ids={listed})

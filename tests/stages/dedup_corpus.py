@@ -100,6 +100,6 @@ def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int],
             similarity = len(a & b) / len(a | b)
             inside = c.containment is not None and len(a) <= len(b) and len(a & b) / len(a) >= c.containment
             if similarity >= c.verify or inside:
-                removed[i] = ("minhash", j, similarity, clusters[i])
+                removed[i] = ("minhash" if similarity >= c.verify else "minhash_contained", j, similarity, clusters[i])
                 break
     return removed, clusters

@@ -41,7 +41,7 @@ def test_equals_brute_force(tmp_path, config):
     assert got.clusters == clusters
     assert len(removed) >= 5
     gone = got.counters["slices"]["removed"]
-    assert sum(n["minhash"] for n in gone.values()) == len(removed) == got.counters["verify"]["removed"]
+    assert sum(sum(n.values()) for n in gone.values()) == len(removed) == got.counters["verify"]["removed"]
     assert got.counters["clusters"]["candidates"] == len(clusters)
     assert got.counters["clusters"]["clusters"] == len(set(clusters.values()))
 
@@ -69,7 +69,9 @@ def test_a_long_text_never_goes_for_a_short_one_that_it_contains(tmp_path):
     docs = [Doc(" ".join(long), "web", "a" * 32), Doc(" ".join(inside), "wiki", "b" * 32)]
     config = {"containment": 0.9, "bands": 60, "rows": 2}
     assert not outcome(MinHash(config), docs, tmp_path / "1").removed                  # wiki comes before web
-    assert set(outcome(MinHash(config), docs, tmp_path / "2", ranks={}).removed) == {"b" * 32}
+    contained = outcome(MinHash(config), docs, tmp_path / "2", ranks={})
+    assert set(contained.removed) == {"b" * 32} and contained.removed["b" * 32][0] == "minhash_contained"
+    assert contained.counters["slices"]["removed"]["wiki"] == {"minhash": 0, "minhash_contained": 1}
     assert not outcome(MinHash(bands=60, rows=2), docs, tmp_path / "3", ranks={}).removed
 
 
