@@ -154,7 +154,7 @@ def copied(store: Path, to: Path) -> Path:
 def finished(top, tmp_path_factory) -> Path:
     """The store of a run with two barriers and a filter."""
     store = tmp_path_factory.mktemp("finished") / "store"
-    run(top, store, CHAINS["two and a filter"])
+    run(top, store, CHAINS["two and a filter"], report=True)
     return store
 
 
@@ -247,12 +247,12 @@ def test_another_file_reruns_only_parts_with_other_removals(top, tmp_path):
     run(mine, tmp_path / "store", CHAINS["two"])
     before = keys(tmp_path / "store")
     (mine / "notes" / "zz.jsonl").write_text(json.dumps({"text": " ".join(sentences()[:30])}) + "\n")
-    run(mine, tmp_path / "store", CHAINS["two"])
+    run(mine, tmp_path / "store", CHAINS["two"], report=True)
     ran = keys(tmp_path / "store") - before
     between = next(n for n in before if n.startswith("deduped:") and n[8:].isdigit())
     assert ran[between] < before[between] and ran["deduped"] < before["deduped"]
-    run(mine, tmp_path / "new", CHAINS["two"])
-    assert documents(tmp_path / "store") == documents(tmp_path / "new")
+    run(mine, tmp_path / "new", CHAINS["two"], report=True)
+    assert figures(tmp_path / "store") == figures(tmp_path / "new")
 
 
 def test_replayed_verdicts_behind_two_barriers_are_those_of_a_new_run(top, finished, stricter, tmp_path):
@@ -339,5 +339,6 @@ def test_how_rows_are_batched_is_not_to_be_seen_in_a_row_set(top, tmp_path):
 
 @pytest.mark.parametrize("workers", [2])
 def test_children_give_the_same(top, finished, tmp_path, workers):
-    run(top, tmp_path / "store", CHAINS["two and a filter"], make=make_backend("process", workers, None))
-    assert documents(tmp_path / "store") == documents(finished)
+    run(top, tmp_path / "store", CHAINS["two and a filter"], report=True,
+        make=make_backend("process", workers, None))
+    assert figures(tmp_path / "store") == figures(finished)
