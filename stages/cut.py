@@ -92,12 +92,7 @@ class CutPassages(Stage):
         if not passages:
             return None
         self._note(doc, passages)
-        if doc.loss_spans is not None:
-            doc.loss_spans = moved(doc.loss_spans, passages)
-        for name in PLACES:
-            if _are_places(doc.meta.get(name)):
-                doc.meta[name] = moved(doc.meta[name], passages)
-        doc.text = without(data, passages).decode("utf-8", "surrogatepass")
+        cut_out(doc, data, passages)
         doc.signals[self._bytes] = sum(passage["end"] - passage["start"] for passage in passages)
         doc.signals[self._chars], doc.signals[self._words] = len(doc.text.strip()), len(doc.words)
         return self.verdict(doc)
@@ -126,6 +121,17 @@ class CutPassages(Stage):
         noted = [{name: value for name, value in passage.items() if value is not None}
                  for passage in passages[:MOST_NOTED]]
         doc.meta[self._entry] = {"cuts": cuts, "bytes": size, "passages": noted}
+
+
+def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
+    """Cut passages (whole characters, in order, not overlapping) out of a document, whose text is `data` in UTF-8, and
+    move the places that its `loss_spans` and its metadata name."""
+    if doc.loss_spans is not None:
+        doc.loss_spans = moved(doc.loss_spans, passages)
+    for name in PLACES:
+        if _are_places(doc.meta.get(name)):
+            doc.meta[name] = moved(doc.meta[name], passages)
+    doc.text = without(data, passages).decode("utf-8", "surrogatepass")
 
 
 def whole_passages(data: bytes, passages: Iterable[Passage]) -> list[Passage]:

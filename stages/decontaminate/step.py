@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import model_validator
 
+from stages.cut import cut_out, whole_passages, without
 from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, ItemPart, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import Part, SetError
@@ -120,21 +121,18 @@ class Decontaminate(Stage):
         doc.meta.pop("contaminated_rows", None)
         data = doc.utf8
         hits = self.find(data)
-        spans = merged([(hit.start, hit.end) for hit in hits])
-        covered = sum(end - start for start, end in spans)
+        passages = whole_passages(data, [{"start": hit.start, "end": hit.end} for hit in hits])
+        covered = sum(passage["end"] - passage["start"] for passage in passages)
         doc.signals["contaminated_items"] = len({hit.entry for hit in hits})
         doc.signals["contaminated_share"] = covered / len(data) if hits else 0.0
         if not hits:
             return None
         self._note(doc, hits)
         if self.config.action == "cut":
-            rest = without(data, spans).decode("utf-8", "surrogatepass")
-            if not rest.strip():
+            if not without(data, passages).decode("utf-8", "surrogatepass").strip():
                 doc.signals["contaminated_share"] = 1.0
                 return self.verdict(doc)
-            if doc.loss_spans is not None:
-                doc.loss_spans = moved(doc.loss_spans, spans)
-            doc.text = rest
+            cut_out(doc, data, passages)
         return self.verdict(doc)
 
     def _note(self, doc: Document, hits: list[Hit]) -> None:
@@ -145,10 +143,10 @@ class Decontaminate(Stage):
              "share": hit.share}
             for hit in hits[:NOTED] for member in members[hit.entry][:NOTED]][:NOTED]
         doc.meta["contamination"] = noted
-        found = {member for each in members.values() for member in each}
-        if found - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
+        items = {member for each in members.values() for member in each}
+        if items - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
             rows: dict[str, dict[str, list[int]]] = {}
-            for name, row, part in sorted(found):
+            for name, row, part in sorted(items):
                 rows.setdefault(name, {}).setdefault(part, []).append(row)
             doc.meta["contaminated_rows"] = rows
 
@@ -161,23 +159,23 @@ class Decontaminate(Stage):
         """Count, for each set, the documents that were dropped or cut because of its items. Count also, by part and
         row, the documents that hold an item."""
         dropped = int(self.verdict(doc) is not None)
-        found: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
-        if not found:
+        rows_of: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
+        if not rows_of:
             for hit in doc.meta.get("contamination", ()):
-                found.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
+                rows_of.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
         return {name: {"dropped": dropped, "cut": 1 - dropped,
                        "items": {part: {str(row): 1 for row in rows} for part, rows in parts.items()}}
-                for name, parts in sorted(found.items())} or None
+                for name, parts in sorted(rows_of.items())} or None
 
     def find(self, data: bytes) -> list[Hit]:
         """Return all hits in a text (UTF-8), in the order of the text."""
         index, words = self._loaded, words_of(data)
-        found = index.hits(words)
-        if not len(found):
+        matches = index.hits(words)
+        if not len(matches):
             return []
-        first, length, gram = found.T
+        first, length, gram = matches.T
         sizes = index.offsets[gram + 1] - index.offsets[gram]
-        which = np.repeat(np.arange(len(found)), sizes)
+        which = np.repeat(np.arange(len(matches)), sizes)
         inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         entry = index.postings[index.offsets[gram[which]] + inside]
         first, length, gram = first[which], length[which], gram[which]
@@ -211,38 +209,3 @@ class Decontaminate(Stage):
 def needed(words: int) -> float:
     """Return the least share of an item's weight that must match (dialect idf), for an item of `words` words."""
     return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)
-
-
-def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union of spans, as disjoint spans in order."""
-    out: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(end, out[-1][1]))
-        else:
-            out.append((start, end))
-    return out
-
-
-def without(data: bytes, cuts: list[tuple[int, int]]) -> bytes:
-    """Return a text without the bytes in `cuts`, which are disjoint and in order."""
-    kept, at = [], 0
-    for start, end in cuts:
-        kept.append(data[at:start])
-        at = end
-    return b"".join([*kept, data[at:]])
-
-
-def moved(spans: list[dict[str, int]], cuts: list[tuple[int, int]]) -> list[dict[str, int]]:
-    """Return the loss spans of a text after `cuts` (disjoint, in order) are cut out. A span that was cut out wholly is
-    left out."""
-    starts, ends = np.array(cuts).T
-    before = np.concatenate([[0], np.cumsum(ends - starts)])
-
-    def place(at: int) -> int:
-        number = int(np.searchsorted(starts, at))                 # cuts that begin before `at`
-        inside = max(int(ends[number - 1]) - at, 0) if number else 0
-        return at - int(before[number]) + inside
-
-    places = [(place(span["start"]), place(span["end"])) for span in spans]
-    return [{"start": start, "end": end} for start, end in places if start < end]

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stages.cut import moved, whole_passages, without
 from stages.decontaminate.index import BORDERED, COMMON, LENGTHS, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import SetError, read_set
-from stages.decontaminate.step import Decontaminate, Hit, merged, moved, needed, without
+from stages.decontaminate.step import Decontaminate, Hit, needed
 from stages.document import Document
 from tests.conftest import shared_data
 
@@ -277,10 +278,22 @@ def test_cutting_keeps_characters_whole_and_moves_loss_spans(tmp_path):
     assert cut > 50
 
 
+def test_the_places_that_pii_has_noted_move_with_the_text(tmp_path):
+    question = "What did the miller of Aldham paint green on a Sunday in the spring of that year?"
+    stage = ready({"set": write_set(tmp_path / "set.jsonl", [{"question": question}])}, action="cut")
+    text = f"Grüße. {question}\nWrite to email@example.com now."
+    at = len(text[:text.index("email")].encode())
+    doc = Document("0" * 32, text, meta={"pii": [{"start": at, "end": at + 17}]})
+    assert stage.process(doc) is None and question not in doc.text
+    [place] = doc.meta["pii"]
+    assert doc.text.encode()[place["start"]:place["end"]] == b"email@example.com"
+
+
 def test_spans_that_touch_or_overlap_are_one():
-    assert merged([(5, 9), (0, 2), (2, 3), (6, 7)]) == [(0, 3), (5, 9)]
-    assert without(b"0123456789", [(0, 3), (5, 9)]) == b"349"
-    assert moved([{"start": 1, "end": 2}, {"start": 2, "end": 10}], [(0, 3), (5, 9)]) == [{"start": 0, "end": 3}]
+    spans = [{"start": a, "end": b} for a, b in [(5, 9), (0, 2), (2, 3), (6, 7)]]
+    passages = whole_passages(b"0123456789", spans)
+    assert without(b"0123456789", passages) == b"349"
+    assert moved([{"start": 1, "end": 2}, {"start": 2, "end": 10}], passages) == [{"start": 0, "end": 3}]
 
 
 # -- sets ------------------------------------------------------------------------------------------------------------
