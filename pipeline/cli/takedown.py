@@ -14,7 +14,7 @@ from pipeline.cli.options import JsonOpt, StoreOpt, TakeoverOpt, open_store
 
 if TYPE_CHECKING:
     from pipeline.store.tombstones import Takedown, Tombstones
-    from pipeline.takedown.search import Found
+    from pipeline.takedown.search import Matches
 
 #: entries without a match that are named
 NAMED = 5
@@ -57,8 +57,8 @@ def takedown(store: StoreOpt,
         raise BadUsage("--complete takes no list; leave out the other options")
     wanted, names = (None, {}) if complete else _wanted(ids, urls, domains)
     if wanted is not None and dry_run:
-        found, holds = survey(at, Log.read(at), wanted, only)
-        _show(json_lines, found, {**holds, "seen": seen(at, frozenset(found.ids))}, names, "would be removed")
+        matches, holds = survey(at, Log.read(at), wanted, only)
+        _show(json_lines, matches, {**holds, "seen": seen(at, frozenset(matches.ids))}, names, "would be removed")
         return
     reason = (reason or "").strip()
     if wanted is not None and not reason:
@@ -72,9 +72,9 @@ def takedown(store: StoreOpt,
             if wanted is not None and _same(earlier, wanted):
                 wanted = None                     # the interrupted command was given again
         if wanted is not None:
-            begun, found = begin(at, log, wanted, reason, only)
+            begun, matches = begin(at, log, wanted, reason, only)
             done = carry_out(at, log, begun)
-            _show(json_lines, found, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
+            _show(json_lines, matches, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:
                 typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} say what left; finish trainings "
                            f"that read these shards before you run their recipes again", err=True)
@@ -124,13 +124,13 @@ def _same(takedown: Takedown, wanted: Tombstones) -> bool:
     return (set(takedown.ids), set(takedown.urls), set(takedown.domains)) == (wanted.ids, wanted.urls, wanted.domains)
 
 
-def _show(json_lines: bool, found: Found, facts: dict[str, Any], names: dict[str, str], what: str) -> None:
-    unmatched = sorted(name for entry, name in names.items() if entry not in found.matched)
+def _show(json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict[str, str], what: str) -> None:
+    unmatched = sorted(name for entry, name in names.items() if entry not in matches.matched)
     if json_lines:
-        typer.echo(json.dumps({**facts, "documents": sorted(found.ids), "twins": sorted(found.twins),
-                               "unverified": sorted(found.unverified), "unmatched": unmatched}))
+        typer.echo(json.dumps({**facts, "documents": sorted(matches.ids), "twins": sorted(matches.twins),
+                               "unverified": sorted(matches.unverified), "unmatched": unmatched}))
         return
-    typer.echo(f"{len(found.ids):,} documents {what}, {len(found.twins):,} of them as near-duplicates: results of "
+    typer.echo(f"{len(matches.ids):,} documents {what}, {len(matches.twins):,} of them as near-duplicates: results of "
                f"{len(facts['records']):,} tasks, {len(facts['parts']):,} published parts, {len(facts['labels']):,} "
                f"labels")
     for one in facts["shards"]:
@@ -143,6 +143,6 @@ def _show(json_lines: bool, found: Found, facts: dict[str, Any], names: dict[str
     if unmatched:
         more = f" and {len(unmatched) - NAMED:,} more" if len(unmatched) > NAMED else ""
         typer.echo(f"no document matches {', '.join(map(visible, unmatched[:NAMED]))}{more}", err=True)
-    if found.unverified:
-        typer.echo(f"{len(found.unverified):,} documents share a cluster with them, but are not known to be similar; "
+    if matches.unverified:
+        typer.echo(f"{len(matches.unverified):,} documents share a cluster with them, but are not known to be similar; "
                    f"they stay", err=True)

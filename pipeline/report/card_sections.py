@@ -203,10 +203,10 @@ def contamination(document: Report) -> list[str]:
         for dataset in document["names"]["datasets"] for r in document["datasets"][dataset]["reasons"]
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     sentences += [
-        f"{plain(dataset)} held {plural(sum(map(len, found['items'].values())), 'item')} of {plain(name)}: "
-        f"{plural(found['dropped'], 'document')} dropped, {found['cut']:,} cut."
+        f"{plain(dataset)} held {plural(sum(map(len, figures['items'].values())), 'item')} of {plain(name)}: "
+        f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut."
         for dataset in document["names"]["datasets"]
-        for name, found in sorted(document["datasets"][dataset].get("contamination", {}).items())]
+        for name, figures in sorted(document["datasets"][dataset].get("contamination", {}).items())]
     near = sum(t["near_held_out"] for t in document["tokens"].values())
     if near:
         left_out = plural(near, "training document")

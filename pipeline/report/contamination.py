@@ -14,6 +14,6 @@ def contamination_lines(document: dict[str, Any]) -> str:
     return "".join(
         json_text({"dataset": dataset, "set": name, "row": int(row), "part": part, "documents": docs}) + "\n"
         for dataset in document["names"]["datasets"]
-        for name, found in sorted(document["datasets"][dataset].get("contamination", {}).items())
-        for part, rows in sorted(found["items"].items())
+        for name, figures in sorted(document["datasets"][dataset].get("contamination", {}).items())
+        for part, rows in sorted(figures["items"].items())
         for row, docs in sorted(rows.items(), key=lambda item: int(item[0])))

@@ -96,7 +96,7 @@ def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
         "dropped_languages": merged(passes, "dropped_languages"),
         "dropped_lengths": merged(passes, "dropped_lengths"), "scores": merged(passes, "scores"),
         "pii": last.counters.get("pii", {}), "pdf": pdf_pages(passes),
-        **({"contamination": found} if (found := merged(passes, "tallies").get("decontaminate")) else {}),
+        **({"contamination": tallies} if (tallies := merged(passes, "tallies").get("decontaminate")) else {}),
     }
 
 

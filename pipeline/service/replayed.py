@@ -149,7 +149,7 @@ class _Counts:
         """Return the sum of the values of each group, as (estimate, low, high)."""
         sums = np.bincount(numbers, values, different).tolist()
         squares = np.bincount(numbers, values * values, different).tolist()
-        return [sum_interval(found, square, self._sampled, self._total) for found, square in zip(sums, squares)]
+        return [sum_interval(total, square, self._sampled, self._total) for total, square in zip(sums, squares)]
 
 
 def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:

@@ -32,7 +32,7 @@ class SearchedFile(NamedTuple):
 
 
 @dataclass
-class Found:
+class Matches:
     """The documents that a list of entries names in a store.
 
     `ids` are those of all documents that are to go. `twins` are those among them that no entry names: deduplication
@@ -68,23 +68,23 @@ def document_files(store: Store, log: LogView) -> Iterator[SearchedFile]:
             yield file
 
 
-def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Found:
+def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Matches:
     """Find the documents that `wanted` names. Unless `only` is set, also find all documents that deduplication joined
     with one of them, directly or through other documents."""
-    found = Found()
+    matches = Matches()
     for file in document_files(store, log):
         for batch in _rows(store, file.path, ("id",), ("url",)):
-            _match(batch, wanted, found)
-    while not only and found.ids:
-        before = len(found.ids)
+            _match(batch, wanted, matches)
+    while not only and matches.ids:
+        before = len(matches.ids)
         for file in document_files(store, log):
             if file.path.startswith("dropped/") or file.path.endswith(".dropped.parquet"):
                 for batch in _rows(store, file.path, ("id", "meta", "stage", "reason")):
-                    _add_twins(batch, found)
-        if len(found.ids) == before:
+                    _add_twins(batch, matches)
+        if len(matches.ids) == before:
             break
-    found.unverified -= found.ids
-    return found
+    matches.unverified -= matches.ids
+    return matches
 
 
 def names_one_of(store: Store, path: str, ids: Set[str]) -> bool:
@@ -123,20 +123,20 @@ def string_columns(schema: pa.Schema) -> set[str]:
     return {field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)}
 
 
-def _match(batch: pa.RecordBatch, wanted: Tombstones, found: Found) -> None:
+def _match(batch: pa.RecordBatch, wanted: Tombstones, matches: Matches) -> None:
     ids = batch.column("id")
     if wanted.ids:
         hits = wanted.ids.intersection(ids.to_pylist())
-        found.ids.update(hits)
-        found.matched.update(hits)
+        matches.ids.update(hits)
+        matches.matched.update(hits)
     if "url" in batch.schema.names and (wanted.urls or wanted.domains):
         for row, url in enumerate(batch.column("url").to_pylist()):
             if entries := wanted.matches(url):
-                found.ids.add(ids[row].as_py())
-                found.matched.update(entries)
+                matches.ids.add(ids[row].as_py())
+                matches.matched.update(entries)
 
 
-def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
+def _add_twins(batch: pa.RecordBatch, matches: Matches) -> None:
     """Add the documents of a batch of dropped documents that deduplication joined with one that is to go. It compared
     the texts of both if it noted their similarity; `exact` by a key of `meta` notes 1 without a comparison. Documents
     that were not compared, or are not similar, may have nothing in common, so these are only counted."""
@@ -146,11 +146,11 @@ def _add_twins(batch: pa.RecordBatch, found: Found) -> None:
         if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
             continue
         pair = {id, verdict["kept"]}
-        if not pair & found.ids or pair <= found.ids:
+        if not pair & matches.ids or pair <= matches.ids:
             continue
         is_similar = (verdict.get("similarity") or 0) >= SIMILAR or reason == "minhash_contained"
         if reason == "exact_meta" or not is_similar:
-            found.unverified |= pair - found.ids
+            matches.unverified |= pair - matches.ids
         else:
-            found.twins |= pair - found.ids
-            found.ids |= pair
+            matches.twins |= pair - matches.ids
+            matches.ids |= pair

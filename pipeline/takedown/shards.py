@@ -312,10 +312,10 @@ def _samples(store: Store, order: Order, number: int, stream: Stream, manifest: 
 
 def _checkpoints(store: Store, run: str, first: int | None) -> list[str]:
     """Return the complete checkpoints of a run's training, in the run's folder, that follow sample number `first`."""
-    found = []
+    checkpoints = []
     for path in store.list(f"runs/{run}/train/checkpoints") if first is not None else ():
         if path.endswith("/meta.json"):
             samples = json.loads(store.read(path)).get("samples", 0)
             if samples > (first or 0):
-                found.append(path.split("/checkpoints/")[1].split("/")[0])
-    return sorted(set(found))
+                checkpoints.append(path.split("/checkpoints/")[1].split("/")[0])
+    return sorted(set(checkpoints))

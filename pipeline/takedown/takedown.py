@@ -25,7 +25,7 @@ from pipeline.store.tombstones import Takedown, Tombstones, sealed_json, takedow
 from pipeline.store.view import LogView
 from pipeline.takedown.lookup import key_without, renumber
 from pipeline.takedown.reports import redact, texts_of
-from pipeline.takedown.search import Found, find, names_one_of, rows_of
+from pipeline.takedown.search import Matches, find, names_one_of, rows_of
 from pipeline.takedown.shards import curricula, documents_in, overwrite, seen, stored_sets
 
 #: tasks that copy tokens of shards for an export; their files do not name documents
@@ -41,11 +41,11 @@ class NothingToTakeDown(TokenmillError):
     exit_code = 2
 
 
-def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[Found, dict[str, Any]]:
+def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[Matches, dict[str, Any]]:
     """Find the documents that a takedown would remove, and say where the store holds them: {records, parts, shards,
     labels, exports}. Raises NothingToTakeDown when there are none, or when all are gone already."""
-    found = find(store, log, wanted, only)
-    if not found.ids:
+    matches = find(store, log, wanted, only)
+    if not matches.ids:
         entries = wanted.ids | wanted.urls | wanted.domains
         before = {entry for old in takedowns(store) for entry in (*old.ids, *old.urls, *old.domains)}
         if entries <= before:
@@ -54,35 +54,36 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
         raise NothingToTakeDown(f"{store.root}: no document matches any of the {len(entries):,} entries; check that "
                                 f"ids are whole, and URLs as the column `url` of the datasets has them")
     gone = {id: takedown.number for takedown in takedowns(store) for id in takedown.documents}
-    if found.ids <= gone.keys():
-        numbers = ", ".join(map(str, sorted({gone[id] for id in found.ids})))
-        raise NothingToTakeDown(f"{store.root}: all {len(found.ids):,} matching documents are gone already (takedown "
+    if matches.ids <= gone.keys():
+        numbers = ", ".join(map(str, sorted({gone[id] for id in matches.ids})))
+        raise NothingToTakeDown(f"{store.root}: all {len(matches.ids):,} matching documents are gone already (takedown "
                                 f"{numbers})")
-    found.ids -= gone.keys()
-    found.twins -= gone.keys()
-    ids = pa.array(sorted(found.ids), pa.string())
+    matches.ids -= gone.keys()
+    matches.twins -= gone.keys()
+    ids = pa.array(sorted(matches.ids), pa.string())
     sets = [{"folder": folder, "sha256": manifest.sha256, "documents": sum(map(len, spans.values()))}
             for folder, manifest in stored_sets(store) if (spans := documents_in(store, folder, manifest, ids))]
-    return found, {
-        "records": [{"node": record.node, "key": record.key} for record in _records(store, log, found.ids, bool(sets))],
+    return matches, {
+        "records": [{"node": record.node, "key": record.key}
+                    for record in _records(store, log, matches.ids, bool(sets))],
         "parts": [{"path": part.path, "key": part.key, "rows": rows} for folder in published_folders(store)
-                  for part in published_parts(store, folder) if (rows := rows_of(store, part.path, found.ids))],
-        "shards": sets, "labels": list(_labels(store, found.ids)), "exports": _exports(store, sets)}
+                  for part in published_parts(store, folder) if (rows := rows_of(store, part.path, matches.ids))],
+        "shards": sets, "labels": list(_labels(store, matches.ids)), "exports": _exports(store, sets)}
 
 
-def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -> tuple[Takedown, Found]:
+def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -> tuple[Takedown, Matches]:
     """Find the documents of a takedown, and write its tombstones. From then on, `carry_out` can be repeated until it
     has finished."""
-    found, holds = survey(store, log, wanted, only)
+    matches, holds = survey(store, log, wanted, only)
     number = max((takedown.number for takedown in takedowns(store)), default=0) + 1
     takedown = Takedown(number, reason, utc_now(), tuple(sorted(wanted.ids)), tuple(sorted(wanted.urls)),
-                        tuple(sorted(wanted.domains)), tuple(sorted(found.ids)), tuple(sorted(found.twins)),
+                        tuple(sorted(wanted.domains)), tuple(sorted(matches.ids)), tuple(sorted(matches.twins)),
                         () if only else tuple(sorted({text_hash(text) for text, _ in texts_of(
-                            store, log, frozenset(found.ids))})), holds, tuple(seen(store, frozenset(found.ids))))
+                            store, log, frozenset(matches.ids))})), holds, tuple(seen(store, frozenset(matches.ids))))
     log.check_lease()
     if not store.put_absent(takedown.path, sealed_json(asdict(takedown))):
         raise TokenmillError(f"{store.at(takedown.path)} exists already; another takedown runs in this store")
-    return takedown, found
+    return takedown, matches
 
 
 def complete(store: Store, log: Log) -> list[Takedown]:

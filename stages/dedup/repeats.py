@@ -254,11 +254,11 @@ class RepeatsSlices:
         survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)
         cut = 0
         for part, side in enumerate(args["sides"]):
-            found = [_repeated(block, survivors) for _, block in _passages(inputs.fetch(side))]
-            passages = np.concatenate([rows for rows, _ in found]) if found else np.zeros(0, _PLACED)
+            blocks = [_repeated(block, survivors) for _, block in _passages(inputs.fetch(side))]
+            passages = np.concatenate([rows for rows, _ in blocks]) if blocks else np.zeros(0, _PLACED)
             if len(passages):
                 write_slice(out, f"slice.{part}.parquet", _slice(
-                    passages, np.concatenate([kept for _, kept in found]), args["reason"]))
+                    passages, np.concatenate([kept for _, kept in blocks]), args["reason"]))
                 cut += len(passages)
         return {"cut": {args["dataset"]: {args["reason"]: cut}}}
 

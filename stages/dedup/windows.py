@@ -95,7 +95,7 @@ def window_seeds(hashes, inside):
     seeds, firsts = np.empty(64, np.int64), np.empty(64, np.int64)
     size = inside + 1
     queue = np.empty(size, np.int64)              # a ring of positions with rising hashes: the first is the smallest
-    head, tail, found, seed = 0, 0, 0, -1
+    head, tail, count, seed = 0, 0, 0, -1
     for place in range(hashes.shape[0]):
         while tail > head and hashes[queue[(tail - 1) % size]] >= hashes[place]:
             tail -= 1
@@ -107,12 +107,12 @@ def window_seeds(hashes, inside):
         least = queue[head % size]                                # the last of several smallest ones
         if start < 0 or (seed >= start and hashes[seed] == hashes[least]):
             continue
-        if found == seeds.shape[0]:
+        if count == seeds.shape[0]:
             seeds, firsts = np.concatenate((seeds, seeds)), np.concatenate((firsts, firsts))
         seed = least
-        seeds[found], firsts[found] = seed, start
-        found += 1
-    return seeds[:found].copy(), firsts[:found].copy()
+        seeds[count], firsts[count] = seed, start
+        count += 1
+    return seeds[:count].copy(), firsts[:count].copy()
 
 
 def seed_length(window: int) -> int:

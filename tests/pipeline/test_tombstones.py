@@ -23,7 +23,7 @@ from pipeline.store.tombstones import (
     url_hash,
 )
 from pipeline.takedown.reports import redact
-from pipeline.takedown.search import Found, _add_twins
+from pipeline.takedown.search import Matches, _add_twins
 
 
 @pytest.mark.parametrize(("url", "gone"), [
@@ -89,9 +89,9 @@ def dropped_for(kept: str, similarity: float | None, reason: str) -> pa.RecordBa
     (None, "minhash", False), (1.0, "exact_meta", False), (0.2, "minhash_contained", True)])
 def test_only_documents_that_are_similar_go_together(similarity, reason, twin):
     for listed, other in (("dropped", "kept"), ("kept", "dropped")):
-        found = Found(ids={listed})
-        _add_twins(dropped_for("kept", similarity, reason), found)
-        assert (found.twins, found.unverified) == (({other}, set()) if twin else (set(), {other}))
+        matches = Matches(ids={listed})
+        _add_twins(dropped_for("kept", similarity, reason), matches)
+        assert (matches.twins, matches.unverified) == (({other}, set()) if twin else (set(), {other}))
 
 
 def test_error_messages_and_driver_logs_lose_their_quotations(tmp_path):
