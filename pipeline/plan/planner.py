@@ -1,24 +1,10 @@
 """Turns the sources and datasets of a recipe into nodes of a plan: tasks that index big files, passes (steps that run
 together, document by document) and barriers (steps that need all documents at once). `plan.tokens` adds tokenizer and
-shards. Planning runs no task.
+shards, and `plan.pass_plans` divides datasets into passes and barriers. Planning runs no task.
 
 A node is a generator: it yields task specs and is sent the records of these tasks from the commit log, in the order of
 the specs, until it returns its result. The same code thus runs a recipe (the driver sends records of finished tasks),
 plans it (the records come from the log alone) and resumes it.
-
-How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
-  * A barrier (deduplication) ends a pass. The next pass begins by applying the barrier's removal slices (lists of rows
-    to drop). If two barriers follow each other without a step between them, the pass between them writes no text. It
-    writes only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads
-    the files that the pass before the first one wrote, and drops the rows that either barrier removed.
-  * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
-  * A stage that needs a GPU runs in a separate pass, so that no other stage waits for a GPU.
-  * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
-    before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
-    scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
-    barrier runs in the last pass of each input dataset.
-  * A barrier that edits names bytes of the stored texts. Its `prepare` stage is therefore the last of its pass, and the
-    next pass begins with the stage that carries out the cuts (`stages.cut`). Such a pass always writes its documents.
 """
 
 from __future__ import annotations
@@ -26,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +20,6 @@ from pipeline.base.files import file_sha256
 from pipeline.base.machine import cpu_tag
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
-from pipeline.plan.counts import counting_steps
 from pipeline.plan.file_list import FileList, SourceFile
 from pipeline.plan.inputs import list_source
 from pipeline.plan.nodes import (
@@ -42,7 +27,6 @@ from pipeline.plan.nodes import (
     INDEX,
     UNITS,
     BarrierResult,
-    ChainStep,
     Node,
     PassResult,
     SplitIndex,
@@ -53,69 +37,27 @@ from pipeline.plan.nodes import (
 )
 from pipeline.plan.objects import ListingJournal, Listings
 from pipeline.plan.overlap import check_overlaps
+from pipeline.plan.pass_plans import DatasetPasses, PassPlan
 from pipeline.plan.split import Partition, needs_index, partitions
 from pipeline.recipe.code import own_source
-from pipeline.recipe.model import Recipe, Step
+from pipeline.recipe.model import Recipe
 from pipeline.store.content_keys import OWN_PACKAGES, SharedArgs, content_key, placeless, task_key
 from pipeline.store.lists import ListFiles
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
 from pipeline.store.tombstones import Tombstones
 from stages.barrier import COUNT, Barrier, FileRef, PartRef, TaskDraft, TaskResult, Wave
-from stages.catalog import load, reader_class, reader_target, step_target
-from stages.cut import cut_name, cut_settings
+from stages.catalog import load, reader_class, reader_target
 from stages.dedup.counts import count_waves
 from stages.dedup.fragment import groups, slices_of
 from stages.read.reader import Reader
 from stages.stage import resource_files
 
-CUT = "stages.cut:CutPassages"
 #: memory in MB that a task needs on top for replay, which reads row groups of earlier parts
 REPLAY_MB = 150
 #: a file that cannot be split is warned of if its expected size is more than this many partitions; a smaller one is
 #: read in little more time than other tasks take
 LONG = 4
-
-
-@dataclass
-class _PassPlan:
-    """A pass (steps that run together, document by document) while the plan is being made. Until the plan is finished,
-    `prepare` stages may be added to its chain of stages. They collect what a barrier (such as deduplication)
-    compares."""
-
-    name: str
-    dataset: str
-    inputs: list[tuple[str, str]]                 # (kind source|pass, name)
-    chain: list[ChainStep]
-    barrier: str | None = None                    # node whose removal slices this pass applies
-    barrier_name: str = ""
-    counting: bool = False                        # the barrier has counts of duplicates (`plan.counts`)
-    signals: tuple[str, ...] = ()
-    where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
-    final: bool = False
-    prepares: bool = True                         # it runs no step of the recipe, only `prepare` stages of barriers
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether the pass writes the documents that it keeps. If no step stands between two barriers (steps that need
-        all documents at once), the pass between them writes no documents. It writes a row set, which lists the rows
-        that were removed."""
-        return (self.final or self.barrier is None or not self.prepares
-                or any(s.stage.signals for s in self.chain))
-
-    @property
-    def reads_counts(self) -> bool:
-        """Whether the pass gives documents the signal `dup_count` by the counts of its barrier. A pass that writes no
-        documents leaves this to a later one, so that what it computes does not depend on counts, unless it reads
-        them."""
-        return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
-
-    def add_prepare(self, step: ChainStep, *, last: bool) -> None:
-        """Add the `prepare` stage of a barrier to the pass: after all other stages, or before the first scrubber."""
-        if any(s.name == step.name and s.key == step.key for s in self.chain):
-            return
-        place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs and not last), len(self.chain))
-        self.chain.insert(place, step)
 
 
 class Planner:
@@ -148,23 +90,20 @@ class Planner:
         self.listings: Listings = {}                     # of remote sources, so that each is listed once per plan
         self.files: dict[str, FileList] = {}
         self._listed: dict[str, str] = {}                # source → hash of the list of its files
-        self.passes: dict[str, list[_PassPlan]] = {}     # dataset → its passes
-        self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
+        self._division = DatasetPasses(recipe)
+        self.passes, self.barriers = self._division.passes, self._division.barriers
 
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
         """Return all nodes of the plan, each after the nodes that it depends on."""
         check_overlaps(self.recipe)
-        order = self.recipe.dataset_order()
-        counting = counting_steps(self.recipe)
-        for name in order:
-            self._dataset(name, {number for dataset, number in counting if dataset == name})
+        self._division.divide()
         nodes: list[Node] = []
         for name in self.sources_used():
             nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name,
                               inputs=partial(self._source_inputs, name)))
-        for dataset in order:
-            for plan in self.passes[dataset]:
+        for passes in self.passes.values():
+            for plan in passes:
                 if plan.barrier is not None:
                     nodes.append(self._barrier_node(plan))
                 nodes.append(self._pass_node(plan))
@@ -189,103 +128,11 @@ class Planner:
         used.update(name for shards in self.recipe.shards.values() for name in shards.inputs)      # `read: tokens`
         return [name for name in self.recipe.sources if name in used]
 
-    def _dataset(self, name: str, counting: set[int]) -> None:
-        """Plan the passes of a dataset. `counting` holds the numbers of the barriers that count duplicates, or
-        hand counts on."""
-        dataset = self.recipe.datasets[name]
-        plans: list[_PassPlan] = []
-        inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
-                  for i in dataset.inputs]
-        current = _PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
-        fresh = True                                    # no step of this dataset has been placed in `current` yet
-        for number, step in enumerate(dataset.steps):
-            placed = self.step(step)
-            if isinstance(placed.stage, Barrier):
-                current = self._barrier(placed, current, fresh, plans, dataset.inputs, dataset.priority)
-                current.counting, fresh = number in counting, False
-                continue
-            last = current.chain[-1].stage if current.chain else None
-            if not fresh and last is not None and (not last.exact or last.gpus != placed.stage.gpus):
-                plans.append(current)
-                current = _PassPlan(name, name, [("previous", "")], [])
-            current.chain.append(placed)
-            current.prepares = fresh = False
-        plans.append(current)
-        plans[-1].final = True
-        for i, plan in enumerate(plans):
-            if plan.name == name and not plan.final:
-                plan.name = f"{name}:{i + 1}"      # no dataset can be called that
-            if plan.inputs == [("previous", "")]:
-                plan.inputs = [("pass", plans[i - 1].name)]
-        self.passes[name] = plans
-        for plan in plans:
-            plan.signals = self._signals(plan)
-
-    def _barrier(self, placed: ChainStep, current: _PassPlan, fresh: bool, plans: list[_PassPlan], inputs: list[str],
-                 priority: list[str]) -> _PassPlan:
-        """End the pass before a barrier (a step that needs all documents at once), and return the next pass. The ended
-        pass gets the barrier's `prepare` stage. The next pass begins by dropping the documents that the barrier
-        removes."""
-        barrier = placed.stage
-        assert isinstance(barrier, Barrier)
-        target, config = barrier.prepare()
-        prepare = self._chain_step(load(target).name, target, config)
-        nxt = _PassPlan(current.dataset, current.dataset, [], self._cut(placed), barrier_name=placed.name)
-        if fresh and not current.where:          # each input writes its own side table, so no part is written twice
-            for kind, source in zip((k for k, _ in current.inputs), inputs, strict=True):
-                if kind == "source":
-                    plans.append(_PassPlan(f"{current.dataset}:{source}", current.dataset, [("source", source)], []))
-                    plans[-1].add_prepare(prepare, last=barrier.edits)
-                    nxt.inputs.append(("pass", plans[-1].name))
-                else:
-                    self.passes[source][-1].add_prepare(prepare, last=barrier.edits)
-                    nxt.inputs.append(("pass", self.passes[source][-1].name))
-        else:
-            current.add_prepare(prepare, last=barrier.edits)
-            plans.append(current)
-            nxt.inputs = [("previous", "")]
-        nxt.barrier = f"{current.dataset}/{placed.name}.{len(plans)}"
-        ranks = list(priority) + [i for i in inputs if i not in priority]
-        self.barriers[nxt.barrier] = (f"{prepare.name}-{prepare.key[:8]}", barrier, ranks, inputs)
-        return nxt
-
-    def _cut(self, placed: ChainStep) -> list[ChainStep]:
-        """Return the stage with which the pass after a barrier begins, if the barrier cuts passages out of texts."""
-        if not placed.stage.edits:
-            return []
-        return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]
-
-    def _signals(self, plan: _PassPlan) -> tuple[str, ...]:
-        """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those
-        of the pass's own stages and of all earlier passes, and columns of the sources."""
-        names = {s for step in plan.chain for s in step.stage.signals} | ({COUNT} if plan.counting else set())
-        for kind, name in plan.inputs:
-            if kind == "pass":
-                upstream = next(p for plans in [*self.passes.values()] for p in plans if p.name == name)
-                names.update(upstream.signals or self._signals(upstream))
-            elif kind == "source":
-                source = self.recipe.sources[name]
-                names.update(reader_class(source.read)(source.config).signals)
-        return tuple(sorted(names))
-
     def quarantined(self, stage_keys: list[str]) -> Any:
         """Return, as an argument for a task, the documents that the log lists as quarantined by these stages, sorted by
         id. A long list is stored as a file, which the task reads with `lists.unfold`."""
         entries = self._quarantined(stage_keys)
         return self.lists.fold({"entries": [entries[id] for id in sorted(entries)]})["entries"]
-
-    # -- stages --------------------------------------------------------------------------------------------------
-    def step(self, step: Step) -> ChainStep:
-        return self._chain_step(step.name, step_target(step.name), step.config)
-
-    def _chain_step(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:
-        stage = load(target)(dict(config))
-        key, replay_key = stage.key(), stage.key(("signal", "resource"))
-        if source := own_source(target, self.recipe.code):  # a user's own stage: its source code counts
-            key, replay_key = content_key(key, 0, source), content_key(replay_key, 0, source)
-        resolved = stage.config.model_dump(mode="json")
-        resources = {f: file_sha256(path) for f, path in stage.resource_files().items()}
-        return ChainStep(name.rpartition(":")[2], key, replay_key, target, resolved, stage, resources)
 
     # -- work ----------------------------------------------------------------------------------------------------
     def source_files(self, name: str) -> FileList:
@@ -356,7 +203,7 @@ class Planner:
                 splits = record.files["splits.json"]
                 yield file.path, splits.path, splits.sha256
 
-    def _pass_node(self, plan: _PassPlan) -> Node:
+    def _pass_node(self, plan: PassPlan) -> Node:
         deps = [f"index:{n}" if kind == "source" else n for kind, n in plan.inputs]
         if plan.barrier:
             deps.append(plan.barrier)
@@ -374,20 +221,20 @@ class Planner:
             self._listed[name] = digest.hexdigest()
         return [self.target, placeless(self.reader_arg(name)), self._listed[name]]
 
-    def _pass_inputs_of(self, plan: _PassPlan) -> Any:
+    def _pass_inputs_of(self, plan: PassPlan) -> Any:
         return [placeless(self._common(plan)), load(DOCUMENTS).version, plan.barrier_name, plan.dataset, plan.inputs,
                 [self._source_inputs(name) for kind, name in plan.inputs if kind == "source"]]
 
-    def _common(self, plan: _PassPlan) -> dict[str, Any]:
+    def _common(self, plan: PassPlan) -> dict[str, Any]:
         """Return the arguments that all tasks of a pass share and that determine the keys of the tasks."""
         return {"chain": [s.arg() for s in plan.chain], "rewrites": plan.rewrites, "where": plan.where,
                 "signals": list(plan.signals), "signals_mode": self.recipe.run.signals}
 
-    def _pass_work(self, plan: _PassPlan, results: Mapping[str, Any]) -> Work:
+    def _pass_work(self, plan: PassPlan, results: Mapping[str, Any]) -> Work:
         records = yield self._pass_specs(plan, results)
         return PassResult(records, plan.dataset, results[plan.barrier] if plan.barrier and not plan.rewrites else None)
 
-    def _pass_specs(self, plan: _PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
+    def _pass_specs(self, plan: PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
         """Yield the tasks of a pass: one for each partition (group of slices of files) of its sources, and one for each
         part (file of documents) that the passes before it wrote."""
         memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
@@ -412,7 +259,7 @@ class Planner:
             yield TaskSpec(key, DOCUMENTS, plan.name, {**common, **own}, weight, label, memory_mb, gpus=gpus,
                            order=order, origin=origin, replay_key=replay_key, cpu=cpu, confined=confined, roots=roots)
 
-    def _pass_inputs(self, plan: _PassPlan,
+    def _pass_inputs(self, plan: PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
         """Yield a tuple for each task of a pass: the arguments that name the task's input, the input's bytes, the label
         of the task, and the name of the source or dataset that the input comes from."""
@@ -447,7 +294,7 @@ class Planner:
             return partitions(name, (), reader.expansion, self.target, {}, units=index)
         return partitions(name, files, reader.expansion, self.target, index, reader.group)
 
-    def _barrier_node(self, plan: _PassPlan) -> Node:
+    def _barrier_node(self, plan: PassPlan) -> Node:
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         deps = tuple(n for _, n in plan.inputs)
@@ -456,7 +303,7 @@ class Planner:
                     plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
                     if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
 
-    def _barrier_inputs(self, plan: _PassPlan) -> Any:
+    def _barrier_inputs(self, plan: PassPlan) -> Any:
         """Return everything that decides which tasks a barrier (such as deduplication) has, and what the keys of these
         tasks are (`Node.inputs`). It is used only for Tokenmill's own barriers. For others it is not known which
         modules define their tasks."""
@@ -464,7 +311,7 @@ class Planner:
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
         return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs, *([COUNT] if plan.counting else [])]
 
-    def _barrier_work(self, plan: _PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
+    def _barrier_work(self, plan: PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
         parts = spilled_parts()
         dataset_names = names if len(plan.inputs) == len(names) else [None] * len(plan.inputs)
