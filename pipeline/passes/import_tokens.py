@@ -155,15 +155,15 @@ def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
 
 
 def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
-                 share: float, tombstones: Mapping[str, Any] = MappingProxyType({})) -> TaskDraft:
+                 share: float, tombstones: Mapping[str, Any] = MappingProxyType({}), memory_mb: int = 0) -> TaskDraft:
     """Return an ImportTokens task. `files` are its files as arguments ($file), of `size` bytes together, `tokenizer` is
     the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out. `tombstones` says which
-    documents to leave out (`Planner.tombstones`)."""
+    documents to leave out (`Planner.tombstones`); to read them takes `memory_mb`."""
     args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
     if tombstones:
         args["$volatile"] = dict(tombstones)
-    return TaskDraft(IMPORT, args, size, f"{source}: tokens of {files[0]['$file']}", memory_mb=1500)
+    return TaskDraft(IMPORT, args, size, f"{source}: tokens of {files[0]['$file']}", memory_mb=1500 + memory_mb)
 
 
 def check_draft(source: str, root: str, imported: Sequence[TaskResult]) -> TaskDraft:

@@ -80,6 +80,7 @@ class Planner:
         self.lists = ListFiles(put_list)
         #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
         self.tombstones = {"tombstones": self.lists.fold(tombstones.arg())} if tombstones else {}
+        self.tombstones_mb = tombstones.memory_mb if tombstones else 0
         self.read_file = read_file
         self._quarantined = quarantined
         self.earlier = earlier
@@ -237,7 +238,7 @@ class Planner:
     def _pass_specs(self, plan: PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
         """Yield the tasks of a pass: one for each partition (group of slices of files) of its sources, and one for each
         part (file of documents) that the passes before it wrote."""
-        memory = 300 + sum(s.stage.memory_mb for s in plan.chain) + max(
+        memory = 300 + self.tombstones_mb + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
         gpus = max((s.stage.gpus for s in plan.chain), default=0.0)

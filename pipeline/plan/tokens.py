@@ -166,7 +166,8 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
                              f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
                              f"`tokenizer:`, or add `decode: true` to the source and make a dataset from it")
     share = float(recipe.shards[name].val)
-    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, share, planner.tombstones)
+    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, share, planner.tombstones,
+                         planner.tombstones_mb)
             for part in planner.partitions(source, results[f"index:{source}"])]
 
 

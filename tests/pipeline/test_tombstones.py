@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -106,3 +108,22 @@ def test_error_messages_and_driver_logs_lose_their_quotations(tmp_path):
     assert store.read("runs/a/log/0001-000001.txt") == b"begun\n[taken down]\nended\n"
     assert json.loads(store.read("runs/a/progress.json"))["state"] == "failed"
     assert store.read("runs/b/progress.json") == b'{"state": "done"}'
+
+
+def test_a_task_declares_the_memory_that_reading_many_tombstones_takes(tmp_path):
+    """Otherwise its process would be killed, and the run would end."""
+    program = """
+import json, sys
+from pipeline.store.quick_json import loads
+from pipeline.store.tombstones import Tombstones
+def memory(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) >> 10
+before = memory()
+tombstones = Tombstones.of(loads(open(sys.argv[1], "rb").read()))
+print(memory() - before, tombstones.memory_mb)
+"""
+    lists = {"ids": [f"{n:032x}" for n in range(300_000)], "texts": [f"{n:064x}" for n in range(300_000)]}
+    (tmp_path / "list.json").write_text(json.dumps(lists))
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "list.json")], capture_output=True, text=True,
+                          check=True)
+    taken, declared = map(int, done.stdout.split())
+    assert 0 < taken <= declared + 20
