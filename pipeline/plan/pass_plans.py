@@ -102,7 +102,7 @@ class DatasetPasses:
         current = PassPlan(name, name, inputs, [], where=dict(dataset.where.items()))
         fresh = True                                    # no step of this dataset has been placed in `current` yet
         for number, step in enumerate(dataset.steps):
-            placed = self._step(step)
+            placed = self.step(step)
             if isinstance(placed.stage, Barrier):
                 current = self._barrier(placed, current, fresh, plans, dataset.inputs, dataset.priority)
                 current.counting, fresh = number in counting, False
@@ -171,7 +171,7 @@ class DatasetPasses:
                 names.update(reader_class(source.read)(source.config).signals)
         return tuple(sorted(names))
 
-    def _step(self, step: Step) -> ChainStep:
+    def step(self, step: Step) -> ChainStep:
         return self._chain_step(step.name, step_target(step.name), step.config)
 
     def _chain_step(self, name: str, target: str, config: Mapping[str, Any]) -> ChainStep:

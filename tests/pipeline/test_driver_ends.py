@@ -31,7 +31,7 @@ from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Quarantined
 from pipeline.plan.nodes import BarrierResult
-from pipeline.plan.planner import Planner
+from pipeline.plan.pass_plans import DatasetPasses
 from pipeline.plan.why import explain
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.store import dataset, temp
@@ -316,7 +316,7 @@ def test_why_counts_what_is_in_quarantine(tmp_path, many):
     [step] = recipe.datasets["d"].steps
     with Log.open(store) as log:
         log.append(record("x" * 32, quarantine=[{"row": i, "id": f"{i:032x}", "stage": "c4", "reason": "memory",
-                                                 "stage_key": Planner(recipe, store.read_checked).step(step).key}
+                                                 "stage_key": DatasetPasses(recipe).step(step).key}
                                                 for i in range(many)]))
     (tmp_path / "in/b.txt").write_text("Another text.")
     said = json.dumps(explain(recipe, store.root, "d"))
