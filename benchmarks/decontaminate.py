@@ -3,11 +3,14 @@
     python benchmarks/decontaminate.py speed DATA       megabytes of text per CPU second
     python benchmarks/decontaminate.py recall DATA      which share of planted questions is found, by benchmark
     python benchmarks/decontaminate.py hits DATA        what is found in texts in which nothing was planted
+    python benchmarks/decontaminate.py index DATA       CPU time, memory and size of an index of many items
 
 DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
 
 `speed` searches books and WikiText-2 once and five times. The rate is the slope between both, so that loading,
 compiling and building the index do not count.
+
+`index` builds the index of a set of 1,000,000 random questions of 25 words (--items N) in a process of its own.
 
 `recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book:
 as a paragraph of its own, and inside a sentence. It plants them verbatim, with other case and spaces, and with one
@@ -42,12 +45,16 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("speed", "recall", "hits"))
+    parser.add_argument("what", choices=("speed", "recall", "hits", "index"))
     parser.add_argument("data", type=Path)
+    parser.add_argument("--items", type=int, default=1_000_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TOKENMILL_CACHE"] = cache
-        {"speed": speed, "recall": recall, "hits": hits}[options.what](options.data, Path(cache))
+        if options.what == "index":
+            index(options.items, Path(cache))
+        else:
+            {"speed": speed, "recall": recall, "hits": hits}[options.what](options.data, Path(cache))
 
 
 def stage_of(data: Path, **settings: Any) -> Any:
@@ -85,6 +92,28 @@ def speed(data: Path, cache: Path) -> None:
         rate = 4 * size / (taken[1] - taken[0]) / 1e6
         print(f"{dialect:6} {rate:6.1f} MB a CPU second, {len(found) // 5} documents with hits; start {built:.1f} s, "
               f"index {index.stat().st_size / 1e6:.1f} MB")
+
+
+def index(items: int, cache: Path) -> None:
+    from stages.decontaminate.index import index_file
+
+    draw, path = random.Random(1), cache / "items.jsonl"
+    names = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
+    with open(path, "w") as file:
+        for _ in range(items):
+            file.write(json.dumps({"question": " ".join(draw.choices(names, k=25))}) + "\n")
+    for dialect in ("ngram", "idf"):
+        sys.stdout.flush()
+        if child := os.fork():
+            _, status, used = os.wait4(child, 0)
+            assert status == 0
+            (built,) = cache.glob(f"{dialect}/decontaminate/*.npy")
+            print(f"{dialect:6} {items:,} items: {used.ru_utime + used.ru_stime:.0f} s of CPU time, peak "
+                  f"{used.ru_maxrss / 1e3:,.0f} MB, index {built.stat().st_size / 1e6:,.0f} MB", flush=True)
+            continue
+        os.environ["TOKENMILL_CACHE"] = str(cache / dialect)
+        index_file({"items": str(path)}, {"items": {"question": "question"}}, dialect, 3, None)
+        os._exit(0)
 
 
 def recall(data: Path, _: Path) -> None:

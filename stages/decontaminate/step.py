@@ -174,10 +174,7 @@ class Decontaminate(Stage):
         if not len(matches):
             return []
         first, length, gram = matches.T
-        sizes = index.offsets[gram + 1] - index.offsets[gram]
-        which = np.repeat(np.arange(len(matches)), sizes)
-        inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        entry = index.postings[index.offsets[gram[which]] + inside]
+        which, entry = index.entries(gram)
         first, length, gram = first[which], length[which], gram[which]
         whole = index.whole[entry] == 1
         bordered = (words.borders[first] & words.borders[first + length]).astype(bool)
@@ -200,7 +197,7 @@ class Decontaminate(Stage):
         if self.config.dialect == "ngram":
             share = len(different) / int(index.grams[entry])
         else:
-            share = int(index.weights[different].sum()) / int(index.totals[entry])
+            share = index.weight(different) / int(index.totals[entry])
             if share < needed(int(index.words[entry])):
                 return None
         return Hit(entry, int(starts[first[0]]), int(ends[first[-1] + length - 1]), round(share, 3))
