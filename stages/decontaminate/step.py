@@ -46,7 +46,7 @@ class Decontaminate(Stage):
     not decon's: it compares 5-grams, allows up to 11 words without a hit within a match, and needs 80 % of the weight
     of an item's 5-grams (all of it up to 20 words), where rare 5-grams weigh more. docs/filters.md lists what differs.
 
-    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be there whole. One of fewer than 8
+    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be there whole. One of fewer than 5
     words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for. Short answers
     and passages are never looked for. `stages.decontaminate.index` says which n-grams are too common to count; `common`
     names a sample of the corpus (texts in the field `text`) to recognise them by.
@@ -59,7 +59,7 @@ class Decontaminate(Stage):
     """
 
     name = "decontaminate"
-    version = 1
+    version = 2
     cost_ms = 0.1
     drops = True
     edits = True
