@@ -76,7 +76,8 @@ def keys_of(words: ScannedWords, length: int) -> np.ndarray:
 def find(words: ScannedWords, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
          ) -> np.ndarray:
     """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
-    first word, length, value. `filter_bits` is a cheap test that shows, for most keys, that the table lacks them."""
+    first word, number of words, value in the table. `filter_bits` is a Bloom filter: a quick test that excludes most
+    sequences that are not in the table."""
     room = 256
     while True:
         hits = np.empty((room, 3), np.int64)

@@ -83,7 +83,7 @@ def _counted(hashes: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[A
 class SharedSeeds:
     """Task that finds the seeds of one range that occur more than once. Arguments: `maps` (the files `seeds.seg`, one
     per group), `bucket` (number of the range). Writes the exchange file `shared.seg` (SHARED records by group: a record
-    goes to every group that has the seed). `occurrences` counts these seeds as often as they occur."""
+    goes to every group that has the seed). The counter `occurrences` is the number of times that these seeds occur."""
 
     name = "substring_shared"
     version = 1
@@ -205,10 +205,11 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
-    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files
-    `repeated.seg`), `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a
-    window). Writes the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+    """Task that joins the repeated windows of one group to runs, and drops the runs whose bytes other runs cover. (A
+    long row of dashes would otherwise give one run for each dash, because all its windows have the same first copy.)
+    Arguments: `records` (the files `repeated.seg`), `group` (number of the group), `groups` (number of all groups),
+    `parts` (as for WindowMap), `length` (of a window). Writes the exchange file `claims.seg` (CLAIM records, by the
+    group of the first copy)."""
 
     name = "substring_runs"
     version = 2
@@ -260,7 +261,7 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 
 
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield the runs that are needed to cover all bytes that the runs cover together."""
+    """Yield only as many of the runs as are needed to cover all bytes that the runs cover together."""
     held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
     for block in blocks:
         runs = np.concatenate([held, block])
@@ -286,11 +287,12 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
 
 def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUnits | None,
             copy: str = "") -> None:
-    """Set the digest of each claim to that of the bytes of its passage, in a part with the given texts. With `tokens`,
-    the places `start` and `stop` of a claim, which count tokens, are turned into places of bytes.
+    """Set the field `digest` of each CLAIM record to the BLAKE2b hash of a passage's bytes, which are read from the
+    file `text` of a part. With `tokens`, the places of the passage count tokens, and are replaced by places of bytes.
 
-    If `copy` is "of_", the passage is the first copy, from the place `of_start` on in the document `of_row`. It has as
-    many bytes as the claim. The claims are sorted by the row of the passage."""
+    By default, the passage is the repeated one, from `start` to `stop` in the document `row`. If `copy` is "of_", it is
+    the first copy: as many bytes from `of_start` on, in the document `of_row`. The claims are sorted by the row of the
+    passage."""
     row, start = f"{copy}row", f"{copy}start"
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()

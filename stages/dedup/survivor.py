@@ -57,7 +57,8 @@ def signals(prefer: Sequence[str]) -> list[str]:
 
 
 def order_field(prefer: Sequence[str]) -> list[Any]:
-    """Return the description of a record's field `order`. The list is empty if the preferences need none."""
+    """Return the field `order` of a record as a list with its numpy description (name, type, shape). The list is empty
+    if the preferences need no such field."""
     return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
 
 
