@@ -102,7 +102,7 @@ def right(gold: str, label: str) -> bool:
 
 
 def by_language(texts: list[Text], labels: list[str]) -> dict[str, float]:
-    """Returns {gold: share of texts named correctly}."""
+    """Returns {language of the texts: share of its texts whose label is right}."""
     found = defaultdict(list)
     for text, label in zip(texts, labels, strict=True):
         found[text.gold].append(right(text.gold, label))

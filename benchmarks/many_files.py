@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def make(site: Path, files: int) -> None:
-    """`files` empty files, a thousand to a folder; for 0 the huge one."""
+    """Make `files` empty files, a thousand in each folder. With 0, make the one file of 1 TB."""
     (site / "in").mkdir()
     (site / "r.yaml").write_text(RECIPE.replace("READER", "text" if files else "jsonl"))
     for i in range(files):

@@ -1,10 +1,11 @@
-"""Time and memory of the playground on generated documents.
+"""Measure time and memory of the playground on generated documents.
 
     python benchmarks/playground.py --documents 1000000 --parts 200
 
-Writes a store as a finished run leaves it (texts are short: no text is read while a threshold moves), in a folder of
-its own, and asks what pages ask. Every round is a process of its own; the files are in the page cache. The figures are
-CPU seconds of the process, with wall clock seconds behind them: on a busy machine the latter say little.
+Writes a store as a finished run leaves it, and asks the questions that a page of the playground asks while thresholds
+are moved. The texts are short, because no text is read then. Every round is a process of its own, and the files are in
+the page cache. The figures are CPU seconds of the process, followed by wall clock seconds, which say little on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def _write(store: Store, path: str, columns: dict[str, Any], signals: dict[str, 
 
 
 def measure(top: Path) -> dict[str, Any]:
-    """The times of one session of a page, in seconds, and the largest resident memory."""
+    """Ask what a page of the playground asks while somebody moves thresholds. Returns {question: [CPU seconds, wall
+    seconds]}, and the largest resident memory."""
     from pipeline.service.cube import make_cube
     from pipeline.service.playground import Changes, Playground
 
