@@ -88,7 +88,7 @@ def literals(node: ast.AST) -> list[str]:
 
 
 def registered(trees: Trees) -> set[str]:
-    """The names of steps, readers and optimisers."""
+    """The names of all steps, readers and optimisers, as the product registers them."""
     names = {path.split("/")[-1][:-3] for path in trees if path.startswith("trainer/optim/")}
     for node in nodes(trees["stages/catalog.py"], ast.AnnAssign):
         if isinstance(node.value, ast.Dict):
@@ -132,7 +132,7 @@ def module_name(path: str) -> str:
 
 
 def links(trees: Trees) -> dict[str, set[str]]:
-    """Returns {module: modules of the product that it imports, wherever in the file}."""
+    """Returns {module: modules of the product that it imports}. Imports inside functions count, too."""
     known = {module_name(path) for path in trees}
 
     def nearest(name: str) -> str:

@@ -114,7 +114,8 @@ def _character(data: Any, at: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: Any, letters: Any) -> Any:
-    """Fill the columns of the words of a text (see `ScannedWords`). Returns their number."""
+    """Split a text in UTF-8 (`data`) into words, by the `table` of `characters`, and write the columns of
+    `ScannedWords` to the other arguments. Returns the number of words."""
     size, at, count = len(data), 0, 0
     borders[0] = 1
     while at < size:

@@ -174,7 +174,7 @@ class MinHashSignature(Stage):
         return hash_shingles(words, self.config.ngram), len(words)
 
     def tokens(self, simplified: str) -> NDArray[np.int64]:
-        """Return the tokens of a simplified text, by number."""
+        """Return the tokens of a simplified text as numbers, int64[tokens]."""
         if self._tokenizer is None:
             self.setup()
         return np.asarray(self._tokenizer.encode(simplified, add_special_tokens=False).ids, np.int64)

@@ -1,8 +1,9 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
-A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
-start of its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a
-token, until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
+A window is a run of `length` bytes of a text; its seed is a short run of bytes inside it that represents it. A part is
+a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the start of
+its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a token,
+until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ class SharedSeeds:
 
 
 class WindowMap:
-    """Task that hashes the windows of one group whose seeds occur more than once. Arguments: `parts` (references to the
-    side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the group), `length`
-    (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the exchange file
-    `windows.seg` (WINDOW records by range)."""
+    """Task that hashes those windows of one group whose seed occurs more than once in the dataset. Arguments: `parts`
+    (references to the side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the
+    group), `length` (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the
+    exchange file `windows.seg` (WINDOW records by range)."""
 
     name = "substring_windows"
     version = 1

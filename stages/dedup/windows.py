@@ -39,7 +39,7 @@ BLOCK = 1 << 20
 
 @njit(cache=True, inline="always")
 def _times(a, b):
-    """Return a * b modulo 2**61 - 1, of numbers below it."""
+    """Return a * b modulo 2**61 - 1, for a and b below this prime."""
     a_high, a_low, b_high, b_low = a >> _U(32), a & _LOW, b >> _U(32), b & _LOW
     middle = a_high * b_low + a_low * b_high                 # below 2**62
     low = a_low * b_low

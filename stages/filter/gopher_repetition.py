@@ -112,8 +112,8 @@ def lines(text: str) -> list[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    r"""Split a text into paragraphs. For a text without line breaks at its ends the result equals
-    `re.split(r"\n{2,}", text)`."""
+    r"""Split a text at blank lines into paragraphs. The text must not begin or end with a line break. The result then
+    equals `re.split(r"\n{2,}", text)`."""
     if "\n\n" not in text:
         return [text]
     return [part.lstrip("\n") for part in text.split("\n\n") if part]

@@ -332,8 +332,8 @@ def scrub_text(text: str) -> str:
 
 
 def scrub_part(text: str, start: int, end: int) -> str:
-    """Return text[start:end] with the personal data replaced as by `scrub_text`. Data that lies in the part only with
-    one end is found, too, because the search covers the whole text."""
+    """Return text[start:end] with the personal data replaced as by `scrub_text`. The whole text is searched, so a value
+    of which only a part is in text[start:end] is replaced, too."""
     matches = [match for match in find(text, *_finders_of_all_kinds()) if match.end > start and match.start < end]
     return "".join(_pieces(text, matches, _placeholder, start, end))
 
