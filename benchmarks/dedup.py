@@ -115,7 +115,8 @@ def signatures(texts: list[str], peer_texts: int) -> None:
 
 # -- waves -----------------------------------------------------------------------------------------------------------
 def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) -> list[PartRef]:
-    """Write side tables of random band keys; the parts have no texts."""
+    """Write side tables of parts with random band keys. A fifth of the documents share three keys with another one.
+    With `hot`, nine tenths of the documents also share one key. The parts have no texts."""
     rng = np.random.default_rng(1)
     bands = rng.integers(0, 2**63, (documents, 14), dtype=np.uint64)
     copies = np.flatnonzero(rng.random(documents) < 0.2)
@@ -201,7 +202,8 @@ def synthetic(documents: int, copies: int, words: int) -> list[Doc]:
 
 
 def kept(docs: list[Doc]) -> bool:
-    """Compare with datatrove's stages 1 to 3. Returns whether the clusters and the numbers of kept documents agree."""
+    """Deduplicate the documents with `dialect: datatrove` and with datatrove's own stages (signatures, buckets,
+    clusters). Returns whether both find the same clusters and keep equally many documents."""
     from datatrove.data import Document as PeerDocument
     from datatrove.pipeline.dedup import minhash as theirs
     from datatrove.utils.hashing import HashConfig, create_hash_func

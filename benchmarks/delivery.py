@@ -88,7 +88,8 @@ def theirs(python: str, name: str, folder: Path, seconds: int, extra: str) -> di
 
 
 def ours(data: Data, seconds: float) -> dict[str, float]:
-    """Read batches for so many seconds, after a few to warm up."""
+    """Read batches with the trainer's loader for `seconds` seconds, after some batches to warm up. Returns its
+    rates."""
     steps = data.curriculum.steps
     for step in range(20):
         data.step(step * BATCH, BATCH, 0, 1)

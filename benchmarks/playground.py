@@ -45,7 +45,7 @@ RECIPE = ("version: 1\nsources: {web: {read: jsonl, path: in}}\ndatasets:\n  cle
 
 
 def generate(top: Path, documents: int, parts: int, mode: str) -> None:
-    """Write a store with a run 'r' of this many documents."""
+    """Write a store with a finished run named `r`, of `documents` documents in `parts` parts."""
     (top / "in").mkdir(parents=True)
     (top / "r.yaml").write_text(RECIPE.replace("MODE", mode))
     recipe = load_recipe(top / "r.yaml")
@@ -65,8 +65,8 @@ def generate(top: Path, documents: int, parts: int, mode: str) -> None:
 
 
 def _part(store: Store, key: str, number: int, rows: int, mode: str) -> dict[str, FileInfo]:
-    """kept.parquet and dropped.parquet of a part. Signals are drawn around the thresholds; the verdicts of the stages
-    decide, as in a run."""
+    """Write kept.parquet and dropped.parquet of a part. Signals are drawn at random around the thresholds, and the
+    stages derive the verdicts from them, as in a run."""
     from pipeline.passes.columnwise import DocumentColumns, for_all
 
     rng = np.random.default_rng(number)

@@ -97,7 +97,7 @@ def raw_web(data: Path) -> Iterator[str]:
 
 
 def rules(texts: list[str]) -> dict[str, np.ndarray]:
-    """Whether the texts pass, as bool[n] for each filter."""
+    """Returns {filter: whether each text passes it, bool[texts]}."""
     found = {}
     for stage in (GopherQuality(), GopherRepetition(), C4(), FineWeb()):
         stage.setup()

@@ -45,7 +45,8 @@ def document(rng: random.Random, source: str, twin: str = "") -> Document:
 
 
 def parts(store: Store, sources: list[str], rows: int) -> list[dict[str, FileInfo]]:
-    """SETS sets of a kept and a dropped part; a third of the documents is dropped, half of these as duplicates."""
+    """Write SETS sets of a kept and a dropped part. A third of the documents of a set are dropped, half of these as
+    duplicates. Returns the files of each set."""
     rng = random.Random(1)
     (store.local / "objects").mkdir(parents=True)
     out = []
@@ -72,7 +73,7 @@ def parts(store: Store, sources: list[str], rows: int) -> list[dict[str, FileInf
 
 
 def counters(sources: list[str], tasks: int, rows: int, stage: str) -> dict[str, Any]:
-    """The sums of a pass over all sources."""
+    """Return the counters of a pass over all sources, summed over `tasks` tasks with `rows` documents each."""
     each = max(1, tasks * rows // len(sources) // 3)
     bins = {str(b): each // 9 for b in range(6, 15)}
     return {
