@@ -35,7 +35,7 @@ from stages.text.cache import cache_dir, cached
 LENGTHS = {"ngram": 13, "idf": 5}
 #: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders.
 BORDERED = 8
-#: an n-gram of more entries, or of as many documents of the sample, is common
+#: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
 _VERSION = 4

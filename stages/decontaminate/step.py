@@ -17,8 +17,9 @@ from stages.stage import Stage, StageConfig, resource, signal
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: dialect idf: words without a hit inside a match, and the share of an entry's weight that must match. Short entries
-#: must match whole, and the share falls between these numbers of words, as in decon.
+#: Dialect idf: most words in a row, inside a match, that begin no 5-gram of the entry; share of an entry's weight that
+#: must match. Entries of up to STRICT words must match whole; from there to EASY words, the share falls to SHARE, as in
+#: decon.
 MISSES, SHARE, STRICT, EASY = 11, 0.8, 20, 50
 #: most hits that are noted in `meta`; all of them are counted and cut
 NOTED = 50

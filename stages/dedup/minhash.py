@@ -274,10 +274,10 @@ class MinHash(Barrier):
     `recall` replaces `bands` and `rows`. They are then chosen so that two documents of similarity `verify` share a band
     with at least this probability. `tokenmill plan` prints the probabilities for other similarities.
 
-    In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
-    scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, words
-    are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill. Dialect
-    datasketch has the words of tokenmill, and the signatures of datasketch.
+    In dialect tokenmill, texts of all languages are split into words alike: at white space, and in scripts without
+    spaces at every character. In dialect datatrove, they are split by spaCy's English rules. With `words: language`, as
+    in FineWeb-2, they are split by spaCy's rules for the document's language, or as in dialect tokenmill if spaCy has
+    none. Dialect datasketch has the words of tokenmill, and the signatures of datasketch.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: why a passage is cut
 REPEATED = "repeated"
-#: windows that are held at a time
+#: windows that are held in memory at a time
 CHUNK = 1 << 20
 
 #: a seed of a group, and how often the group has it
@@ -41,7 +41,8 @@ WINDOW = np.dtype([("hash", "<u8"), ("rank", "<u4"), ("id_hi", "<u8"), ("id_lo",
 _FIRST = [("of_group", "<u4"), ("of_part", "<u4"), ("of_row", "<u4"), ("of_start", "<u4")]
 #: a repeated window
 MATCH = np.dtype([("part", "<u4"), ("row", "<u4"), ("start", "<u4"), *_FIRST])
-#: a run of repeated windows, as the group with its first copy gets it: the copy must have the same digest
+#: a run of repeated windows, with a digest of its bytes. It goes to the group that holds the first copy, which compares
+#: the digest with that of the copy
 CLAIM = np.dtype([*_FIRST[1:], ("digest", "V16"), ("group", "<u4"), ("part", "<u4"), ("row", "<u4"), ("start", "<u4"),
                   ("stop", "<u4")])
 #: a passage to be cut, and the document that has the first copy
