@@ -65,7 +65,8 @@ def words_of(data: bytes) -> ScannedWords:
 
 
 def keys_of(words: ScannedWords, length: int) -> np.ndarray:
-    """Return the key (uint64) of every sequence of `length` words of a text, in order."""
+    """Return a hash (uint64) of every sequence of `length` words of a text, in order. The index finds sequences by
+    these hashes, which it calls keys."""
     if length > len(words.starts):
         return np.empty(0, np.uint64)
     keys = np.empty(len(words.starts) - length + 1, np.uint64)

@@ -160,7 +160,8 @@ class MinHashSignature(Stage):
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
-        text. With `shingles: characters` or `tokens`, n-grams are made of these instead of words, and counted so."""
+        text. With `shingles: characters` (or `tokens`), n-grams are runs of characters (tokens), and these are counted
+        instead of words."""
         simplified, ngram = simplified_utf8(text[:self.config.max_chars]), self.config.ngram
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)

@@ -63,7 +63,8 @@ def order_field(prefer: Sequence[str]) -> list[Any]:
 
 
 def order_bytes(doc: Document, prefer: Sequence[str]) -> bytes:
-    """Return the value of a document's column `order`."""
+    """Return what the column `order` of the side table holds for a document: 8 bytes for each preference that compares
+    dates or signals, in their order."""
     numbers = [_age(doc.date) if item == "newest" else _rank(doc.signals.get(item.removeprefix(_SIGNAL)))
                for item in stored(prefer)]
     return struct.pack(f"<{len(numbers)}Q", *numbers)
