@@ -53,11 +53,11 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """The arrays of an index, read from a file. Entry e (a text that is looked for) has `words[e]` words and `grams[e]`
-    different n-grams, whose weights have the sum `totals[e]`. `members(e)` says in which sets it is. It is looked up
-    whole if `whole[e]` is 1. From the start of one of its n-grams to the start of the next are at most `stretches[e]`
-    words; this is more than one if n-grams between them are left out. N-gram g is in the entries
-    `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
+    """The arrays of an index, read from a file. An entry is a text that is looked for, and `members(e)` says in which
+    sets it is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the sum `totals[e]`.
+    If `whole[e]` is 1, the entry is looked up whole, not by its n-grams. From the start of one of its n-grams to the
+    start of the next are at most `stretches[e]` words; this is more than one if n-grams between them are left out.
+    N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")

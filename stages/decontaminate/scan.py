@@ -39,8 +39,9 @@ class ScannedWords(NamedTuple):
 
 @cache
 def characters() -> np.ndarray:
-    """Return an entry for each character of the Basic Multilingual Plane: 0 or _BORDER if it separates words, otherwise
-    its lower case with flags."""
+    """Return a table, int32[65536], that says what each character of the Basic Multilingual Plane is for `_split`. The
+    entry is 0 for a character that separates words, _BORDER for one that also ends a sentence or line, and otherwise
+    the character's lower case with flags."""
     table = np.zeros(1 << 16, np.int32)
     for code in range(1 << 16):
         char = chr(code)
