@@ -50,7 +50,7 @@ def index_of(name: str) -> str:
 
 
 def header(index: TokenFile) -> tuple[np.dtype, int, int]:
-    """Return the type of tokens and the numbers of sequences and documents in an index."""
+    """Return from an .idx file: the dtype of tokens, the number of sequences and the number of documents."""
     data = index.read(0, HEAD)
     if data[:9] != MAGIC:
         raise TokenFileError(f"{index.path}: byte 0: {data[:9]!r} is not Megatron's {MAGIC!r}; see that --format is "
