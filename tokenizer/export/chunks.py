@@ -15,7 +15,7 @@ import numpy as np
 
 from tokenizer.export.source import ExportError
 
-#: first size of a file that its offsets cannot hold
+#: smallest size of a file that offsets of u32 cannot hold
 LIMIT = 1 << 32
 
 

@@ -13,7 +13,7 @@ from tokenizer.imports import documents as cutting
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index, of which one for 10,000 files has ten million
+#: most bytes of an index; the index of 10,000 files has about ten million
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
 #: offsets that are read at a time

@@ -14,9 +14,9 @@ from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of
 from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
-#: least bytes of a full file of texts
+#: bytes after which a file of texts is full
 FILE_BYTES = 1 << 28
-#: what a decoder writes for bytes that are no UTF-8
+#: what a decoder writes for bytes that are not valid UTF-8
 REPLACEMENT = "\ufffd"
 
 

@@ -15,8 +15,8 @@ from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, Toke
 
 #: tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
-#: most tokens of a document, which is read whole: 1 GiB of four bytes each. More are a sign of files whose documents
-#: cannot be found, and would fill the memory
+#: most tokens of a document, 1 GiB of four bytes each. A document is read whole. A longer one probably means that the
+#: ends of documents were not found, and it would fill the memory
 LONGEST = 1 << 28
 
 
@@ -105,8 +105,8 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
     next piece. A document that reaches into the next file belongs to the file in which it begins. Raises TokenFileError
     when the last piece does not end in EOS."""
     eos = source.coding.eos
-    begun: list[TokenRange] = []                       # the document that has not ended
-    waiting = 0                                   # its tokens
+    begun: list[TokenRange] = []                       # pieces of the document whose end was not found yet
+    waiting = 0                                   # number of tokens in `begun`
     file, number = "", 0
     for piece in pieces:
         if not len(piece.tokens):

@@ -73,7 +73,7 @@ def ends_of(index: TokenFile, sequences: int, documents: int, width: int) -> Ite
     """Yield the ends of the documents of an index, block by block, counted in tokens of `width` bytes."""
     pointers = HEAD + sequences * LENGTH.itemsize
     firsts = pointers + sequences * NUMBER.itemsize
-    waiting = index.array(firsts, 1, NUMBER)      # ends of documents in sequences, which are not yet in `position`
+    waiting = index.array(firsts, 1, NUMBER)      # ends of documents, in sequences, that are still to come
     if int(waiting[0]):
         raise TokenFileError(f"{index.path}: byte {firsts:,}: the first document begins at sequence {waiting[0]:,}, "
                              f"not 0: {AGAIN}")

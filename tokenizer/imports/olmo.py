@@ -24,7 +24,7 @@ NUMPY = b"\x93NUMPY"
 #: lines of a .csv.gz file that are read at a time, and the longest of them in bytes
 LINES, LONGEST_LINE = 1 << 14, 1 << 16
 MASK = "labels_mask"
-#: tokens in which it cannot be by chance that every second one is 0
+#: number of tokens from which on it is no coincidence that every second token is 0
 TELLING = 32
 
 

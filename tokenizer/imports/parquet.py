@@ -54,7 +54,7 @@ class ParquetReader:
                                                  f"count in the loss")
                         rows = batches(table, columns)
                         while True:
-                            with limited_memory():         # not while the documents are being used
+                            with limited_memory():         # the limit is not for the code that uses the documents
                                 if (batch := next(rows, None)) is None:
                                     break
                                 documents = documents_of(source, file, name, row, batch)

@@ -48,7 +48,7 @@ class TokenFile:
     def __init__(self, path: Path, local: Path | None = None) -> None:
         self.path, self._local = path, local or path
         try:
-            if not stat.S_ISREG(self._local.stat().st_mode):      # to open a pipe would wait for its writer
+            if not stat.S_ISREG(self._local.stat().st_mode):      # opening a pipe would wait for its writer
                 raise TokenFileError(f"{path}: is no file; name a file, or a folder of files")
             self.file = open(self._local, "rb", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as e:

@@ -91,8 +91,8 @@ def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams:
         while node >= 0:                             # sample `number` of the node
             first, both = 2 * weights[0, node], 2 * (weights[0, node] + weights[1, node])
             due = number * first + both // 2
-            drawn = due // both                      # of `number` samples, so many are the first child's
-            if due - drawn * both + first >= both:   # of one sample more, one more
+            drawn = due // both                      # of the first `number` samples, the first child has so many
+            if due - drawn * both + first >= both:   # the next sample is the first child's
                 number, node = drawn, children[0, node]
             else:
                 number, node = number - drawn, children[1, node]

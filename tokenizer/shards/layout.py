@@ -178,7 +178,7 @@ class Manifest:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         if manifest.identity() != manifest.sha256:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
-        # sets with at most 256 tokens that an older version has written have tokens of u16
+        # an older Tokenmill wrote tokens of u16 for vocabularies of at most 256 tokens
         if manifest.dtype not in (token_dtype(manifest.vocab_size).name,
                                   *(["uint16"] if manifest.vocab_size <= 1 << 8 else [])):
             raise ShardError(f"{where}: dtype {manifest.dtype} does not fit a vocabulary of {manifest.vocab_size}")
