@@ -45,8 +45,8 @@ def diamond() -> list[Node]:
 
 
 class Backend:
-    """A backend with two slots. It ends tasks in the order in which they were submitted, but those of the node `slow`
-    only when nothing else runs."""
+    """A backend with two slots. It ends tasks in the order in which they were submitted, except the task with the key
+    `slow`, which only ends when nothing else runs."""
 
     interruptible, slots = False, 2
 
