@@ -42,8 +42,9 @@ RAY_FILES = frozenset(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests go to workers file by file, those of RAY_FILES all to one. (`--dist loadgroup` marks groups in node ids,
-    which pytest 9.2 no longer shows the scheduler.)"""
+    """Distribute tests to the workers of pytest-xdist file by file, and all files of RAY_FILES to one worker. (The
+    option `--dist loadgroup` alone would not do this: it marks groups in the ids of tests, which pytest 9.2 no longer
+    shows the scheduler.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -58,8 +59,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """A command that a test before called with --quiet has silenced the warnings of this process: which one that was
-    hangs on how the tests are spread over workers."""
+    """Turn warnings of this process on again. A command with --quiet, called by an earlier test, has turned them off,
+    and which tests came earlier depends on how tests are distributed to workers."""
     logging.getLogger("tokenmill").setLevel(logging.NOTSET)
 
 
@@ -68,21 +69,24 @@ DATA = Path(os.environ["TOKENMILL_TEST_DATA"]).resolve() if os.environ.get("TOKE
 
 
 def pytest_configure(config):
-    """A mistyped folder is an error: it would skip every test that needs real data."""
+    """Fail if the folder of real data (DATA) does not exist. Without this check, a mistyped folder would skip every
+    test that needs real data."""
     if DATA is not None and not DATA.is_dir():
         raise pytest.UsageError(f"DATA={DATA}: no such folder")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """Keeps the exit status beside the tests that failed: `.ci/repeat.py` repeats those of a complete run only."""
+    """Store the exit status in pytest's cache, beside the failed tests. `.ci/repeat.py` needs it: it repeats failed
+    tests only if the run was complete."""
     cache = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
         cache.set("ci/exitstatus", int(exitstatus))
 
 
 def shared_data(*parts: str) -> Path:
-    """Path below the folder of real data; the test is skipped, visibly, where it is absent."""
+    """Return the path `parts` below the folder of real data. The test is skipped if the path, or the folder, does not
+    exist."""
     if DATA is None:
         pytest.skip(f"needs real data, make test DATA=FOLDER: {'/'.join(parts)}")
     path = DATA.joinpath(*parts)
@@ -92,7 +96,8 @@ def shared_data(*parts: str) -> Path:
 
 
 def real_files(pattern: str, *parts: str) -> list[Path]:
-    """Files below the folder of real data, sorted; none without it. For tests that real files only add to."""
+    """Return the files below `parts` in the folder of real data, sorted, or [] without that folder. It is for tests
+    that do not need real files, but are stronger with them."""
     return sorted(DATA.joinpath(*parts).rglob(pattern)) if DATA is not None else []
 
 
@@ -102,7 +107,8 @@ def data():
 
 
 class SlowClock:
-    """`time`, with a clock on which deadlines are ten times as far."""
+    """Stands in for the module `time`. Its monotonic clock runs at a tenth of the speed, so that deadlines measured
+    with it are ten times as long."""
 
     time, sleep = time.time, time.sleep
 
@@ -113,7 +119,8 @@ class SlowClock:
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """The session's one Ray: 2 CPUs on this machine, and memory whatever is free. Whoever uses it marks the test `ray`.
+    """The one Ray of the session: 2 CPUs on this machine, and all free memory. A test that uses it must have the mark
+    `ray`.
     """
     ray = pytest.importorskip("ray")
     if ray.is_initialized():
@@ -138,7 +145,8 @@ def ray_session():
 
 
 def pytest_collection_modifyitems(items):
-    """All tests that share the session's Ray run in one worker of pytest-xdist (`--dist loadgroup`)."""
+    """Put all tests that share the session's Ray into one group, so that one worker of pytest-xdist runs them (`--dist
+    loadgroup`)."""
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))

@@ -1,4 +1,4 @@
-"""Which pages a service has, and what holds for each of them."""
+"""Finds the pages of a service, and checks what must be true for every page."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ FOCUSED = """() => {
 
 
 def kinds_of_pages(settings: ServiceSettings) -> list[str]:
-    """An address of each kind of page that links from the first lead to. Pages are of one kind when their paths differ
-    in names only, and they show the same kind of documents, or moves of a threshold."""
+    """Return one address for each kind of page that can be reached by links from the first page. Two pages are of the
+    same kind if their paths differ only in names, and both show the same kind of documents (or both have a moved
+    threshold)."""
     client = TestClient(create_app(settings), base_url=BASE, headers={"Accept": "text/html"})
     pages: dict[tuple[str, ...], str] = {}
     seen, todo = set(), ["/"]
@@ -68,8 +69,9 @@ def kinds_of_pages(settings: ServiceSettings) -> list[str]:
 
 
 def faults(page: Page) -> list[str]:
-    """What is wrong with an open page in any mode: what axe finds, and what is too wide. The page is changed: all its
-    details are opened, and three entries stand for a long list of documents."""
+    """Return what is wrong with an open page in each mode (light, dark, narrow): violations that the accessibility
+    checker axe finds, and content that is wider than the window. This changes the page: it opens all its details, and
+    shortens long lists of documents to three entries."""
     page.evaluate(OPENED)
     page.evaluate(AXE)
     wrong = []
@@ -87,8 +89,9 @@ def faults(page: Page) -> list[str]:
 
 
 def tab_order(page: Page) -> list[str]:
-    """What is wrong with a walk through a page by Tab alone: every stop must come in its turn, in sight, and be seen to
-    have the focus. The browser adds stops of its own, at what can be scrolled."""
+    """Walk through a page with the Tab key alone, and return what is wrong. Every element that can have the focus must
+    be reached in order, be in sight, and visibly have the focus. Further stops of the browser, at areas that scroll,
+    are allowed."""
     stops, reached, wrong = page.evaluate(STOPS), [], []
     for _ in range(2 * len(stops) + 10):
         if reached and reached[-1] == len(stops) - 1:

@@ -1,4 +1,5 @@
-"""A small crawl with everything a report can show, for the tests of the report: sources, recipe, one finished run."""
+"""A small crawl for the tests of the report, with everything that a report can show: sources, recipe, and one finished
+run."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ code: [./report_stages.py]
 
 @dataclass(frozen=True)
 class Site:
-    """What went in, and where the run is."""
+    """What the inputs contain, and where the run is."""
 
     top: Path
     store: Path
@@ -82,7 +83,8 @@ class Site:
         return json.loads((self.folder / "report.json").read_text())
 
     def sql(self, query: str) -> list[tuple]:
-        """Rows of a query in which {kept:NAME}, {dropped:NAME}, {quarantine:NAME} stand for the published parts."""
+        """Return the rows of an SQL query. {kept:NAME}, {dropped:NAME} and {quarantine:NAME} in the query stand for the
+        dataset's published parts."""
         for word, folder in (("kept", "datasets"), ("dropped", "dropped"), ("quarantine", "quarantine")):
             while f"{{{word}:" in query:
                 name = query.partition(f"{{{word}:")[2].partition("}")[0]
@@ -91,7 +93,7 @@ class Site:
         return duckdb.sql(query).fetchall()
 
     def plan(self) -> dict:
-        """plan.json, each node with the `keys` of its tasks."""
+        """Return the contents of plan.json. Each node has its tasks' keys added, under `keys`."""
         plan = json.loads((self.folder / "plan.json").read_text())
         for node in plan["nodes"]:
             node["keys"] = [k.hex() for k, in duckdb.execute(
@@ -100,13 +102,13 @@ class Site:
         return plan
 
     def records(self) -> dict[str, dict]:
-        """Commit records by key, read from the log's files."""
+        """Return {key: commit record}, read from the files of the log."""
         return {r["key"]: r for p in sorted((self.store / "log").glob("0*.json"))
                 for r in json.loads(p.read_text())["body"].get("records", ())}
 
 
 def build(top: Path) -> Site:
-    """Write the sources, run the recipe inline."""
+    """Write the sources, and run the recipe in this process."""
     rng, prose = random.Random(5), sentences()
     found = write_warcs(top / "crawl", 260, 3)
     planted = planted_pages(prose)
@@ -144,7 +146,8 @@ def build(top: Path) -> Site:
 
 
 def planted_pages(prose: list[str]) -> list[Page]:
-    """Pages c4 drops for 'lorem ipsum', with addresses and hostile markup in text, title and URL."""
+    """Return pages that the step c4 drops because of 'lorem ipsum'. They have e-mail addresses and hostile markup in
+    text, title and URL."""
     rng = random.Random(8)
 
     def page(url: str, first: str, title: str) -> Page:

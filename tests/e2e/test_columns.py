@@ -1,4 +1,5 @@
-"""Columns of an input on their way through a run: signals for `where`, meta, and what is said of the rest."""
+"""Columns of an input on their way through a run: as signals that `where` uses, in the documents' meta, or reported as
+left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmill extract`: files of every kind, stdin, formats, and two engines against each other."""
+"""`tokenmill extract`: files of every kind, stdin, output formats, and two engines side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAGE = ("<!DOCTYPE html><html lang=en><head><title>A title</title></head><body><
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """A machine may be busy for longer than a user has patience."""
+    """Lengthens the timeout of the command, because the machine of the tests may be busy."""
     monkeypatch.setattr(file_types, "PATIENCE", 3600.0)
 
 

@@ -1,4 +1,5 @@
-"""Whom we give our token, what a run may be called, and what of a secret or a hostile page is ever shown or kept."""
+"""To which servers we send our token, which names a run may have, and that nothing of a secret or of a hostile page is
+shown or stored."""
 
 from __future__ import annotations
 

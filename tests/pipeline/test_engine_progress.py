@@ -1,4 +1,4 @@
-"""What progress says of tasks that make none: node, partition, document and stage, as long as that lasts."""
+"""What is printed about tasks that make no progress: node, partition, document and stage, as long as this lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: what they mean, and that every mistake is named with its line, its key and what to do about it."""
+"""Recipes: what they mean, and that each mistake is reported with its line, its key and the remedy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ datasets:
 
 @pytest.fixture
 def load(tmp_path):
-    """A recipe from its text."""
+    """A function that loads a recipe from its text."""
     def load(text: str, *args, **kw):
         path = tmp_path / "recipe.yaml"
         path.write_text(text)
@@ -69,7 +69,7 @@ def load(tmp_path):
 
 
 def problems(load, text: str, *args, **kw) -> list[str]:
-    """What is wrong with a recipe, each as 'LINE KEY: MESSAGE'."""
+    """Return the problems of a recipe, each as 'LINE KEY: MESSAGE'."""
     with pytest.raises(RecipeError) as caught:
         load(text, *args, **kw)
     return [f"{p.mark.line} {str(p).split(': ', 1)[1]}" for p in caught.value.problems]
@@ -562,7 +562,7 @@ def test_a_missing_package_names_the_extra(load, monkeypatch):
 
 
 def clean_steps(steps: str) -> str:
-    """The contracts' recipe with other steps of `clean`."""
+    """Return the recipe CONTRACT with other steps for the dataset `clean`."""
     start = CONTRACT.index("steps: [url")
     return CONTRACT[:start] + f"steps: [{steps}]" + CONTRACT[CONTRACT.index("}\n", start):]
 

@@ -1,4 +1,4 @@
-"""Losses from the trainer's metrics, thinned and without void lines, and the chart of the mixture over tokens."""
+"""The losses from the trainer's metrics, thinned and without void lines, and the chart of the mixture over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tombstones: which documents they cover, and what becomes of damaged and unfinished ones."""
+"""Tombstones: which documents they cover, and what happens to damaged and unfinished ones."""
 
 from __future__ import annotations
 

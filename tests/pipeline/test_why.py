@@ -1,4 +1,4 @@
-"""`tokenmill plan --why NODE` names the cause, and what it names is what a run then does."""
+"""`tokenmill plan --why NODE` names the reason why a node has to run, and this is what a run then does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ run: {partition: 60KB}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """Three WARC files, 30 texts, a WARC file of many partitions, the recipe, and `store` as one run of it left it."""
+    """A folder with three WARC files, 30 texts, a WARC file of many partitions, the recipe, and the store of a run."""
     top = tmp_path_factory.mktemp("why")
     write_warcs(top / "crawl", 45, 3)
     (top / "docs").mkdir()
@@ -57,7 +57,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(made, tmp_path) -> Path:
-    """A copy that may be changed; times of files are part of what they are."""
+    """A copy of `made` that a test may change. The files keep their times, which are part of their identity."""
     shutil.copytree(made, tmp_path / "site")
     return tmp_path / "site"
 
@@ -76,7 +76,8 @@ def causes(document: dict[str, Any]) -> list[str]:
 
 
 def ran(site: Path, *overrides: str) -> dict[str, int]:
-    """Tasks by node that a run commits now. What `plan` had promised is checked on the way."""
+    """Run the recipe. Returns {node: number of tasks that were committed}. Checks that this is what `plan` had
+    promised."""
     promised = survey_recipe(load_recipe(site / "recipe.yaml", list(overrides)), str(site / "store"))
     before = {r.key for r in Log.read(Store(site / "store")).records()}
     execute(site, *overrides)
@@ -275,7 +276,7 @@ def test_differences_in_words():
 
 
 def drop_records(site: Path, keys: set[str]) -> int:
-    """Rewrite the log without the records of `keys`."""
+    """Rewrite the log without the records of `keys`. Returns how many were removed."""
     from pipeline.store.segment import decode_segment, encode_segment, facts
 
     dropped = 0

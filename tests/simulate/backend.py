@@ -1,4 +1,4 @@
-"""Workers that misbehave: a backend in virtual time."""
+"""A backend in virtual time whose workers misbehave."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Attempt:
 
 
 class SimBackend:
-    """Nodes with slots, for one driver. Attempts that run when the driver dies go on; nobody hears of them."""
+    """The nodes of one driver, with slots. When the driver dies, running attempts go on, but nobody learns of their
+    results."""
 
     interruptible = False
 
@@ -114,7 +115,7 @@ class SimBackend:
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nobody watches."""
+        """Ignore the snapshot, because nobody watches."""
 
     def close(self) -> None:
         self.running.clear()
@@ -133,7 +134,7 @@ class SimBackend:
         self._end(attempt, Failed(attempt.id, Failure(kind, message, row, path)))
 
     def _work(self, attempt: Attempt) -> None:
-        """The middle of an attempt, where most of what may happen happens."""
+        """Perform the middle of an attempt, in which most faults happen."""
         if attempt.cancelled:
             return
         spec, number = attempt.spec, attempt.id
@@ -160,7 +161,7 @@ class SimBackend:
                 self._upload(attempt, 1)
 
     def _lose(self, node: int) -> None:
-        """A node dies, with all that runs there."""
+        """Let a node die, with everything that runs on it."""
         gone = [a for a in self.running.values() if a.node == node]
         for attempt in gone:
             attempt.cancelled = True
@@ -168,7 +169,7 @@ class SimBackend:
         self._say(Lost(tuple(a.id for a in gone), "node died"))
 
     def _upload(self, attempt: Attempt, tries: int) -> None:
-        """Read the inputs, write the file, say so."""
+        """Read the inputs of an attempt, write its file, and report it."""
         if attempt.cancelled:
             return
         spec, name = attempt.spec, f"{attempt.name}-{tries:08x}"
@@ -201,7 +202,8 @@ class SimBackend:
         return Done(attempt.id, record)
 
     def _damage(self, spec: TaskSpec) -> str | None:
-        """The first input that is not what its record says. Reading it does not fail: `storage` does that enough."""
+        """Return the first input that differs from its record, or None. Reading it does not fail here, because the
+        faults of `storage` already include that."""
         for ref in spec.args.get("inputs", ()):
             data = self.world.bucket.objects.get(ref["$ref"])
             if data is None or hashlib.sha256(data).hexdigest() != ref["sha256"]:

@@ -1,9 +1,9 @@
-"""A cluster whose nodes are preempted, in virtual time: large runs, and tasks that take their nodes down.
+"""A simulated cluster whose nodes are preempted, in virtual time: large runs, and tasks that take their nodes down.
 
     python -m tests.simulate.preemption --tasks 1000000 --preempted 0.3
 
-What is real: `Scheduler`, `TaskQueue` and `Progress`. The log is a dict and the workers are numbers, so that a million
-tasks take minutes. Nothing but the death of nodes goes wrong here; `world` is where everything does.
+`Scheduler`, `TaskQueue` and `Progress` are the real ones. The log is a dict and the workers are numbers, so a million
+tasks take only minutes. The only fault is the death of nodes; `world` simulates all the others.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ POLL_S = 0.1
 
 
 class Endless(BaseException):
-    """A task takes down one node after the other, and nobody finds it."""
+    """Raised if a task takes down one node after the other and is not found."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`preempted`: share of the attempts of the usual length that are lost with their node, `announced`: of those
-    preemptions the share that is announced. `killers`: labels of tasks that take their node down. The death of a node
-    is reported by each of its `supervisors` for the attempts that it had."""
+    """The settings of a cluster. `preempted` is the share of attempts of usual length that are lost with their node,
+    and `announced` the share of these preemptions that is announced. `killers` are labels of tasks that take their node
+    down. Each of the `supervisors` of a dead node reports the attempts that it had."""
 
     nodes: int
     slots: int
@@ -57,7 +57,7 @@ class Cluster:
 
 @dataclass
 class Log:
-    """What the scheduler needs of a log, in memory."""
+    """The log as the scheduler needs it, in memory."""
 
     epoch: int = 1
     records: dict[str, PartRecord] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class Log:
 
 
 class SpotBackend:
-    """Nodes with slots that may be gone at any time. An assignment goes to the node with the most room, and may wait
-    there, as with Ray."""
+    """A backend whose nodes may vanish at any time. An assignment goes to the node with the most free slots, and may
+    wait there, as with Ray."""
 
     interruptible = False
 
@@ -195,7 +195,7 @@ class SpotBackend:
                                     wall_s=TASK_S))]
 
     def _finds(self, id: int) -> list[Event]:
-        """A row kills its child, which is proved and must not be forgotten."""
+        """Report that a row has killed its child. The scheduler must not forget this."""
         if id not in self._open:
             return []
         self.heard[self._open[id][0].spec.label] = {1}
@@ -250,7 +250,7 @@ def specs(tasks: int, seed: int) -> Iterator[TaskSpec]:
 
 
 def run(cluster: Cluster, tasks: int, seed: int) -> SpotBackend:
-    """Run so many tasks; raises what the scheduler raises."""
+    """Run `tasks` tasks. Raises what the scheduler raises."""
     backend = SpotBackend(cluster, seed)
     finish(backend, tasks, seed)
     return backend
@@ -281,7 +281,7 @@ DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER),
 
 
 def storms(seeds: Iterable[int]) -> str:
-    """What is wrong when nodes are preempted, or ""."""
+    """Return what goes wrong when nodes are preempted, or ""."""
     for seed in seeds:
         for cluster, tasks in STORMY:
             backend = SpotBackend(cluster, seed)
@@ -295,7 +295,7 @@ def storms(seeds: Iterable[int]) -> str:
 
 
 def announcements(seed: int) -> str:
-    """What is wrong when a task meets one announced preemption after the other, or ""."""
+    """Return what goes wrong when a task meets one announced preemption after the other, or ""."""
     backend = SpotBackend(Cluster(4, 4, drained=KILLER), seed)
     try:
         finish(backend, 300, seed)
@@ -305,7 +305,7 @@ def announcements(seed: int) -> str:
 
 
 def killers(seeds: Iterable[int]) -> str:
-    """What is wrong when a task takes its nodes down, or ""."""
+    """Return what goes wrong when a task takes down its nodes, or ""."""
     for seed in seeds:
         for cluster, most in DEADLY:
             backend = SpotBackend(cluster, seed)

