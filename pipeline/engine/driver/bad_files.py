@@ -44,7 +44,7 @@ class BadFiles:
             del self._dying[task]
 
     def add(self, bad_files: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Count bad files: source → file → reason → bytes not read."""
+        """Count the bad files in {source: {file: {reason: bytes not read}}}."""
         for source, files in bad_files.items():
             files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
