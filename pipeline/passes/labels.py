@@ -31,7 +31,8 @@ LABEL_CHARS = 24
 
 
 class TooManyStreams(TokenmillError):
-    """An entry of `shards:` would be split into more than MOST_STREAMS streams, or into one with too long a name."""
+    """Raised when an entry of `shards:` would be split into more than MOST_STREAMS streams, or into a stream with too
+    long a name."""
 
 
 class ShardLabels:
@@ -87,9 +88,10 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
     """Return the stream of each label, for the entry `name` of `shards:`. `tokens` has the training tokens of each
     label. Raises TooManyStreams.
 
-    A label with fewer than `least` tokens has no stream of its own: with others of its kind, it goes to the stream
-    `other` beside them. If that stream has too few tokens as well, it goes to the stream `other` one level higher. So
-    of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`."""
+    A label with fewer than `least` tokens has no stream of its own. It goes to the stream `other` of its level, which
+    collects all such labels. If that stream has too few tokens as well, it goes to the stream `other` one level higher.
+    So of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`.
+    """
     place = dict(zip(tokens, tokens))
     levels = max(map(len, tokens), default=0)
     for level in reversed(range(levels)):

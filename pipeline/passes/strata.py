@@ -88,9 +88,9 @@ def _key(names: tuple[str, ...]) -> int:
 
 
 class Cut:
-    """Cuts a list of documents, which come by rising rank (a pseudo-random number), where the share of their stratum
-    ends: before the first document that would make it too large. If all documents are too large, the sample is the
-    document of the lowest rank alone."""
+    """Decides which documents of a list are in the sample. The list is sorted by rising rank (a pseudo-random number).
+    Each stratum gets its documents up to the first one with which they would exceed the stratum's share of bytes. If
+    this leaves the sample empty, it consists of the document of the lowest rank alone."""
 
     def __init__(self, shares: Mapping[int, int]) -> None:
         self._left = dict(shares)                                # bytes, of the strata that have not ended
