@@ -27,11 +27,11 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result. When it raises because files of the store are damaged, withdraw the
-    commit records of these files and call it again, so that the files are made anew.
+    """Call `plan_and_run` and return its result. When it raises an error because files of the store are damaged,
+    withdraw the commit records of these files and call `plan_and_run` again, so that the files are written again.
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
-    many files are damaged, in all or of one task. Raises the original error when no commit record names any of the
+    many files are damaged, in total or of one task. Raises the original error when no commit record names any of the
     damaged files. This happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store
     verify --repair` and another run.
     """

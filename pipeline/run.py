@@ -324,7 +324,8 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
     they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
-    the signals (numbers stored beside a text) that each step computes, and the bounds that its thresholds set."""
+    the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
+    for them."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
                           "bounds": [bound._asdict() for bound in s.stage.bounds()]}
                          for s in p.chain if s.stage.signals or s.stage.bounds()]

@@ -51,14 +51,19 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run, as the files in the store show it.
+    """The state of a run, as the files in the store show it. `state` is one of
 
-    `state` is one of: submitted (the driver, the process that plans and commits its tasks, has not begun), started (no
-    progress has been reported yet), running, stopping, done, failed, stopped, cancelled (stopped before it began), died
-    (the driver is gone without having reported an end), unknown (the run's files cannot be read). `facts` is the
-    content of run.json. `progress` is the content of progress.json, or {} when this attempt has not written it yet.
-    `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of life, or None
-    when no living driver runs the run. `age_s` is the number of seconds since the driver wrote `progress`.
+    * submitted: the driver (the process that plans the run and commits its tasks) has not begun
+    * started: the driver has not reported progress yet
+    * running, stopping, done, failed, stopped
+    * cancelled: stopped before the driver began
+    * died: the driver is gone without having reported an end
+    * unknown: the run's files cannot be read
+
+    `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
+    written it yet. `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of
+    life, or None when no living driver runs the run. `age_s` is the number of seconds since the driver wrote
+    `progress`.
     """
 
     run: str

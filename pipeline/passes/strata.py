@@ -50,7 +50,7 @@ class Strata:
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:
         """Return how many of `size` bytes each stratum gets, by its key. `files` are results of `sizes`, whose bytes
-        are added up. What a stratum cannot use, because it has less text, the others get in proportion to their
+        are added up. If a stratum has less text than its share, the other strata get the rest, in proportion to their
         weights. Strata of weight 0 are left out."""
         totals: dict[int, int] = {}
         names: dict[int, list[str]] = {}

@@ -57,7 +57,8 @@ class StoredSet(ShardIndex):
         return self.store.read(path)
 
     def numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Read numbers [first, stop) of a file of packed rows."""
+        """Return the numbers [first, stop) of a file of packed rows, as u64. They say which tokens of the shard each
+        row has (`tokenizer.shards.packing`)."""
         path, width = f"{self.folder}/{file.file}", NUMBERS.itemsize
         return np.frombuffer(self.store.read_range(path, first * width, stop * width), NUMBERS)
 

@@ -179,7 +179,7 @@ def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) 
 
 def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
              tokens: int, check_lease: Callable[[], None]) -> Manifest:
-    """Write the manifest of the new set under its own name, and return it."""
+    """Write the manifest of the new set to a file whose name contains the set's sha256, and return it."""
     takedowns = [*old.source.get("takedowns", []),
                  {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
     shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))

@@ -11,7 +11,7 @@ from pipeline.store.records import READING, PartRecord
 
 #: files named in an error message
 NAMED = 3
-#: files that are always allowed when the budget is a share
+#: number of bad files that are always allowed when the limit is a share
 ALWAYS = 10
 
 
@@ -58,7 +58,7 @@ class BadFiles:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
     def check(self) -> None:
-        """Raise TooManyBadFiles when the budget is exceeded."""
+        """Raise TooManyBadFiles when more files could not be read than `allowed` permits."""
         count = sum(map(len, self.by_source.values())) + len(self._dying)
         if count > self.allowed:
             named = ", ".join(_first([*self.listed(), *self._dying.values()]))

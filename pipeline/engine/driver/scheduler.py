@@ -14,7 +14,7 @@ The consequence of a failed attempt depends on the kind of failure:
   after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
   tasks finish.
 * `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
-  DamageFound is raised, and the run is planned again, so that the file is written anew.
+  DamageFound is raised, and the run is planned again, so that the file is written again.
 
 An attempt that comes back as `Returned` does not count as failed: it never began, or its node had announced its end.
 

@@ -2,11 +2,14 @@
 functions only decide; `Scheduler._double_stragglers` starts the attempts.
 
 The attempt that commits first counts, so a wrong guess only occupies a slot for a while. A second attempt on an idle
-slot is free. If other tasks wait for the slot, three conditions must hold: all other tasks of the straggler's plan node
-(a group of tasks, such as a pass) have been handed out, later nodes cannot begin before this node ends, and the
-straggler runs far longer than other tasks of the node. Second attempts may then hold at most a tenth of the slots, but
-at least one slot. MapReduce bounds its backup tasks similarly, and starts them when an operation is nearly complete
-(Dean and Ghemawat, OSDI 2004, §3.6).
+slot is free. If other tasks wait for the slot, three conditions must hold:
+
+* All other tasks of the straggler's plan node (a group of tasks, such as a pass) have been handed out.
+* Later plan nodes cannot begin before this node ends.
+* The straggler runs far longer than other tasks of the node.
+
+Second attempts may then hold at most a tenth of the slots, but at least one slot. MapReduce bounds its backup tasks
+similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations

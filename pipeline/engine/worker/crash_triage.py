@@ -177,9 +177,9 @@ class CrashTriage:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new process. It must be new while a crash is investigated, and after a crash
-        that did not happen again when the documents ran alone, because state that earlier tasks left in the old process
-        may have caused the crash."""
+        """Whether the next child must be a new process. It must be new while a crash is investigated. It must also be
+        new after a crash that did not happen again when the documents ran alone: state that earlier tasks left in the
+        old process may have caused this crash."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
