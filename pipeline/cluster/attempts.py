@@ -295,8 +295,9 @@ class LogReader:
 
 # -- the recipe, and the user's own code -----------------------------------------------------------------------------
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
-    """Write the recipe of a run, in full as recipe.yaml and as its author wrote it as recipe.text.yaml. If there is no
-    such `text`, both are written in full. A run that is resumed from its recipe.yaml keeps the text that it has."""
+    """Write the recipe of a run to recipe.yaml in full, and to recipe.text.yaml as its author wrote it (`text`, with
+    secrets masked). If `text` is None, recipe.text.yaml also gets the full recipe. If the run has this recipe already,
+    recipe.text.yaml stays as it is: a run that is resumed from recipe.yaml keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):

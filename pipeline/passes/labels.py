@@ -72,9 +72,9 @@ def bucket_name(number: int) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Return the name of a label in the names of streams: letters, digits, `_` and `-`. If a value cannot be kept as it
-    is, its name ends in a hash of the value, so that different values have different names. A missing value is
-    `none`."""
+    """Return the form of a label that the names of streams contain. It has only letters, digits, `_` and `-`. If a
+    value cannot be kept as it is, the form ends in a hash of the value, so that different values have different forms.
+    A missing value becomes `none`."""
     if value is None or value == "":
         return NONE
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)

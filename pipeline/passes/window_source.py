@@ -122,8 +122,8 @@ class _Packed(_Windows):
                                 maps[file.index][first:stop], curriculum.streams[stream].train)
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the rows [first, stop) back to back, in the form of `read`. Padding begins like a document, is filled
-        with EOS, and does not count for the loss."""
+        """Returns the packed rows [first, stop) back to back, in the form of `read`. Padding consists of EOS tokens.
+        Its first token is flagged like the first token of a document, and none of its tokens counts for the loss."""
         width, row = self.longest + 1, first
         tokens = np.full((stop - first) * width, self.eos, self.dtype)
         flags, counts = np.zeros_like(tokens, np.uint8), np.zeros_like(tokens, np.uint8)
