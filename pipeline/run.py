@@ -87,9 +87,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     the backend, which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped
     them on return.
 
-    `attempt` is the number of an attempt that another process has already noted in run.json and that this process
-    executes; by default a new attempt is noted. A process on any machine can stop the run with `attempts.ask_to_stop`:
-    running tasks then get a minute to finish, and Interrupted is raised.
+    `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
+    and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
+    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
@@ -152,7 +152,7 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     keep_code(store, name, recipe.code)
     recipe.keep_code_at(code_folder(name))
     for path, why in mended.items():
-        logger.warning("%s %s; what made it runs again", path, why)
+        logger.warning("%s %s; the task that wrote it runs again", path, why)
     return until_sound(store, log, scheduler, lambda: _plan_and_drive(
         recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended), mended)
 
@@ -207,7 +207,7 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     log.flush()
     log.check_lease()
     warnings = [*recipe.warnings, *planner.warnings, *bad_files.warnings(read_badly),
-                *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
+                *(f"{path} was damaged or missing, and was written again" for path in sorted(mended)[:SHOWN])]
     shards = _finish_tokens(recipe, store, log, name, results, warnings)
     log.check_lease()
     store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
@@ -266,8 +266,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 def _publish(store: Store, log: Log, passes: list[Node], results: Mapping[str, Any],
              sums: Mapping[str, NodeSums]) -> None:
-    """Publish a finished dataset: the kept rows of the last of its `passes` (scans over the documents), and the dropped
-    and quarantined rows of all of them. Does nothing when the same rows are published already."""
+    """Publish a finished dataset: the kept rows of the last of its `passes`, and the dropped and quarantined rows of
+    all its passes. Does nothing when the same rows are published already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[node.name].results for node in passes)]
     if not is_published(store, passes[-1].dataset, state):
@@ -324,7 +324,8 @@ def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: M
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
     they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
-    the signals (numbers stored beside a text) that each step computes, and the bounds that its thresholds set."""
+    the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
+    for them."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
                           "bounds": [bound._asdict() for bound in s.stage.bounds()]}
                          for s in p.chain if s.stage.signals or s.stage.bounds()]
@@ -344,5 +345,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """Return how many child processes a run has if nobody says: one for each core that this process may use."""
+    """Return the default number of child processes of a run: one for each core that this process may use."""
     return usable_cores()

@@ -52,7 +52,7 @@ def remedy_of(paths: Iterable[str]) -> str:
     """Return the advice that ends an error message about damaged files: which commands repair them.
 
     It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests (lists of the
-    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests anew. For copies of
+    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests again. For copies of
     objects in published datasets and shards, a run checks only the sizes. If such a copy is damaged, `tokenmill store
     verify --repair` must come first.
     """

@@ -60,8 +60,8 @@ class Store:
             self.fs = self.remote.fs
 
     def at(self, path: str) -> str:
-        """Return the full form of `path`, as the operating system expects it (local disk) or fsspec (object
-        storage)."""
+        """Return `path` with the root before it, in the form that the operating system (local disk) or fsspec (object
+        storage) expects."""
         return str(self.local / path) if self.local is not None else self.remote.at(path)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -187,9 +187,10 @@ class Store:
         """Create `path` with `data` if and only if it does not exist. Returns True when this call created the file. The
         file is durable on return.
 
-        On object storage, a request may be repeated after it took effect, and the repetition refused. On such storage,
-        True means that the file holds exactly `data`, so `data` should contain a nonce (a random id). Raises StoreError
-        when the store cannot be written or its file system has no hard links.
+        On object storage, the result True only means that the file holds exactly `data`: a client library may repeat a
+        request that has taken effect, and the storage then refuses the repetition. So `data` should contain a nonce (a
+        random id), which no other call writes. Raises StoreError when the store cannot be written or its file system
+        has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)

@@ -144,7 +144,8 @@ class LogView:
                 yield _record(data)
 
     def sample(self, most: int) -> Iterator[PartRecord]:
-        """Yield about `most` of the valid records (those not withdrawn), or fewer, spread evenly over the log."""
+        """Yield a sample of the valid records (those not withdrawn), spread evenly over the log. It has at most about
+        `most` records."""
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):

@@ -62,8 +62,8 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Returns the kind of a plan node (a step of the run's plan): index, pass, barrier, tokenizer or shards. The kind
-    follows from the node's name."""
+    """Returns the kind of a plan node: index, pass, barrier, tokenizer or shards. The kind follows from the node's
+    name."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head
@@ -75,7 +75,7 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
     or of an encoding task. All numbers are zero for tasks of other kinds.
 
     Records that a reader could not read count as `quarantined`, although they never became documents. The outcomes may
-    therefore add up to more than `in`.
+    therefore add up to more than the number of documents read (`in`).
     """
     passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
     if not passed and not encoded:

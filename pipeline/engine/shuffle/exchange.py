@@ -15,8 +15,9 @@ header holds an xxh3-128 checksum for each page. The file's content hash is the 
 
 A reader checks the header against the content hash in its reference to the file, the page of a bucket against the
 header, and the bucket against the page. It thus notices damage in every range that it uses, and need not read the whole
-file. `covers` lists the content hashes of the dataset parts that the records come from. `covers` does not enter the
-content hash, because a later task must run again only if its records changed.
+file. `covers` lists the content hashes of the dataset parts that the records come from. These parts may change while
+the records stay the same. `covers` therefore does not enter the content hash: tasks that read the file run again only
+if its records changed.
 """
 
 from __future__ import annotations
