@@ -209,18 +209,19 @@ class Playground:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return the number that a setting would make of a value, or None when the value is no number."""
+    """Return a value of a setting as a number. A recipe may give a number as text ("0.5"). Returns None for a value
+    that is not a number."""
     if isinstance(value, str):
         try:
-            return float(value) if any(map(str.isdigit, value)) else None       # "nan" is a language, too
+            return float(value) if any(map(str.isdigit, value)) else None       # "nan" is the code of a language
         except ValueError:
             return None
     return value if isinstance(value, (int, float)) else None
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return whether a threshold drops documents whose signals are below it ("less") or above it ("more"), from what
-    its declaration says (`stages.stage.decision`). "" if the declaration does not say it."""
+    """Return "less" if a threshold drops documents whose signals are below it, "more" if it drops those above it.
+    `extra` is what the setting declares (`stages.stage.decision`). Returns "" if it declares neither, or both."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 

@@ -127,8 +127,8 @@ class _Counts:
             self._of["tokens_of"] = tokens.counted[rows]
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
-        """Return the counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places`
-        (None: of each document)."""
+        """Return the counts of the groups 0 to `different` - 1. `places` selects the documents to count, as indices
+        into `rows` (None: all), and `numbers` has the group of each selected document."""
         result: list[dict[str, Any]] = [{} for _ in range(different)]
         for name, mask in self._of.items():
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):

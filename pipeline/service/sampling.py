@@ -37,8 +37,8 @@ def random_numbers(ids: Sequence[str], seed: int) -> np.ndarray:
 
 
 def id_bytes(ids: Sequence[str]) -> bytes:
-    """Return 16 bytes for each id: those that its 32 hex digits spell, or a hash of an id of another form, which a step
-    of a user's own may have given to a document."""
+    """Return 16 bytes for each id, one after the other. An id is normally 32 hex digits, which spell these bytes. An id
+    of another form, which a step of a user's own may have given to a document, is hashed."""
     if all(len(id) == 32 for id in ids):
         try:
             spelt = bytes.fromhex("".join(ids))

@@ -157,8 +157,9 @@ class DocumentTable:
                               np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
 
     def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
-        """Group the documents of `rows` (None: of the whole table) by the step that dropped them and the reason.
-        Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a group, too."""
+        """Group documents by the step that dropped them and the reason. `rows` are the documents' rows in the table
+        (None: all). Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a
+        group, too."""
         if rows is None:
             return self._all_alike
         kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]

@@ -92,7 +92,7 @@ class RunWatch:
 
 
 def look_at(store: Store, run: str) -> Look:
-    """Read the state of a run from its store. Raises Problem when the store or the run does not exist."""
+    """Read the state of a run from its store. Raises HttpProblem when the store or the run does not exist."""
     check_run(store, run)
     current = standing(store, run)
     document = run_document(store, current)
