@@ -35,7 +35,8 @@ BEGINNING, MARGIN = 160, 400
 
 def noted_cuts(meta: str | None, steps: list[str]) -> dict[str, dict[str, Any]]:
     """Return what each of these steps noted of its cuts in the metadata of a document, {step: {cuts, bytes, passages}}.
-    Steps that cut nothing are left out. Input data may hold any value under the same name, which is no note."""
+    Steps that cut nothing are left out. A value that does not have the form of a note is ignored: it comes from the
+    input data, which may use the same name."""
     if not meta or '_cut"' not in meta:
         return {}
     values = json.loads(meta)
@@ -126,14 +127,17 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
     """Count the passages that deduplications cut out of documents of `dataset`; with `step`, only those that this step
     cut. Returns None if there are none.
 
-    The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. Bytes are those
-    of UTF-8. `sources` and `domains` count documents and bytes that were cut, and in `of` the bytes before the cuts of
-    all documents that were kept or cut. `alarms` lists the sources, and the domains with at least LEAST documents, that
-    lost more than half of these bytes. `pairs` counts passages and bytes by the source of the document that was cut and
-    that of the document that keeps the passage; `unknown` counts bytes for which it is not known: the document is
-    gone, or the passage was not noted, because a document notes only its first 32. `keepers` lists the documents that
-    keep the most bytes. At most `most` entries of a list are returned.
-    """
+    The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. All sizes are
+    in bytes of UTF-8. `sources` and `domains` list the sources and domains that lost the most: how many of their
+    documents were cut and how many bytes these lost. Their field `of` has the bytes that all their kept or cut
+    documents had before the cuts. `alarms` lists the sources, and the domains with at least LEAST documents, that lost
+    more than half of the bytes in `of`.
+
+    `pairs` counts passages and bytes by two sources: that of the document that was cut, and that of the document that
+    keeps the passage. `unknown` is the number of cut bytes for which the second source is not known. Either the
+    document that keeps the passage is gone, or the passage is not in the metadata of the cut document, which lists only
+    its first 32 passages. `keepers` lists the documents that keep the most bytes. At most `most` entries of a list are
+    returned."""
     steps = [name for name in steps_of(store, dataset) if step in (None, name)]
     reasons: dict[tuple[str, str], list[int]] = {}
     by: dict[str, dict[str, list[int]]] = {"source": {}, "domain": {}}       # [documents, bytes, documents cut, cut]

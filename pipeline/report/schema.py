@@ -73,7 +73,7 @@ class SourceFigures(ReportPart):
     records: int = fact("records read, the unreadable and skipped ones included", "records")
     skipped: Counts = fact("reason → records that the reader leaves out on purpose", "records")
     bad: Counts = fact("reason → records that could not be read", "records")
-    lost: Nested | None = maybe("column → reason → values that got into no document; left out for readers without "
+    lost: Nested | None = maybe("column → reason → values that documents could not keep; left out for readers without "
                                 "columns", "values")
     bad_files: UnreadFiles = fact("quarantined input files")
 
@@ -193,8 +193,8 @@ class Pair(ReportPart):
     """A document that a deduplication removed, and the kept document that it resembles."""
 
     similarity: float | None = fact("0 to 1; null if not verified")
-    removed: Excerpt = fact("the removed document, from where the two differ")
-    kept: Excerpt = fact("the kept document, from where the two differ")
+    removed: Excerpt = fact("the removed document; its excerpt begins shortly before the first difference")
+    kept: Excerpt = fact("the kept document; its excerpt begins shortly before the first difference")
 
 
 class Alarm(ReportPart):
@@ -231,8 +231,8 @@ class DuplicateFigures(ReportPart):
     dataset: str = fact("dataset it belongs to")
     looked_at: Counts = fact("source → documents compared", "documents")
     removed: Nested = fact("reason → source → documents removed", "documents")
-    candidates: int | None = maybe("documents that share a band with another; left out for exact deduplication",
-                                   "documents")
+    candidates: int | None = maybe("documents that share a band of their MinHash signature with another document; "
+                                   "left out for exact deduplication", "documents")
     clusters: int | None = maybe("connected components of the candidates; left out for exact deduplication", "clusters")
     max_cluster: int | None = maybe("documents in the largest of them; left out for exact deduplication", "documents")
     cut: CutFigures | None = maybe("passages that it cut out of documents; left out if it only removes documents")
@@ -253,9 +253,10 @@ class PackingFigures(ReportPart):
     """The rows (training samples of one length) that the training documents of a stream are packed into."""
 
     rows: int = fact("rows", "rows")
-    pieces: int = fact("documents, full rows of longer ones and their rests", "pieces")
+    pieces: int = fact("pieces in the rows: whole documents, and the full rows and rests into which longer documents "
+                       "are cut", "pieces")
     documents: int = fact("documents packed", "documents")
-    longer: int = fact("documents that are longer than a row, and are cut for that", "documents")
+    longer: int = fact("documents that were cut because they are longer than a row", "documents")
     tokens: int = fact("tokens in the rows; the last token of a full row is also the first of the next piece", "tokens")
     padding: int = fact("places of the rows without a token", "tokens")
 
@@ -281,10 +282,11 @@ class MixtureRow(ReportPart):
 
     phase: str = fact("the phase")
     stream: str = fact("the stream")
-    planned: float = fact("the stream's share of the phase", "windows")
-    realised: int = fact("what the order gives it", "windows")
-    tokens: int = fact("realised windows in tokens", "tokens")
-    padding: int | None = maybe("about how many of them are padding; left out if the stream is not packed", "tokens")
+    planned: float = fact("windows of the phase that the stream's weight gives it", "windows")
+    realised: int = fact("windows of the phase that the order of samples gives it", "windows")
+    tokens: int = fact("tokens in the realised windows", "tokens")
+    padding: int | None = maybe("about how many of these tokens are padding; left out if the stream is not packed",
+                                "tokens")
     epochs: float = fact("how often the stream has been read by the end of the phase", "epochs")
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 
@@ -304,7 +306,7 @@ class TrainingFigures(ReportPart):
     heldout_loss: float | None = fact("held-out loss after training", "nats per token")
     unigram_entropy: float | None = fact("entropy of single tokens of the held-out text", "nats per token")
     ratio: float | None = fact("held-out loss divided by this entropy")
-    gap: float | None = fact("held-out loss less training loss", "nats per token")
+    gap: float | None = fact("held-out loss minus training loss", "nats per token")
     streams: dict[str, dict[str, Any]] | None = fact("stream → its held-out figures, as the trainer names them")
     sample: str | None = fact("text that the model generated, masked")
     sample_skipped: str | None = fact("why there is no sample")

@@ -38,7 +38,8 @@ class Excerpt(ReportPart):
     chars: int = fact("length of its whole text", "characters")
     excerpt: str = fact("the beginning of its text")
     kept: str | None = maybe("id of the kept document it resembles; left out for other drops")
-    match: list[list[str]] | None = maybe("an excerpt around what the rule matched: pairs of `text`, `mark` or `cut`, "
-                                          "and letters; left out where the step names no place")
+    match: list[list[str]] | None = maybe("an excerpt around the passage for which the rule dropped the document, as a "
+                                          "list of [kind, text]. The kind is `mark` (such a passage), `text` (other "
+                                          "text) or `cut` (left-out text). Left out if the step names no passage")
     similarity: float | None = maybe("its similarity to that document, 0 to 1; null if not verified; left out for "
                                      "other drops")
