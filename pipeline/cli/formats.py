@@ -80,7 +80,7 @@ def export(format: FormatOpt,
                                         "--order.")] = None,
            order: Annotated[str | None, typer.Option(
                "--order", metavar="RUN", help="Write the samples of this run, in training order, instead of a shard "
-                                              "set. Needs its rows: materialize RUN.")] = None,
+                                              "set. `tokenmill materialize RUN` must have written them.")] = None,
            phase: Annotated[str | None, typer.Option(
                "--phase", metavar="PHASE", help="Only the samples of this phase. With --order.")] = None,
            samples: Annotated[str | None, typer.Option(

@@ -75,7 +75,7 @@ def train(
             Digits | None,
             typer.Option(
                 help="How numbers are split: into single digits, or groups of three from the first digit (left3) or "
-                "the last (right3). Default: left3; SentencePiece has single alone.")] = None,
+                "the last (right3). Default: left3; SentencePiece can only do single.")] = None,
         space_runs: Annotated[
             int,
             typer.Option(min=0, max=256, metavar="N", help="Give each run of 2 to N spaces a token of its own.")] = 0,
