@@ -188,7 +188,7 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
         if task.counters["masked"] is not None:
             masks[source].setdefault(task.counters["masked"], starts[0][0])
         rows[source] += sum(task.counters[split]["docs"] for split in SPLITS)
-        rows[source] += sum(task.counters["quarantined"].values())       # taken down: they keep their numbers
+        rows[source] += sum(task.counters["quarantined"].values())   # left out by a takedown, but keep their numbers
     for source, count in rows.items():
         root = planner.source_files(source).root
         if not count:
@@ -204,7 +204,8 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
 
 def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
             drafts: Sequence[TaskDraft]) -> Iterator[TaskDraft]:
-    """Yield the tasks that compare the ids which the files of a source have given to documents."""
+    """Yield the tasks that check whether two documents of a source have the same id. Sources whose files give no ids to
+    documents need no such task."""
     for source in sources:
         tasks = [task for task, draft in zip(imported, drafts, strict=True) if draft.args["source"] == source]
         if any(task.files[IDS]["bytes"] for task in tasks):
@@ -213,8 +214,8 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 def _split(recipe: Recipe, planner: Planner, name: str,
            encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[LabelPiece]]]]]:
-    """Yield each stream of split shards, sorted by name, and where its documents are in the encoded parts, as
-    `assemble_drafts` takes it."""
+    """Yield (stream, pieces) for each stream of split shards, sorted by name. The pieces say where the documents of the
+    stream are in the encoded parts (`LabelPieces.of`)."""
     shards = recipe.shards[name]
     files = (r.files[LABELS] for r in encoded)
     pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)
