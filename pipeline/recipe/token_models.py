@@ -169,8 +169,8 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 class Curve(RecipeModel):
     """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times. x
-    rises from 0 (worst bucket) to 1 (best bucket). Buckets with x below `drop` are not read. C is chosen so that the
-    tokens read add up to the share of these streams."""
+    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read. C is chosen so that the
+    tokens read add up to the share of these streams (`tokenizer.mixture.split`)."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
