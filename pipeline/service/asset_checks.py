@@ -152,7 +152,7 @@ def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
 
 
 def _quarantined(figures: Figures, dataset: str) -> Check:
-    """Warn of quarantined records and documents."""
+    """Warn if records or documents of the dataset were quarantined, with their number by reason."""
     reasons = figures.datasets[dataset].quarantined
     if not (total := sum(reasons.values())):
         return _check("quarantine", "passed", "no record is in quarantine")

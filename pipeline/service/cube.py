@@ -119,7 +119,8 @@ def _by_columns(key: str) -> Iterator[None]:
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:
-    """Return the builder of a threshold's cube, and the present value of the threshold."""
+    """Return an object that builds the cube of a threshold, and the value that the threshold has under `changes`.
+    Raises PlaygroundError for a setting that can have no cube."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))

@@ -30,7 +30,7 @@ _FILE = re.compile(r"(\d{8})\.json")
 
 
 class DamagedLabel(StoreError):
-    """A file with a label is damaged, or was written by another version of Tokenmill."""
+    """A file that holds a label is damaged, or another version of Tokenmill has written it."""
 
 
 @dataclass(frozen=True)

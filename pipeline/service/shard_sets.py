@@ -90,7 +90,7 @@ class CheckedSet(StoredSet):
             yield table
 
     def _checked(self, name: str, sha256: str) -> str:
-        """Return the path, on this machine, of a file of the set."""
+        """Return the path of a file of the set on this machine, after comparing its bytes with `sha256`."""
         self._stop.check()
         inside(self.store, f"{self.folder}/{name}")
         return self.store.checked(f"{self.folder}/{name}", sha256, self._scratch)
@@ -119,7 +119,8 @@ def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
 
 
 def facts(store: Store, name: SetName) -> dict[str, Any]:
-    """Return what the manifest of a shard set says, without its list of shards."""
+    """Return the facts in the manifest of a shard set (documents, tokens, tokenizer …) as JSON, without the list of its
+    shards."""
     m = manifest_of(store, name)
     return {"stream": m.stream, "split": m.split, "documents": m.documents, "tokens": m.tokens,
             "text_bytes": m.text_bytes, "shards": len(m.shards), "dtype": m.dtype, "sha256": m.sha256,

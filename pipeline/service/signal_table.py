@@ -190,7 +190,8 @@ class DocumentTable:
         return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """Read the ids of documents, given by their rows in the table."""
+        """Read from the files the ids of the documents in these rows of the table, and return them in the order of
+        `rows`."""
         ids = [""] * len(rows)
         for number in np.unique(self.file[rows]):
             places = np.flatnonzero(self.file[rows] == number)
@@ -207,7 +208,8 @@ def _in_threads(read: Callable[[DocumentFile], T], files: Sequence[DocumentFile]
 
 
 class _Names:
-    """Assigns a number to each distinct string of several columns."""
+    """Replaces strings of columns by numbers, from 0 in the order of their first occurrence. Equal strings of all
+    columns get the same number."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

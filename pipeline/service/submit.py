@@ -80,7 +80,7 @@ async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = Fa
 
 @router.get("/queue/{number}", summary="Show an entry of the queue")
 async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
-    """Show an entry of the queue, and the events in its life so far."""
+    """Show an entry of the queue and its events so far, such as its submission, its start and its end."""
     queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     waiting = places(await run_in_threadpool(queue.recent))

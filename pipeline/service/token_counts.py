@@ -22,9 +22,9 @@ RANGE = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """The tokens of the documents of a table. `counted` tells which documents are in shards, so that their tokens are
-    known. `estimate` has the number of tokens of each document. It lies between `low` and `high`, which are equal for
-    a counted document."""
+    """The numbers of tokens of the documents of a table; each array has one value for each document. `counted` is true
+    for documents in shards, whose tokens are known. `estimate` is the number of tokens, which lies between `low` and
+    `high`. All three are equal for a counted document."""
 
     counted: np.ndarray
     estimate: np.ndarray

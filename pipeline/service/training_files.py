@@ -62,7 +62,7 @@ class Unreadable(QueryError):
 
 
 class StillReading(Busy):
-    """The metrics of a long training could not all be read in the time of one query."""
+    """The time of one query did not suffice to read all metrics of a long training."""
 
     title = "The metrics are still being read"
 
@@ -318,7 +318,7 @@ class MetricsFile:
 
 
 class MetricsFiles:
-    """Keeps the metrics files that the server has read most recently."""
+    """Keeps the MetricsFile objects (losses, spikes …) of the trainings that clients have asked for most recently."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, MetricsFile] = OrderedDict()

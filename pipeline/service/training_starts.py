@@ -83,7 +83,7 @@ class Start:
 
 
 def latest_start(store: Store, name: str) -> Start:
-    """Return the latest start of a training by a server."""
+    """Return the latest start of a training by any server of the store."""
     return _start(store, name, _numbers(store, f"trainings/{name}").get(name, 0))
 
 

@@ -61,7 +61,8 @@ class RunWatch:
         self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
 
     async def look(self, name: str, store: Store, run: str) -> Look:
-        """Return the state of `run` in the store called `name`."""
+        """Return the state of `run` in the store called `name`. If the state in memory is older than `fresh_s` seconds,
+        it is read again; if reading takes long, the older state is returned."""
         return await self._fresh((name, run), lambda: look_at(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
