@@ -200,7 +200,8 @@ def _entry(what: str, name: str, by: dict[str, dict[str, list[int]]]) -> dict[st
 
 
 def _largest(by: dict[str, dict[str, list[int]]], what: str, most: int) -> list[dict[str, Any]]:
-    """Return the sources or domains of which the most bytes were cut."""
+    """Return the sources or domains that lost the most bytes to cuts, at most `most`. `what` is "source" or "domain".
+    """
     cut = [name for name, counts in by[what].items() if counts[3]]
     return [_entry(what, name, by) for name in heapq.nsmallest(most, cut, key=lambda name: (-by[what][name][3], name))]
 
@@ -222,7 +223,8 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str
 
 
 def _keepers(db: sqlite3.Connection, store: Store, dataset: str, most: int) -> list[dict[str, Any]]:
-    """Return the documents that keep the most bytes which were cut out of others."""
+    """Return the documents that keep the most bytes of passages that were cut out of other documents, at most `most`.
+    """
     rows = db.execute("SELECT kept, sum(passages), sum(bytes) AS n FROM cut GROUP BY kept ORDER BY n DESC, kept "
                       "LIMIT ?", (most,)).fetchall()
     places = dict(_places(store, dataset, {kept for kept, _, _ in rows}))

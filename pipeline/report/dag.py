@@ -66,7 +66,8 @@ def _rows(names: list[str], edges: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _chain(start: str, end: str, row: Mapping[str, int], number: int) -> list[Place]:
-    """Return the places that an arrow passes, one in each row from its start to its end."""
+    """Return the places that an arrow passes, one in each row from the node `start` to the node `end`. `number` is the
+    number of the arrow."""
     return [(start, row[start]), *((f"\0{number}", r) for r in range(row[start] + 1, row[end])), (end, row[end])]
 
 

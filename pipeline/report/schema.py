@@ -79,8 +79,8 @@ class SourceFigures(ReportPart):
 
 
 class FunnelRow(ReportPart):
-    """A row of a funnel: how many documents of a source are left after a step. Rows of token streams have `tokens`,
-    all other rows have `bytes`."""
+    """A row of a funnel: how many documents of a source are left after reading, after a dataset, or in a token stream.
+    Rows of token streams have `tokens`, all other rows have `bytes`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")
@@ -90,13 +90,15 @@ class FunnelRow(ReportPart):
 
 
 class TotalStep(FunnelRow):
-    """A row of the funnel over all sources: how many documents are left after a step."""
+    """A row of the funnel over all sources: how many documents are left after reading, after a dataset, or in a token
+    stream."""
 
     sources: int = fact("sources whose documents reach this step", "sources")
 
 
 class SourceTotals(ReportPart):
-    """The sums for one source of documents, from its files to its tokens."""
+    """The figures of one source of documents: its files and records, and the documents and tokens that were made from
+    them."""
 
     files: int = fact("input files", "files")
     bytes: int = fact("their size, as stored", "bytes")
@@ -110,7 +112,7 @@ class SourceTotals(ReportPart):
 
 
 class Totals(SourceTotals):
-    """The sums over all sources of documents."""
+    """The sums over all sources: their files and records, and the documents and tokens that were made from them."""
 
     skipped: Counts = fact("reason → records that readers left out on purpose", "records")
     unreadable: Counts = fact("reason → records that could not be read", "records")
@@ -150,7 +152,7 @@ class Size(ReportPart):
 
 
 class PdfPages(ReportPart):
-    """Counts of the pages of PDFs, by how they were read."""
+    """Counts of the PDFs of a dataset and of their pages, by the way in which the pages were read."""
 
     docs: int = fact("PDFs read", "documents")
     unread: int = fact("PDFs with pages that are not blank but could not be read", "documents")
@@ -243,7 +245,7 @@ class DuplicateFigures(ReportPart):
 
 
 class SourceTokens(ReportPart):
-    """The documents and tokens of one source in a token stream."""
+    """How many documents and tokens of a token stream come from one source."""
 
     docs: int = fact("documents, training and held out", "documents")
     tokens: int = fact("tokens, training and held out", "tokens")
@@ -262,7 +264,7 @@ class PackingFigures(ReportPart):
 
 
 class StreamFigures(ReportPart):
-    """A stream of tokens for training."""
+    """A token stream: its documents and tokens for training, and those held out for evaluation."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")
@@ -278,7 +280,8 @@ class StreamFigures(ReportPart):
 
 
 class MixtureRow(ReportPart):
-    """The share of one token stream in a phase of the curriculum."""
+    """What one phase of the curriculum reads of one token stream, as planned and as the order of samples realises it.
+    """
 
     phase: str = fact("the phase")
     stream: str = fact("the stream")

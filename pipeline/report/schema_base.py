@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 def fact(meaning: str, unit: str = "", **how: Any) -> Any:
-    """Declare a field of the report with its meaning and its unit."""
+    """Declare a field of the report, with its meaning and its unit for the documentation."""
     return Field(description=meaning, json_schema_extra={"unit": unit}, **how)
 
 

@@ -9,7 +9,8 @@ from pipeline.report.schema_base import Counts, Excerpt, ReportPart, fact, maybe
 
 
 class ReadExtent(ReportPart):
-    """How many documents were read to compute a figure."""
+    """How many of the documents were read to compute figures, and whether the figures are therefore exact or estimates.
+    """
 
     docs: int = fact("documents read", "documents")
     of: int = fact("documents in all", "documents")
@@ -28,7 +29,8 @@ class Try(ReportPart):
 
 
 class StepThreshold(ReportPart):
-    """A threshold of a step for a signal (a number per document)."""
+    """A threshold of a step that is compared with a signal (a number per document), and other values that are tried for
+    it."""
 
     key: str = fact("setting of the step")
     side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
@@ -142,7 +144,7 @@ class CoursePhase(ReportPart):
 
 
 class CourseStream(ReportPart):
-    """The tokens of one token stream in each stretch of the order of training."""
+    """The tokens that are read of one token stream, for each stretch of the training (`at` of the course)."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
@@ -158,7 +160,7 @@ class Course(ReportPart):
 
 
 class LossPoint(ReportPart):
-    """The losses of a training at one step or one evaluation."""
+    """The losses of a training at one step or in one evaluation."""
 
     tokens: float = fact("tokens trained on so far", "tokens")
     loss: float = fact("loss", "nats per token")

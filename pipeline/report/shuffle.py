@@ -29,8 +29,9 @@ BLOCK, BLOCKS = 1 << 16, 256
 
 
 class StreamDocuments:
-    """The documents of a stream in its `windows` windows of `length` tokens each. The document ends are not compared
-    with their checksums, because only a few figures depend on them."""
+    """Tells which documents of a stream are in which of its `windows` windows (training samples) of `length` tokens
+    each. For this, it reads where documents end from the stream's shards. These files are not compared with their
+    checksums, because only a few figures depend on them."""
 
     def __init__(self, shards: ShardSet, windows: int, length: int) -> None:
         self._shards, self._windows, self._length = shards, windows, length
