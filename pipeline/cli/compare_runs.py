@@ -92,7 +92,7 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the comparison as text for people."""
+    """Yield the lines of the whole comparison, as `--full` prints them."""
     from pipeline.report.compare_html import by_difference, datasets, overview, sections
 
     yield from _head(document, len(document["notes"]))

@@ -177,7 +177,8 @@ def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iter
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of samples that --phase and --samples choose."""
+    """Return the range [first, stop) of samples that the values of --phase and --samples choose; all samples if both
+    are None. Raises BadUsage for a phase or range that the curriculum does not have."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RowFormat(StrEnum):
-    """File formats in which `tokenmill materialize` writes samples."""
+    """The values of --format: the file formats in which `tokenmill materialize` writes samples."""
 
     bytes = "bytes"
     parquet = "parquet"

@@ -182,7 +182,7 @@ class FreshNodes:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _sum(self, segment: int) -> str:
-        """Return the checksum of a segment (file) of the commit log, as its head states it."""
+        """Return the checksum of a segment (file) of the commit log. It is read from the beginning of the segment."""
         if segment not in self._segments:
             self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
         return self._segments[segment]

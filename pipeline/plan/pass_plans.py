@@ -88,7 +88,7 @@ class DatasetPasses:
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
 
     def divide(self) -> None:
-        """Plan the passes of all datasets."""
+        """Fill `passes` and `barriers` for all datasets of the recipe."""
         counting = counting_steps(self.recipe)
         for name in self.recipe.dataset_order():
             self._dataset(name, {number for dataset, number in counting if dataset == name})

@@ -196,7 +196,7 @@ class LabelRule(RecipeModel):
 
     @property
     def rules(self) -> list[str]:
-        """Return the names of the rules that are given."""
+        """Return the names of the rules (`alpha`, `unimax` …) that the recipe gives."""
         return [rule for rule in ("alpha", "temperature", "unimax", "weights", "upsample", "curve")
                 if getattr(self, rule) is not None]
 
