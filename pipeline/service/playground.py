@@ -107,10 +107,10 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value and
-        description; `drops`, whether documents with `less` or with `more` are dropped ("": the rule is another);
-        `number`, whether the value is a number; `type`, one of number, integer, boolean, or json for anything else;
-        `optional`, whether null is valid; and its bounds."""
+        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value,
+        description and bounds. `type` is the type of its value: number, integer, boolean, or json for anything else.
+        `number` says whether the present value is a number, and `optional` whether null is valid. `drops` says on which
+        side of the value documents are dropped: `less` (below it), `more` (above it), or "" if this is not known."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)

@@ -1,8 +1,7 @@
 """Chooses the random sample of documents from which the playground estimates.
 
-Whether a document is in the sample depends on its id and a seed alone, so the same question has the same answer. This
-is not the sample of `pipeline.base.prf.below`, on which results of runs depend: no file depends on this one.
-"""
+Whether a document is in the sample depends on its id and a seed alone, so the same question always has the same answer.
+No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ def random_numbers(ids: Sequence[str], seed: int) -> np.ndarray:
     """Return a pseudo-random uint64 number for each id.
 
     A document's id is a hash of 128 bits, so a few multiplications mix it with the seed well enough. BLAKE2b of each id
-    takes several times as long. Whoever can choose ids can choose these numbers.
-    """
+    takes several times as long. Somebody who can choose ids can also choose these numbers, so they must not protect
+    anything."""
     keys = np.frombuffer(hashlib.blake2b(f"{seed}/{PURPOSE}".encode(), digest_size=16).digest(), "<u8")
     halves = np.frombuffer(id_bytes(ids), "<u8").reshape(-1, 2)
     return _mixed(_mixed(halves[:, 0] ^ keys[0]) ^ halves[:, 1] ^ keys[1])

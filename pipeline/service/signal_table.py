@@ -69,8 +69,9 @@ class DocumentTable:
         sampled = []
 
         def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
-            """Return the documents of a file that the table has, which of all its documents are in the sample, and the
-            tokens of the documents that the table has."""
+            """Return three things: the columns of the file's documents (with `only_sample`, of those in the sample), a
+            bool array that says which of all documents of the file are in the sample, and the numbers of tokens of the
+            returned documents (None without `tokens`)."""
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
