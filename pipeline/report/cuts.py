@@ -59,10 +59,10 @@ def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dic
     """Describe the passages that were cut out of a document, given as a row of a published folder of `dataset`.
 
     The result has an entry for each step that cut: {step, passages, bytes, listed}. `listed` describes the passages
-    that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the place in the text before the
-    cuts. `beginning` is masked; it is None if the store no longer has the text before the cuts. `kept` is the document
-    that keeps the passage, {id, source, url}; source and url are None if it is not in the dataset any more.
-    """
+    that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the byte in the text before the cuts
+    at which the passage begins. `beginning` is masked; it is None if the store no longer has the text before the cuts.
+    `kept` is the document that keeps the passage, {id, source, url}; source and url are None if it is not in the
+    dataset any more."""
     notes = noted_cuts(row["meta"], steps_of(store, dataset))
     wanted = {passage["match"] for note in notes.values() for passage in note["passages"] if passage.get("match")}
     keepers = dict(_places(store, dataset, wanted)) if wanted else {}
@@ -83,7 +83,7 @@ def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dic
 
 
 def _places(store: Store, dataset: str, ids: set[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield (id, (source, url)) of those of the documents that the dataset kept or dropped."""
+    """Yield (id, (source, url)) for each of the documents `ids` that the dataset kept or dropped."""
     for kind in ("dropped", "datasets"):
         for batch in iter_batches(store, f"{kind}/{dataset}", ["id", "source", "url"]):
             for id, source, url in zip(*(batch.column(name).to_pylist() for name in ("id", "source", "url"))):

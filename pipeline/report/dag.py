@@ -1,9 +1,8 @@
 """Draws the plan of a run as a graph from top to bottom, with the number of documents on each arrow.
 
 The nodes are the passes (groups of steps that run together), the deduplications and the other parts of the plan. Each
-node is drawn one row below the lowest node that it gets documents from. An arrow across several rows passes between the
-boxes of the rows in the middle.
-"""
+node is drawn one row below the lowest node that it gets documents from. An arrow that spans several rows runs between
+the boxes of the rows that it crosses."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Counts what a training reads by the labels of documents: their source, their language and their buckets.
+"""Counts the tokens that a training reads, grouped by the labels of the documents that they are from: source, language
+and quality buckets.
 
 The order says which windows (training samples) of a stream are read, and the document tables say which documents are in
-them. The labels are in the published datasets. The stream is read from its beginning to its end, in blocks, so that
-document tables and datasets are read in their order, and memory is bounded.
-"""
+them. The labels are in the published datasets. A stream is read from its beginning to its end, in blocks. So the files
+of document tables and datasets are read one after the other, and memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Defines the base class of all parts of the schema of report.json, and the part that most others use."""
+"""Defines what the modules of the report's schema share: the functions that declare a field, the base class of all
+parts, and the excerpt of a document."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ or have a document in common, how long one stream is read without a break, and h
 a batch.
 
 In a perfect shuffle, the samples of a batch are in random order, and the windows that a batch reads of a stream are
-drawn at random from all its windows. What is expected then is computed, not simulated.
-"""
+drawn at random from all its windows. The figures that a perfect shuffle would have are computed, not simulated."""
 
 from __future__ import annotations
 
