@@ -41,7 +41,7 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
         allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False,
         insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False) -> None:
-    """Run a recipe. Work that an earlier run of it has done is not repeated.
+    """Run a recipe. Work that an earlier run in the same store has done is not repeated.
 
     \b
     Examples:

@@ -38,10 +38,10 @@ def takedown(store: StoreOpt,
              takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove documents from a store, and keep every later run from bringing them back.
 
-    The documents, and near-duplicates of them that deduplication found, leave datasets, dropped and quarantined
-    documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a training can
-    continue. The next run of a recipe writes shards without them, from which a training must begin anew. If the command
-    was interrupted, give it again: it completes what it began.
+    The documents, and near-duplicates of them that deduplication found, are removed from datasets, dropped and
+    quarantined documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a
+    training can continue. The next run of a recipe writes shards without them, from which a training must begin anew.
+    If the command was interrupted, give it again: it completes what it began.
 
     \b
     Examples:

@@ -39,8 +39,8 @@ class StreamResult:
     `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
     tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
     documents that could not be encoded. `packed` are the results of the tasks that packed the documents of training
-    shards into rows, by stream; empty without `packing`. `source` says for the manifests which token files the tokens
-    are from; empty if they are from datasets."""
+    shards into rows, by stream; empty without `packing`. `source` describes the imported token files, for the manifests
+    of the shards; it is empty if the tokens are from datasets."""
 
     assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
@@ -173,9 +173,10 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
 
 def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
               drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
-    """Return two lists. The first has, for each task of `drafts`, (number of its source, number of its first document
-    in the source). The second has, for each source, a list of (file, number of its first document in the source).
-    Raises InputError if a source has no documents or too many, or if only some of its files have loss masks."""
+    """Return a list and a dict. The list has, for each task of `drafts`, (number of its source, number of its first
+    document in the source). The dict has, for each source, a list of (file, number of its first document in the
+    source). Raises InputError if a source has no documents or too many, or if only some of its files have loss masks.
+    """
     rows = dict.fromkeys(sources, 0)
     masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
     places: list[tuple[int, int]] = []
