@@ -24,8 +24,8 @@ MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool,
             full: bool = False) -> None:
-    """Compare two runs, each given by its name or folder. Print a summary, with `full` all of
-    the result, or JSON; with `html`, also write it as a page to this file."""
+    """Compare two runs, each given by its name or folder, and print the result: a summary, with `full` the whole
+    comparison, or with `json_lines` JSON. With `html`, also write the comparison as a page to this file."""
     from pipeline.report.compare import FinishedRun, compare_runs
     from pipeline.report.compare_html import render
 
@@ -92,7 +92,7 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the comparison as text for people."""
+    """Yield the lines of the whole comparison, as `--full` prints them."""
     from pipeline.report.compare_html import by_difference, datasets, overview, sections
 
     yield from _head(document, len(document["notes"]))

@@ -35,11 +35,11 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed or cut document, or its beginning.")],
-            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from, or is "
-                                                                "in.")] = "deduped",
+            dataset: Annotated[str, typer.Option(metavar="NAME", help="Dataset that dropped or kept the "
+                                                                "document.")] = "deduped",
             store: StoreOpt = "store",
             html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write the explanation as a "
-                                                      "page; of two texts, with the words marked that differ.")] = None,
+                                                      "page. Words in which the two texts differ are marked.")] = None,
             json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate, or what was cut out of it.
 
@@ -96,7 +96,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
-    """Return the document whose id begins with `id`: of those that the dataset dropped, or else of those it kept."""
+    """Return the first document whose id begins with `id`, from those that the dataset dropped or else from those that
+    it kept. Raises UserError when there is none."""
     for kind in ("dropped", "datasets"):
         if (row := next(rows(store, kind, dataset, None, id), None)) is not None:
             return row
@@ -139,7 +140,8 @@ _GONE = "(the store has the text before the cuts no more)"
 
 
 def _keeper(kept: dict[str, Any] | None) -> str:
-    """Name the document that keeps a passage."""
+    """Return the end of a line about a passage: the document that keeps the passage, by id, source and URL. Returns ""
+    if this document is not known (`kept` is None)."""
     if kept is None:
         return ""
     place = "(not in the dataset any more)" if kept["source"] is None else f"{kept['source']}  {kept['url'] or ''}"
@@ -152,7 +154,8 @@ def _write_page(path: Path, page: str) -> None:
 
 
 def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) -> str:
-    """Say in one line how similar the two texts are."""
+    """Return a line that says how similar a removed text and the kept one are, and with which thresholds. `reason` is
+    the reason for which the document was removed, and `recorded` the similarity that the run noted (None if none)."""
     return (f"{reason}: similarity {comparison.similarity:.4f}"
             + (f" ({recorded:.4f} recorded)" if recorded else "")
             + (f", threshold {comparison.threshold}" if comparison.threshold else "")
@@ -254,7 +257,8 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text on one line: a line feed in a URL must not begin a line that looks like one of this program."""
+    """Return a text on one line. A URL with a line feed could otherwise print a line that looks like output of this
+    program."""
     return text.rstrip().replace("\n", "\\n")
 
 

@@ -49,7 +49,7 @@ REMEDIES = {
 
 
 class OutputFormat(StrEnum):
-    """Formats of the output."""
+    """The values of --format: how the texts of files are printed."""
 
     text = "text"
     markdown = "markdown"
@@ -179,7 +179,8 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield the documents, and turn errors of the reader into UserErrors."""
+    """Yield `documents`. Errors that the reader of `file` raises while it yields them become UserErrors, which are
+    shown as one line."""
     try:
         with reading(Path(file)):
             yield from documents

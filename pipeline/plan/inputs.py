@@ -25,7 +25,7 @@ class InputError(TokenmillError):
 
 
 def common_root(roots: list[str]) -> str:
-    """Return the longest directory path that contains all `roots`."""
+    """Return the deepest folder that contains all `roots`, which are paths or URLs of folders."""
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*(root.split("/") for root in roots)))
     return "/".join(names[0] for names in shared) or "/"
 

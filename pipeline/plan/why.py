@@ -281,7 +281,7 @@ def _value(value: Any) -> str:
 
 
 def lines(document: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Return the explanation that `explain` made as lines of text."""
+    """Return the lines of text that `tokenmill plan --why` prints. `document` is the result of `explain`."""
     state = {"fresh": "is fresh", "stale": f"{_tasks(document['stale'])} to run, {document['fresh']:,} fresh",
              "waits": "waits"}[document["state"]]
     out = [f"{indent}{document['node'].rstrip(':')}: {state}"

@@ -233,9 +233,9 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after it cannot read. The barrier's `prepare`
-    stage runs in the pass, before the first step that removes personal data. `late` maps a signal to (step that writes
-    it, step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after the pass cannot read. They are the signals
+    that are written after the first step that removes personal data, because the barrier's `prepare` stage runs before
+    this step. `late` maps a signal to (step that writes it, step that removes personal data before)."""
 
     late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
@@ -246,7 +246,8 @@ class _ScrubbedPass:
         return cls({signal: names for one in passes for signal, names in one.late.items()})
 
     def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
-        """Return the pass with one more step, or the pass that the step begins (`pipeline.plan.planner`)."""
+        """Return the pass after a step was added to it. If the step begins a new pass by the rules of
+        `pipeline.plan.pass_plans`, return this new pass. `first` says that the step is the first of its dataset."""
         if isinstance(stage, Barrier):
             return _ScrubbedPass()
         begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))

@@ -91,7 +91,7 @@ def _to_queue(store: str) -> Response:
 
 
 def given_of(form: dict[str, str]) -> submit.RecipeRequest:
-    """Return the recipe in the fields of the form. Raises Problem for an invalid field."""
+    """Return the recipe in the fields of the form. Raises HttpProblem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
         fields[name] = [line.strip() for line in form.get(name, "").splitlines() if line.strip()]

@@ -92,7 +92,7 @@ class ServiceSettings:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches the port."""
+        """Whether only this machine can reach the port, because `host` is a loopback address."""
         return loopback(self.host)
 
     @property

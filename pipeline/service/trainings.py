@@ -41,7 +41,7 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
 
 
 def metrics_of(request: Request) -> MetricsFiles:
-    """Return the metrics files that this server has read."""
+    """Return the object that reads the metrics of trainings and keeps them in memory."""
     metrics: MetricsFiles = request.app.state.metrics
     return metrics
 
