@@ -11,7 +11,7 @@ from dataclasses import replace
 from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.plan.drive import steps
+from pipeline.plan.drive import PlannedRun, steps
 from pipeline.plan.fresh import FreshNodes
 from pipeline.store import garbage
 from pipeline.store.lease import Holder
@@ -241,7 +241,9 @@ class Driver:
             while True:
                 try:
                     nodes = world.plan.nodes(log.quarantined([STAGE]))
-                    results = yield from steps(nodes, scheduler, lambda *_: None, FreshNodes(log, {}, []))
+                    run = PlannedRun(nodes, lambda *_: None, FreshNodes(log, {}, []))
+                    yield from steps([run], scheduler)
+                    results = run.results
                     break
                 except DamageFound as e:
                     log.check_lease()
