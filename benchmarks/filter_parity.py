@@ -4,7 +4,7 @@
 
 A file holds JSON lines with `text`, as `benchmarks/fineweb_vs_datatrove.py` and `html_engines.py` leave them in their
 scratch folders. datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as
-in FineWeb. They get full words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
+in FineWeb. They get words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
 no numbers, so the values that its filters compare with thresholds are computed here: with its own functions
 (`get_n_grams`, `find_duplicates`, …), or with the same expressions where its filters contain them. Both sides use the
 same lists of bad words.

@@ -100,8 +100,8 @@ def generated(segments: int, in_segment: int) -> Iterator[bytes]:
 
 
 def many_records(store: Store, records: int) -> int:
-    """Write a log of `records` records whose segments are all in packs, except the first. It looks as `store gc` would
-    leave it. Returns the bytes of the packs."""
+    """Write a log of `records` records whose segments are all in packs, except the first, as in a store after `store
+    gc`. Returns the bytes of the packs."""
     size, first = 0, b""
 
     def segments() -> Iterator[bytes]:

@@ -343,7 +343,7 @@ class ExactSlices:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
     (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are
-    several columns, each decides only about documents that stay by those before it.
+    several columns, a document that one of them removes does not take part in the next ones.
 
     The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.
