@@ -26,11 +26,11 @@ from stages.stage import Stage
 
 #: why an outcome is unknown, and what one can do
 REASONS = {
-    "signals": "the steps behind have not seen this document; a run with `signals: all` computes what they need",
+    "signals": "later steps have not seen this document; a run with `signals: all` computes what they need",
     "pass": "the next pass has not seen this document, and `signals: all` reaches no further than a pass; run the "
             "recipe with the change",
-    "edit": "a step that edits the text would do it otherwise, and the steps behind would see another text; run the "
-            "recipe with the change",
+    "edit": "a step would edit the text in another way, and later steps would see another text; run the recipe with "
+            "the change",
     "barrier": "a step over all documents at once would see other documents; run the recipe with the change",
     "verdict": "the step does not decide by stored signals alone; run the recipe with the change",
     "overwritten": "a later step may have overwritten a signal that the verdict needs; run the recipe with the change",

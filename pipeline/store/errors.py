@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pipeline.base.errors import TokenmillError
 
 #: why a file is damaged: it is missing, or its bytes differ from those that its record describes
-GONE = "is gone though the log names it"
-OTHER_BYTES = "is damaged: its bytes are not those of its record"
+GONE = "is missing, although the log names it"
+OTHER_BYTES = "is damaged: its bytes differ from its record"
 #: error numbers (errno) of a full disk and of an exhausted quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {
@@ -58,8 +58,8 @@ def remedy_of(paths: Iterable[str]) -> str:
     """
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
-        return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
-    return "run `tokenmill store verify --repair`, then the recipe again to make it anew"
+        return "run the recipe again to replace it, or check all files with `tokenmill store verify`"
+    return "run `tokenmill store verify --repair`, then the recipe again to replace it"
 
 
 class ChangedFile(StoreError):

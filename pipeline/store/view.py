@@ -304,7 +304,7 @@ class LogView:
         gc` has removed the segment of that number, and a write that a dead driver requested takes effect only
         afterwards."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
-            raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
+            raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
         if body["kind"] == "epoch":
             self.epoch, self.holder = body["epoch"], body["holder"]
