@@ -142,9 +142,9 @@ class ChangedSteps:
         return KEPT
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
-        """Return the outcome of a document at a step that the document went through in the run, or None if the step
-        would let it pass. `end` is the place of the step that dropped the document in the run; if none did, `end` is
-        greater than `place`."""
+        """Return the outcome of a document at the step `place`, which the document went through in the run, or None if
+        the step would let it pass. `end` is the place of the step that dropped the document in the run; if none did,
+        `end` is greater than `place`."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")

@@ -69,8 +69,8 @@ class Fenced(StoreError):
 
 
 class OtherContent(StoreError):
-    """Raised when a task that ran again, because files of an earlier attempt were damaged or missing, wrote files with
-    other contents than that attempt."""
+    """Raised when a task wrote files with other contents than its earlier attempt did. The task had to run again
+    because files of that attempt were damaged or missing."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:

@@ -317,7 +317,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, fact: Facts, data: bytes) -> bool:
-        """Add an encoded record, of which `fact` tells the main fields, to the state. Returns False when its key
+        """Add an encoded record to the state. `fact` holds the main fields of the record. Returns False when its key
         already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False

@@ -181,8 +181,8 @@ class Fleet:
 
     def before_poll(self, now: float) -> None:
         """Discount the time in which this driver did not run, because its machine was suspended or its process was
-        stopped. The supervisors' answers could not arrive in that time, so it must not make a supervisor count as
-        late."""
+        stopped. The supervisors' answers could not arrive in that time, so no supervisor must count as late because of
+        it."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
