@@ -95,10 +95,10 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
     something failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second, so
-    after any failure the next run of the same recipe continues after the last committed task. `make_backend` creates
-    the backend, which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped
-    them on return.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
+    a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
+    which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
+    return.
 
     `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
     and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with

@@ -125,8 +125,8 @@ def check_kept_server(address: str) -> None:
     token is therefore sent only to the server that the environment variable TOKENMILL_ADDRESS names, or to a loopback
     address (for example an SSH tunnel). Finally, `check_job_server` checks the server."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
-        raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
-                           f"export {ADDRESS}={address} to have it asked")
+        raise ClusterError(f"the store names {address} as the job server of the run. Your token is sent only to a "
+                           f"server that you name: if this is your server, export {ADDRESS}={address}")
     check_job_server(address, insecure_local=loopback_url(address))
 
 

@@ -335,6 +335,6 @@ if TYPE_CHECKING:
 
     def as_stages_see_them(inputs: TaskInputs, cursor: CrashCursor,
                            out: TaskOutputs) -> tuple[task.Inputs, task.Cursor, task.Out]:
-        """For the type checker: `TaskInputs`, `CrashCursor` and `TaskOutputs` satisfy the protocols that barrier tasks
-        are written against."""
+        """Makes the type checker verify that `TaskInputs`, `CrashCursor` and `TaskOutputs` satisfy the protocols that
+        the code of barrier tasks uses."""
         return inputs, cursor, out

@@ -235,7 +235,8 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
-        raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
+        raise CurriculumError("curriculum: this version of Tokenmill would order the samples in another way; run the "
+                              "recipe again")
     used = [number for number, _ in enumerate(curriculum.streams) if any(row[number] for row in order.extents)]
     read = sum(order.supers[number] * curriculum.longest * np.dtype(curriculum.streams[number].dtype).itemsize
                for number in used)
@@ -274,10 +275,11 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
     folder, sha256 = stream.train, stream.sha256
     path = f"{folder}/shards-{sha256[:16]}.json"
     if not store.exists(path):
-        raise ShardError(f"{path}: the shard set the curriculum pins is not in the store: encode it again")
+        raise ShardError(f"{path}: the shard set that the curriculum names is not in the store; run the recipe again")
     manifest = Manifest.from_json(json.loads(store.read(path)), path)
     if manifest.sha256 != sha256:
-        raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
+        raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum names; run the recipe "
+                         f"again")
     out, offset = [], 0
     for shard in manifest.shards:
         kinds = ("body", "ends", "blocks", *(["loss"] if shard.loss else []))

@@ -26,11 +26,11 @@ from stages.stage import Stage
 
 #: why an outcome is unknown, and what one can do
 REASONS = {
-    "signals": "the steps behind have not seen this document; a run with `signals: all` computes what they need",
+    "signals": "later steps have not seen this document; a run with `signals: all` computes what they need",
     "pass": "the next pass has not seen this document, and `signals: all` reaches no further than a pass; run the "
             "recipe with the change",
-    "edit": "a step that edits the text would do it otherwise, and the steps behind would see another text; run the "
-            "recipe with the change",
+    "edit": "a step would edit the text in another way, and later steps would see another text; run the recipe with "
+            "the change",
     "barrier": "a step over all documents at once would see other documents; run the recipe with the change",
     "verdict": "the step does not decide by stored signals alone; run the recipe with the change",
     "overwritten": "a later step may have overwritten a signal that the verdict needs; run the recipe with the change",
@@ -142,9 +142,9 @@ class ChangedSteps:
         return KEPT
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
-        """Return the outcome of a document at a step that the document went through in the run, or None if the step
-        would let it pass. `end` is the place of the step that dropped the document in the run; if none did, `end` is
-        greater than `place`."""
+        """Return the outcome of a document at the step `place`, which the document went through in the run, or None if
+        the step would let it pass. `end` is the place of the step that dropped the document in the run; if none did,
+        `end` is greater than `place`."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")

@@ -189,9 +189,9 @@ class SourceFiles:
 
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
-        """Returns a bad record that stands for all records of a unit (a piece of a file, or files that are read
-        together) that cannot be read. They begin after the record `last` and end at the slice `resume_at`, if reading
-        resumes there. With `look`, the file may be read to find how many bytes are lost."""
+        """Returns a bad record that stands for all unreadable records of a unit (a piece of a file, or files that are
+        read together). These records begin after the record `last` and end at the slice `resume_at`, if reading resumes
+        there. With `look`, the file may be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:

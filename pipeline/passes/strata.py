@@ -45,7 +45,8 @@ class Strata:
         return json.dumps(self.sizes(dict(zip(map(str, unique.tolist()), totals.tolist()))), sort_keys=True)
 
     def sizes(self, totals: Mapping[str, int]) -> dict[str, Any]:
-        """Return {key of a stratum: {"names": values of its columns, "bytes": …}}."""
+        """Return {key of a stratum: {"names": the values of its columns, "bytes": its bytes}}, for the strata in
+        `totals` (key → bytes)."""
         return {key: {"names": list(self._names[int(key)]), "bytes": total} for key, total in totals.items()}
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:

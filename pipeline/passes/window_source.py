@@ -79,8 +79,8 @@ class _Windows:
                 i, j = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
                 flags[ends[i:j].astype(np.int64) + (offset - start)] = 1
         if filled != stop - start:
-            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) the curriculum reads: they were "
-                             f"replaced since; resolve it again")
+            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) that the curriculum reads: they "
+                             f"were replaced since; run the recipe again")
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:

@@ -269,9 +269,9 @@ class Store:
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
-        """Raise StoreError if this storage cannot create a file only if it does not exist. On such storage two
-        processes could both believe that they have committed. Does nothing on a local disk, where creating a file this
-        way needs hard links: the first commit shows whether they work."""
+        """Raise StoreError if this storage has no conditional writes, that is, cannot refuse to create a file that
+        exists. On such storage two processes could both believe that they have committed. Does nothing on a local disk,
+        where creating a file this way needs hard links: the first commit shows whether they work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):

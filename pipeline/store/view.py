@@ -304,7 +304,7 @@ class LogView:
         gc` has removed the segment of that number, and a write that a dead driver requested takes effect only
         afterwards."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
-            raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
+            raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
         if body["kind"] == "epoch":
             self.epoch, self.holder = body["epoch"], body["holder"]
@@ -317,7 +317,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, fact: Facts, data: bytes) -> bool:
-        """Add an encoded record, of which `fact` tells the main fields, to the state. Returns False when its key
+        """Add an encoded record to the state. `fact` holds the main fields of the record. Returns False when its key
         already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False

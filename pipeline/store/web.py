@@ -42,8 +42,8 @@ async def _client(**options: Any) -> Any:
             return addresses
 
     async def refuse(session: Any, context: Any, parameters: Any) -> None:
-        raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the file "
-                         f"where it lies")
+        raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the "
+                         f"address of the file itself")
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(refuse)

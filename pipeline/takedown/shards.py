@@ -266,10 +266,9 @@ def _remove_old(store: Store, folder: str, old: Manifest, new: Manifest) -> None
 
 # -- who has read the documents ---------------------------------------------------------------------------------------
 def seen(store: Store, ids: frozenset[str]) -> list[dict[str, Any]]:
-    """Return which trainings have read documents with these ids: for each run and stream {run, stream, documents,
-    samples, first_sample, checkpoints}. `samples` counts the samples of the curriculum that hold a token of such a
-    document. `checkpoints` lists the checkpoints in the run's own folder that were written after the first of these
-    samples."""
+    """Return which runs and streams have documents with these ids in their curriculum, as {run, stream, documents,
+    samples, first_sample, checkpoints}. `samples` counts the training samples that hold a token of such a document.
+    `checkpoints` lists the checkpoints in the run's own folder that were written after the first of these samples."""
     wanted = pa.array(sorted(ids), pa.string())
     sets = {(folder, manifest.sha256): manifest for folder, manifest in stored_sets(store)}
     result = []

@@ -202,8 +202,8 @@ def test_a_damaged_list_of_tasks_is_one_line(finished, tmp_path, tokenmill):
 
 
 @pytest.mark.parametrize(("mended", "said"), [
-    ([f"objects/{i:032x}/1.parquet" for i in range(10_000)], "10001 files of .* were damaged or gone: its disk"),
-    ([f"objects/0/{i}.parquet" for i in range(12)], "objects/0/x.parquet was damaged again each time it was made")])
+    ([f"objects/{i:032x}/1.parquet" for i in range(10_000)], "10001 files of .* were damaged or missing: its disk"),
+    ([f"objects/0/{i}.parquet" for i in range(12)], "objects/0/x.parquet was damaged each time it was written")])
 def test_a_store_that_keeps_losing_files_is_given_up(tmp_path, mended, said):
     """A failing disk must not keep a driver busy for ever: in all, and of one task."""
     def fails() -> None:

@@ -167,7 +167,7 @@ def test_errors(store, tmp_path):
         list(iter_rows(store, "datasets/clean"))
     before = dataset_hash(store, "other")
     store.remove(record.files["kept.parquet"].path)
-    with pytest.raises(StoreError, match=r"kept\.parquet is gone though the log names it"):
+    with pytest.raises(StoreError, match=r"kept\.parquet is missing, although the log names it"):
         publish(store, "new", [[record]])
     assert dataset_hash(store, "other") == before
 

@@ -676,7 +676,7 @@ def test_what_was_retired_is_made_the_same_again_or_not_at_all(store):
     with Log.open(store) as log:
         log.append(record("k"))
         log.retire("k", "00000001-00000000", "is damaged")
-        with pytest.raises(OtherContent, match=r"clean: task k was to make kept\.parquet anew and made something else"):
+        with pytest.raises(OtherContent, match=r"clean: task k ran again and wrote other contents to kept\.parquet"):
             log.append(other)
         assert log.get("k") is None
     with Log.open(store) as log, pytest.raises(OtherContent):          # the next driver knows, too

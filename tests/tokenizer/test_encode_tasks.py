@@ -502,7 +502,7 @@ def test_a_driver_that_was_taken_over_leaves_the_manifests_of_the_other_alone(ru
     assert {p: p.read_bytes() for p in run.store.local.joinpath("shards").rglob("*.json")} == before
     assert publish_shards(run.store, "web", shards, parts, tokenizer)["train"]["sha256"] != info["train"]["sha256"]
     run.store.remove(shards[0].files["ends"]["$ref"])
-    with pytest.raises(StoreError, match="ends is gone though the log names it"):
+    with pytest.raises(StoreError, match="ends is missing, although the log names it"):
         publish_shards(run.store, "other", shards, parts, tokenizer)
 
 

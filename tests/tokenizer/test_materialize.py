@@ -191,9 +191,9 @@ def test_a_lost_or_doubled_segment_is_noticed(setup):
 
 def test_what_does_not_fit_together_is_refused(setup):
     run, c = setup
-    with pytest.raises(CurriculumError, match="order hash is not the one"):
+    with pytest.raises(CurriculumError, match="would order the samples in another way"):
         map_drafts(run.store, replace(c, order="0" * 32))
-    with pytest.raises(ShardError, match="pins is not in the store"):
+    with pytest.raises(ShardError, match="curriculum names is not in the store"):
         map_drafts(run.store, replace(c, streams=(replace(c.streams[0], sha256="e" * 64), c.streams[1])))
     with pytest.raises(ValueError, match="neither bytes nor parquet"):
         reduce_drafts(c, [], "csv")

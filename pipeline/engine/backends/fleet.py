@@ -181,8 +181,8 @@ class Fleet:
 
     def before_poll(self, now: float) -> None:
         """Discount the time in which this driver did not run, because its machine was suspended or its process was
-        stopped. The supervisors' answers could not arrive in that time, so it must not make a supervisor count as
-        late."""
+        stopped. The supervisors' answers could not arrive in that time, so no supervisor must count as late because of
+        it."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -304,13 +304,13 @@ class Fleet:
             return f"supervisors die before they are ready: {self._last_death}"
         if self.refused and not self.worker_slots and all(h.name in self.refused for h in self.hosts.values()
                                                    if h.cpus or h.gpus):
-            return "no node runs what the driver runs: " + " | ".join(
+            return "no node has the code and libraries of the driver: " + " | ".join(
                 f"{name}: {why}" for name, why in sorted(self.refused.items())) + \
                 ". Install the same version on every node, or send the code along with --ship-code"
         if now - self.alone_since > START_S:
             died = f"; {self._deaths} died before that, the last one: {self._last_death}" if self._deaths else ""
             return (f"no supervisor was ready within {START_S:.0f} s ({self._places(self.hosts.values())}){died}; stop "
-                    f"what else runs there, ask for fewer --workers, or see in Ray's logs why starting takes so long")
+                    f"other programs there, ask for fewer --workers, or see in Ray's logs why starting takes so long")
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
@@ -322,7 +322,7 @@ class Fleet:
         self._warned.add(("", kind))
         log.warning("%d tasks that declare %s have been waiting for %.0f s for a place: %s", self.waiting[kind],
                     needs(kind), now - self._unplaced_since[kind],
-                    f"--workers {self.workers} are at work" if self._spare_children() < 1 and not kind.gpus
+                    f"all --workers {self.workers} are busy" if self._spare_children() < 1 and not kind.gpus
                     else self._places(able))
 
     @staticmethod

@@ -350,7 +350,8 @@ class RayBackend:
         slot.fingerprint = remote
         wrong = differences(own, remote)
         if wrong and remote.code == code_hash(roots()) != own.code:
-            wrong.append("the node has the present code of this machine, changed since this run began; run again")
+            wrong.append("the node has the present code of this machine, but the code was changed since this run "
+                         "began; run again")
         if ready.sees_store is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
@@ -375,7 +376,7 @@ class RayBackend:
         slot.leaving = True
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
-            why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes way"
+            why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes room for larger tasks"
             self._returned.append(Returned(tuple(sorted(waiting)), why))
             self.cancel(sorted(waiting))
         if slot.drained:

@@ -145,7 +145,7 @@ class TaskLosses:
                 return (f"{count} losses, and no other task ran for long enough to compare with: it takes its nodes "
                         f"down, or they are taken away before it can end")
         if cause == "lost" and self._fruitless >= HOPELESS * max_lost:
-            return f"{self._fruitless} losses while no task finished: nothing gets done here"
+            return f"{self._fruitless} losses while no task finished: the run makes no progress"
         return ""
 
 

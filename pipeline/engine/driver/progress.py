@@ -386,10 +386,10 @@ def stage_of(task: Running) -> str:
 
 #: state of a child without progress → what the user can do
 _REMEDIES = {
-    "stopped": "kill -CONT {pid} there lets it go on, kill -9 {pid} has its task run again",
-    "waiting": "a disk or a network share does not answer: dmesg there may say which",
-    "sleeping": "it waits for something, and is run again when that takes too long",
-    "computing": "it is slow, or does not end: then its document goes into quarantine",
+    "stopped": "on its machine, kill -CONT {pid} lets it continue, and kill -9 {pid} makes its task run again",
+    "waiting": "a disk or a network share does not answer: dmesg on its machine may say which",
+    "sleeping": "it waits for something; if this takes too long, its task runs again",
+    "computing": "it may just be slow; if it does not end, its document goes into quarantine",
 }
 
 
