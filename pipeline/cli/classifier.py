@@ -276,8 +276,8 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
           data: DataArg,
           out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Scores by document id: .jsonl or "
                                                                                  ".parquet.")] = None,
-          label: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose probability is the score; default: "
-                                                                          "that of the card.")] = None,
+          label: Annotated[str | None, typer.Option(metavar="LABEL", help="Label whose probability is the score; "
+                                                                          "default: that of the model card.")] = None,
           raw: Annotated[bool, typer.Option("--raw", help="Scores before calibration.")] = False,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,

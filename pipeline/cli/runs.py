@@ -109,9 +109,9 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
          tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="STREAM=COUNT,…|FILE",
-                                                          help="Say how often a training would read each stream, if "
-                                                               "it had so many tokens, or as many as a table in a file "
-                                                               "says; repeatable.")] = None,
+                                                          help="Tokens of a stream, or a file with a table of them: "
+                                                               "print how often a training would read each stream; "
+                                                               "repeatable.")] = None,
          mixture: Annotated[str | None, typer.Option("--mixture", metavar="NAME",
                                                      help="Print the mixture of a known training instead of planning a "
                                                           "recipe: deepseek, gpt3, llama, olmo3, smollm3.")] = None,

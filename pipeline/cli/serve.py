@@ -29,7 +29,7 @@ def serve(store: StoresOpt = None,
               "File with the viewers' token. Also the variable `TOKENMILL_VIEWER_TOKEN`.")] = None,
           certificate: Annotated[str | None, typer.Option(metavar="FILE", help="TLS certificate (PEM).")] = None,
           key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM).")] = None,
-          behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A proxy in front speaks TLS.")] = False,
+          behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A proxy in front does TLS.")] = False,
           proxy: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of that proxy, whose X-Forwarded-For is "
                                                                     "believed.")] = "127.0.0.1",
           name: Annotated[list[str] | None, typer.Option(metavar="HOST", help=

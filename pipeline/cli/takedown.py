@@ -31,7 +31,7 @@ def takedown(store: StoreOpt,
                  "--domains", metavar="FILE", help="Domains, one a line; each covers its subdomains.")] = None,
              reason: Annotated[str | None, typer.Option(
                  "--reason", metavar="TEXT", help="Why; it is kept in the store, so name no person.")] = None,
-             only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates of them alone.")] = False,
+             only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates alone.")] = False,
              dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
              complete: Annotated[bool, typer.Option("--complete", help="Complete an interrupted takedown.")] = False,
              takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
