@@ -106,12 +106,12 @@ class _Why:
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
         if state.pending:
-            causes.append(Cause(f"{_tasks(state.pending)} of it will be known when {_list(late)} "
-                                f"{'is' if len(late) == 1 else 'are'} done: a part that comes out as it was is not "
-                                f"processed again", state.pending))
+            causes.append(Cause(f"whether {_tasks(state.pending)} of it must run is known only when {_list(late)} "
+                                f"{'is' if len(late) == 1 else 'are'} done: a part that is made again with the same "
+                                f"content is not processed again", state.pending))
         elif state.unknown:
-            causes.append(Cause(f"what of it is stale is known when {_list(late)} {'is' if len(late) == 1 else 'are'} "
-                                f"done: it looks at all of that at once"))
+            causes.append(Cause(f"its tasks are known only when {_list(late)} {'is' if len(late) == 1 else 'are'} "
+                                f"done, because it needs all results of that at once"))
         return {"node": name, "state": "stale" if state.stale else "waits" if waits else "fresh",
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "compared_with": run,
                 "causes": [c.to_json() for c in causes], "notes": self._notes(node, state),
