@@ -37,7 +37,7 @@ def site(tmp_path) -> Path:
 def test_columns_become_signals_and_meta(site, capfd):
     assert run_command(["run", str(site / "recipe.yaml"), "--store", str(site / "store"), "--backend", "inline"]) == 0
     said = capfd.readouterr()
-    warning = "source 'edu': not kept are values of 'image' (binary × 10)"
+    warning = "source 'edu': documents cannot keep some values of 'image' (binary × 10)"
     assert (said.out + said.err).replace("\n", " ").count(warning) == 1, "once, though two datasets are made of it"
     every, good = (ds.dataset(site / "store" / "datasets" / name).to_table().to_pylist() for name in ("all", "good"))
     assert sorted(r["signals"]["score"] for r in good) == [2.5, 3.0, 3.5, 4.0, 4.5]
