@@ -88,7 +88,7 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
     if len(document["notes"]) > most:
         yield f"and {plural(len(document['notes']) - most, 'more note')}: --full has them"
     if document["equal"]:
-        yield "the two runs say the same: nothing differs but measured times"
+        yield "the two runs have the same results; only measured times differ"
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:

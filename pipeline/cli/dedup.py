@@ -66,8 +66,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         return
     kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
     if kept is None:
-        raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
-                        f"has changed since, run the recipe again")
+        raise UserError(f"the document {verdict['kept']}, which was kept in its place, is not in {dataset} any more, "
+                        f"because the store has changed since; run the recipe again")
     config = minhash_config(at, dataset)
     # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
     # recognised in such text
@@ -136,7 +136,7 @@ def _explain_cuts(store: Store, dataset: str, row: dict[str, Any], html: Path | 
                                f"{_keeper(passage['kept'])}\n    {passage['beginning'] or _GONE}"))
 
 
-_GONE = "(the store has the text before the cuts no more)"
+_GONE = "(the store no longer has the text before the cuts)"
 
 
 def _keeper(kept: dict[str, Any] | None) -> str:
@@ -216,7 +216,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
     table("removed by", [(r["docs"], f"{r['stage']}: {r['reason']}") for r in result["by_reason"]])
     table("in language", [(n, language or "(unknown)") for language, n in result["by_language"].items()])
-    table("from a source, for a kept document of a source",
+    table("by source  →  source of the kept document",
           [(p["docs"], f"{p['removed']}  →  {p['kept']}") for p in result["pairs"]]
           + ([(result["unknown"], "the kept document was dropped later")] if result["unknown"] else []))
     for title, key in (("from a domain", "domains"), ("ALARM: domains that lost more than half", "alarms")):
@@ -243,7 +243,7 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
     lines = ["", f"{cuts['docs']:,} documents cut: {cuts['passages']:,} passages, {cuts['bytes']:,} bytes"]
     lines += _table("bytes cut by", [(row["bytes"], f"{row['step']}: {row['reason']}, {row['passages']:,} passages")
                                      for row in cuts["by_reason"]])
-    lines += _table("bytes cut from a source, and kept in a document of a source",
+    lines += _table("bytes cut by source  →  source of the document that keeps the passage",
                     [(pair["bytes"], f"{pair['cut']}  →  {pair['kept']}") for pair in cuts["pairs"]]
                     + ([(cuts["unknown"], "the document that keeps the passage is not known")]
                        if cuts["unknown"] else []))
@@ -251,7 +251,7 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
                        ("ALARM: lost more than half of their text to cuts", "alarms")):
         lines += _table(title, [(row["bytes"], f"of {row['of']:,}  " + (
             row["domain"] if "domain" in row else row["source"])) for row in cuts[key]])
-    return lines + _table("bytes kept for others", [
+    return lines + _table("bytes of cut passages by the document that keeps them", [
         (row["bytes"], f"{row['passages']:,} passages  {row['id']}  {row['source'] or '(gone)'}  {row['url'] or ''}"
          .rstrip()) for row in cuts["keepers"]])
 

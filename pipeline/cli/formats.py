@@ -31,7 +31,8 @@ PROGRESS_S = 10.0
 
 
 class TokenFormat(StrEnum):
-    """Formats of other projects, the keys of `FORMATS` in `tokenizer.export.export` and `tokenizer.imports.imports`."""
+    """The values of --format: the token formats of other projects. The names are those in `FORMATS` of
+    `tokenizer.export.export` and `tokenizer.imports.imports`."""
 
     ds = "ds"
     megatron = "megatron"

@@ -77,8 +77,8 @@ def takedown(store: StoreOpt,
             done = carry_out(at, log, begun)
             _show(json_lines, matches, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:
-                typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} say what left; finish trainings "
-                           f"that read these shards before you run their recipes again", err=True)
+                typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} list what was removed; finish "
+                           f"trainings that read these shards before you run their recipes again", err=True)
 
 
 def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[Tombstones, dict[str, str]]:

@@ -14,7 +14,7 @@ from pipeline.cli.errors import BadUsage
 from pipeline.cli.options import check_root
 from pipeline.store.fs import Store
 
-#: an object that is beside the objects of a folder while they are uploaded
+#: name of the object that marks a folder as incomplete while its objects are uploaded
 MARK = "INCOMPLETE"
 
 

@@ -313,8 +313,8 @@ class Extrapolation:
                                 for split in ("train", "val"))
             out.append(StreamForecast(node["name"].removeprefix("shards:"), tokens, held_out))
         if little and out:
-            self.notes.append(f"tokens: the tokenizer of the sample was trained on {trained_bytes:,} bytes only and "
-                              f"spells them in fewer tokens than one trained on more will")
+            self.notes.append(f"tokens: the tokenizer of the sample was trained on only {trained_bytes:,} bytes, and "
+                              f"encodes them in fewer tokens than a tokenizer trained on more text will")
         return out
 
     # -- numbers -------------------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ class DatasetPasses:
         return nxt
 
     def _cut(self, placed: ChainStep) -> list[ChainStep]:
-        """Return the stage with which the pass after a barrier begins, if the barrier cuts passages out of texts."""
+        """Return a list with the stage that carries out a barrier's cuts, with which the next pass begins; [] if the
+        barrier does not cut passages out of texts."""
         if not placed.stage.edits:
             return []
         return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]

@@ -86,7 +86,7 @@ def _what_reruns(document: dict[str, Any]) -> list[str]:
     if document["total"]["tasks_fresh"]:
         runs = [f"{name} ({r['tasks']} of {r['of']})" for name, r in document["reruns"].items()]
         out += _listed("to run:   ", runs)
-        out += _listed("after it: ", [*document["waits"]], "  (whatever of it the new results change)")
+        out += _listed("after it: ", [*document["waits"]], "  (as far as the results before them change)")
         out += _listed("unchanged:", document["unchanged"])
     return out
 

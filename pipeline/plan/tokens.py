@@ -57,8 +57,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
         return []
     hub = hub_tokenizer(recipe)                      # fetched before anything runs
     if hub is not None and hub.pinned != recipe.tokenizer.load:
-        planner.warnings.append(f"tokenizer.load: '{recipe.tokenizer.load}' is what the hub has today; write "
-                                f"'{hub.pinned}' to have the same whenever this is run")
+        planner.warnings.append(f"tokenizer.load: '{recipe.tokenizer.load}' names no revision, so a later run may load "
+                                f"another tokenizer; write '{hub.pinned}' to load the same one always")
     trained = recipe.tokenizer.train
     deps = tuple(trained.inputs) if trained else ()
     nodes = [Node(TOKENIZER, "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),

@@ -41,6 +41,6 @@ class Excerpt(ReportPart):
     kept: str | None = maybe("id of the kept document it resembles; left out for other drops")
     match: list[list[str]] | None = maybe("an excerpt around the passage for which the rule dropped the document, as a "
                                           "list of [kind, text]. The kind is `mark` (such a passage), `text` (other "
-                                          "text) or `cut` (left-out text). Left out if the step names no passage")
+                                          "text) or `cut` (omitted text); left out if the step names no passage")
     similarity: float | None = maybe("its similarity to that document, 0 to 1; null if not verified; left out for "
                                      "other drops")

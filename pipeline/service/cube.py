@@ -114,8 +114,8 @@ def _by_columns(key: str) -> Iterator[None]:
     try:
         yield
     except NotColumnwise:
-        raise PlaygroundError("the step cannot judge by columns with this key moving; ask for each value",
-                              key) from None
+        raise PlaygroundError("the step cannot judge many documents at once under other values of this key; ask for "
+                              "each value", key) from None
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:

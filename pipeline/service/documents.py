@@ -139,7 +139,7 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
             return kind, (exact or page.rows)[0]
     assert known
     raise NoDocument("no kept, dropped or quarantined document has this id", "id",
-                     "see the pages of documents for those there are")
+                     "see the pages of documents for the ids of this dataset")
 
 
 def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:

@@ -148,7 +148,7 @@ class Playground:
             raise PlaygroundError(f"'{link.name}' stands twice in '{self.dataset}', and dropped documents do not say "
                                   f"which of the two it was; run the recipe with the change", "step")
         if off and (link.is_barrier or link.opaque):
-            raise PlaygroundError(f"what '{self.dataset}' is without '{link.name}' is not known from stored signals; "
+            raise PlaygroundError(f"stored signals do not tell what '{self.dataset}' would be without '{link.name}'; "
                                   f"run the recipe with the change", "off")
         config = type(link.stage.config)
         for name, value in thresholds.items():

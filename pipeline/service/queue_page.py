@@ -58,7 +58,7 @@ async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Resp
     try:
         given = submit.RecipeRequest.model_validate_json(form.get("given", ""))
     except ValidationError:
-        raise HttpProblem(422, "Not valid", "the form does not hold what was planned", "given",
+        raise HttpProblem(422, "Not valid", "the form does not contain the recipe that was planned", "given",
                           "plan it again") from None
     await submit.enqueue(request, store, at, submit.submission_of(request, given, form.get("request"), str(role)))
     return _to_queue(store)

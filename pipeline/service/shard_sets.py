@@ -310,8 +310,8 @@ def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detail
             _mask(d)
         if "text" in d:
             d["text"] = d["text"][:EXCERPT]
-    return (f"{missing} of {len(documents)} documents are not in the datasets of the store any more; of them only what "
-            f"the shards know is shown") if missing else None
+    return (f"{missing} of {len(documents)} documents are not in the datasets of the store any more; only their places "
+            f"in the shards are shown") if missing else None
 
 
 def _mask(document: dict[str, Any]) -> None:

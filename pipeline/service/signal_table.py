@@ -51,13 +51,13 @@ class DocumentFile:
 
 
 class DocumentTable:
-    """Columns over the documents of some files. `sample` has the rows of a random sample. A hash of a document's id
-    decides whether it is in the sample, with probability `share`. With `only_sample`, the table has no other documents.
+    """The documents of some files as columns: numpy arrays with a value for each document. `sample` has the rows of a
+    random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
+    With `only_sample`, the table has no other documents.
 
     `end` has for each document the place, in the list of steps, of the step that dropped it; `place(stage, part)`
     returns this place for a step's name and the number of its pass (group of steps). For a kept document, `end` is
-    `kept_end`. `row` is the number of a document's row in its file.
-    """
+    `kept_end`. `row` is the number of a document's row in its file."""
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
                  share: float, only_sample: bool = False, tokens: TokenCounts | None = None) -> None:

@@ -16,7 +16,7 @@ from pipeline.store.runs import RunTasks
 
 #: a source with fewer documents in shards than this gets the range of all sources
 FEW = 40
-#: shares of documents below the range of tokens per byte, and up to its end
+#: the range of tokens per byte: it begins and ends at these quantiles of the documents
 RANGE = (0.025, 0.975)
 
 

@@ -398,7 +398,7 @@ datasets: {a: {from: web}, b: {from: wiki}, best: {from: [a, b], steps: [quality
         load_recipe(mine, inputs=["x.jsonl"])
     left = load_recipe(mine, ["until=b"])                      # the input is not what it is made from
     assert (left.input, list(left.sources)) == (None, ["wiki"])
-    with pytest.raises(RecipeError, match="--input: it goes into the source 'web', which is left out by until=b"):
+    with pytest.raises(RecipeError, match="--input: the files go into the source 'web', which until=b leaves out"):
         load_recipe(mine, ["until=b"], inputs=["x.jsonl"])
     for wrong in ("5", "[[a]]", "{a: b}", "null"):
         mine.write_text(text.replace("from: [a, b]", f"from: {wrong}"))

@@ -126,7 +126,7 @@ def test_equal_texts_are_said_to_be(tmp_path, tokenmill):
     assert said.code == 0 and said.out == "" and "trafilatura and justext find the same text" in said.err
     (tmp_path / "e.html").write_text("<html><body></body></html>")
     said = tokenmill("extract", "--engine", "trafilatura,justext", tmp_path / "e.html")
-    assert said.err.count("no text: no_text (nothing of it is main text") == 2
+    assert said.err.count("no text: no_text (it has no main text") == 2
 
 
 SAME = ["Head", *(f"line {i}" for i in range(20))]

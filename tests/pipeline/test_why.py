@@ -97,7 +97,7 @@ def test_everything_fresh_and_nothing_made(site):
     assert "clean: is fresh" in lines(document)[0]
     (site / "store" / "runs" / document["compared_with"] / "provenance.json").unlink()
     [unknown] = causes(why(site, "clean", "datasets.clean.steps.gopher_quality.min_stop_words=3"))
-    assert "did not write down what it used" in unknown
+    assert "did not record what it used" in unknown
     shutil.rmtree(site / "store")
     [cause] = why(site, "index:log")["causes"]
     assert cause["what"] == "nothing was run in this store yet" and cause["tasks"] == 1
@@ -193,7 +193,8 @@ def test_files_that_go_by_their_contents_now_have_not_changed(site):
     document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
     assert document["stale"] > 0
     [cause] = causes(document)
-    assert cause.startswith("input files of source 'docs' go by their content here and went by their time there")
+    assert cause.startswith("input files of source 'docs' are compared by content now, but were compared by time in "
+                            "that run")
     (site / "docs" / "d03.txt").write_text("Another text, of another size.")
     document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
     assert causes(document)[0] == "input files changed in source 'docs': d03.txt" and len(causes(document)) <= 2
@@ -218,7 +219,7 @@ def test_a_partition_inside_a_huge_file_is_resumed(site):
     (site / "store" / "runs" / why(site, "lines")["compared_with"] / "plan.json").unlink()      # it never ended
     document = why(site, "lines")
     assert (document["stale"], document["fresh"]) == (2, len(inside) - 2)
-    assert "had the same settings and did not get to it" in causes(document)[0]
+    assert "had the same settings, but ended before it reached this node" in causes(document)[0]
     assert all("a.warc.gz [" in label for label in document["causes"][0]["examples"])
     found = ran(site)
     assert found["lines"] == 2 and "index:log" not in found and set(found) == {"lines"}, \
