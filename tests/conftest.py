@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: a busy machine may stand still in the middle of any example, or while one is made: no clock says that a test fails
+#: a busy machine may stand still while an example is made or tested, so no test of hypothesis fails for taking long
 UNTIMED = (HealthCheck.too_slow,)
 settings.register_profile("fuzz", max_examples=3000, deadline=None, suppress_health_check=UNTIMED)      # make fuzz
-# the same examples every time: looking for others is what `make fuzz` is for, not for whoever changes something else
+# the same examples every time, so that a change is not blamed for an older bug; `make fuzz` looks for new examples
 settings.register_profile("steady", max_examples=30, derandomize=True, deadline=None, database=None,
                           suppress_health_check=UNTIMED)
 settings.load_profile("steady")
-# hundreds of processes would compile all they import; images of containers often forbid to keep it
+# without .pyc files, hundreds of processes would compile all they import; container images often switch them off
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# no test cuts the power, and waiting for the disk takes a third of a small run's time
+# no test cuts the power, so none needs fsync, which takes a third of a small run's time
 os.fsync = lambda fd: None
 # all processes of all tests share compiled kernels, which numba keys by their source
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Ray neither kills for memory that something else on this machine has filled, nor gives up a worker that starts slowly
+# Ray kills no worker because another program has filled the memory, and does not give up a worker that starts slowly
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
 
@@ -130,7 +130,7 @@ def ray_session():
 
     temp = tempfile.mkdtemp(prefix="tmr", dir="/tmp")      # short: socket paths may have 107 characters
     with pytest.MonkeyPatch.context() as patch:
-        # Ray gives its raylet 30 s to come up, whatever the machine does meanwhile, and there is no setting for that
+        # Ray waits only 30 s for its raylet to start, even on a busy machine, and has no setting for this
         patch.setattr("ray._private.node.time", SlowClock)
         # A command called in this process since it imported Ray (`--address`) may have found the user's token and asked
         # for it: Ray's servers would hear of that, its client not. Without a mode Ray itself tells both.

@@ -23,10 +23,10 @@ from pipeline.service.settings import ServiceSettings
 #: set by CI after it has installed Chromium: a missing browser is then an error
 REQUIRED = "TOKENMILL_TEST_BROWSER"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-#: no name resolves but that of this machine, so not even an attack that succeeds reaches another
+#: only the name of this machine can be resolved, so not even a successful attack reaches another host
 FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--disable-quic", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-#: milliseconds to wait for what must come; a busy machine may stand still for long
+#: milliseconds to wait for something that must happen; long, because a busy machine may stand still
 TIMEOUT_MS = 120_000
 expect.set_options(timeout=TIMEOUT_MS)
 #: width and colours of the modes in which a page must work

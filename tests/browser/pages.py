@@ -19,21 +19,21 @@ from tests.service.conftest import BASE
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 #: the rules of WCAG 2.2 AA, and what axe recommends beyond them
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-#: parts of a path behind which a name stands
+#: the parts of a path that are followed by a name
 NAMED = re.compile(r"/(stores|runs|datasets|documents|queue|trainings|windows)/[^/]+")
 OPENED = """() => {
   document.querySelectorAll('ol.documents > li:nth-child(n + 4)').forEach((e) => e.remove());
   document.querySelectorAll('details').forEach((e) => { e.open = true });
 }"""
-#: all that can have the focus
+#: the elements that can have the focus
 STOPS = """() => {
   const all = 'a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]';
   window.stops = [...document.querySelectorAll(all)].filter((e) =>
     e.tabIndex >= 0 && !e.disabled && e.checkVisibility({visibilityProperty: true}));
   return window.stops.map((e) => e.outerHTML.slice(0, 120));
 }"""
-#: the place of what has the focus among them, whether it is seen to have it, and whether its middle, as far as it is in
-#: the window, is in sight
+#: for the element that has the focus: its index among these elements, whether one sees that it has the focus, and
+#: whether the middle of its part inside the window is uncovered
 FOCUSED = """() => {
   const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
   const middle = (from, to, end) => (Math.max(from, 0) + Math.min(to, end)) / 2;
@@ -78,7 +78,7 @@ def faults(page: Page) -> list[str]:
     for mode, options in MODES.items():
         page.set_viewport_size(options["viewport"])
         page.emulate_media(color_scheme=options["color_scheme"])
-        run_only = ["color-contrast"] if mode == "dark" else RULES             # other rules do not see colours
+        run_only = ["color-contrast"] if mode == "dark" else RULES             # only this rule depends on colours
         for violation in page.evaluate("async (only) => (await axe.run({runOnly: only})).violations", run_only):
             nodes = json.dumps([node["html"][:160] for node in violation["nodes"][:3]])
             wrong.append(f"{mode}: {violation['impact']} {violation['id']}: {nodes}")

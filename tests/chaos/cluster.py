@@ -138,7 +138,7 @@ class Cluster:
 def main() -> None:
     from ray.cluster_utils import Cluster as Ray
 
-    # without what nobody asks here: its log and autoscaler monitors are further processes
+    # without the log monitor and the autoscaler's monitor: two processes that no test uses
     ray = Ray(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "no_monitor": True,
                                                     "include_log_monitor": False})
     out = sys.stdout

@@ -83,7 +83,7 @@ class Machines:
     scenario gets a new cluster."""
 
     def __init__(self, kernels: str) -> None:
-        self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: Ray's sockets lie below
+        self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: in the paths of sockets
         self.mark = f"chaos-{secrets.token_hex(8)}"
         self.env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "CHAOS": self.mark,
                     "TMPDIR": str(self.temp), "RAY_TMPDIR": str(self.temp), "NUMBA_CACHE_DIR": kernels,

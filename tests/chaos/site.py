@@ -79,7 +79,7 @@ def fail():
 KINDS = {"poison-segfault": lambda: ctypes.string_at(0), "poison-spin": spin, "poison-hog": hog, "poison-fail": fail}
 '''
 SEGFAULT, SPIN, HOG, FAIL = "poison-segfault", "poison-spin", "poison-hog", "poison-fail"
-#: what is planted, by the number of the document in `web`, and the reason its quarantine gives
+#: the number of each planted document in `web` → the word that makes it crash
 PLANTED = {7: SEGFAULT, 8: SPIN, 451: HOG, 452: FAIL, 800: SEGFAULT, 1203: SPIN, 1590: FAIL}
 REASONS = {SEGFAULT: "crash:SIGSEGV", SPIN: "cpu_limit", HOG: "memory", FAIL: "error:LookupError"}
 

@@ -40,7 +40,7 @@ class Head:
     """`ray start --head` with two CPUs. Without a `token`, the cluster has no authentication."""
 
     def __init__(self, token: str | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short, for Ray's sockets
+        self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short: in the paths of sockets
         self.mark = uuid.uuid4().hex
         self.token = token
         gcs, dashboard, *others = free_ports(6)

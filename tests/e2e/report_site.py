@@ -14,7 +14,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from tests.corpus import Page, pages, sentences, warc, write_warcs
 
-#: addresses planted where a report could show them; none may
+#: e-mail addresses planted in places that a report shows; no report may contain them
 SECRETS = ("dropped.person@leak.example", "url.person@leak.example", "coded.person@leak.example",
            "title.person@leak.example", "kept.person@leak.example", "failed.person@leak.example",
            "file.person@leak.example")
@@ -120,13 +120,13 @@ def build(top: Path) -> Site:
     (top / "docs").mkdir()
     for i in range(40):
         near = docs and rng.random() < 0.3
-        # nothing scrubs this source: the report has to
+        # no step scrubs this source, so the report must
         docs.append(rng.choice(docs) + " One more sentence." if near else
                     f"Ask {SECRETS[4]} from 8.8.4.4. " + " ".join(rng.sample(prose, 25)))
         (top / "docs" / f"d{i:02d}.txt").write_text(docs[i])
     (top / "docs" / f"{SECRETS[6]}.txt").write_bytes(b"")
     notes, lines = [], []
-    for i in range(30):                                              # more than half say what a document of docs says
+    for i in range(30):                                              # more than half repeat a document of `docs`
         text = docs[i % 10] if i < 20 else f"Note {i}. " + " ".join(rng.sample(prose, 12))
         notes.append(text)
         lines.append(json.dumps({"text": text, "url": f"https://notes.example/{i}"}))

@@ -50,7 +50,7 @@ class Picky(Stage):
 SECRETS = ("text.person@leak.example", "url.person@leak.example", "failed.person@leak.example")
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 ODD = "\x1b]0;owned\x07 \u202eesrever\u202c \u2066hidden\u2069"
-#: settings of the second run: documents change sides in both directions
+#: settings of the second run: it keeps some documents that the first run drops, and drops some that the first keeps
 SECOND = ["datasets.clean.steps.gopher_quality.min_doc_words=80",
           "datasets.clean.steps.gopher_quality.min_stop_words=6",
           "datasets.clean.steps.where.signals.gopher_words.max=300", "datasets.deduped.steps.minhash.verify=0.9"]

@@ -58,7 +58,7 @@ class MemoryLog:
         self.flushed = len(self.appended)
 
 
-RAN: list[str] = []      # tasks this process has run: what outlives a task in a warm child
+RAN: list[str] = []      # tasks that this process has run; a warm child (one that runs several tasks) keeps the list
 
 
 class Rows:
@@ -293,7 +293,7 @@ class Straggles:
     @staticmethod
     def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         if mark := inputs.args.get("mark"):
-            with contextlib.suppress(FileExistsError):       # two attempts at once: one of them is the first
+            with contextlib.suppress(FileExistsError):       # another attempt may create it meanwhile
                 Path(mark).touch(exist_ok=False)
                 time.sleep(3600)
         Path(out.path("n.txt")).write_text(str(inputs.args["n"]))
@@ -369,7 +369,7 @@ class Hostile:
         a, libc, results = inputs.args, ctypes.CDLL(None, use_errno=True), {}
 
         def trace() -> None:
-            # by a process that lets go of it at once; seizing does not stop it, as attaching would
+            # another process traces this one for a moment. PTRACE_SEIZE does not stop it, as PTRACE_ATTACH would
             seize, nothing, parent = 0x4206, ctypes.c_void_p(None), os.getppid()
             if (tracer := os.fork()) == 0:
                 failed = libc.ptrace(ctypes.c_long(seize), ctypes.c_long(parent), nothing, nothing) != 0

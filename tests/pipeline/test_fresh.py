@@ -1,5 +1,5 @@
-"""If a node of a plan is fresh as a whole, its tasks are not looked at one by one. They are as soon as anything about
-the node differs."""
+"""If a node of a plan is fresh as a whole (its recorded results are up to date), its tasks are not looked at one by
+one. If anything about the node differs, they are."""
 
 from __future__ import annotations
 

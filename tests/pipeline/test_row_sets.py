@@ -1,8 +1,8 @@
-"""Several barriers one after the other: removals are passed on as row sets, and the result equals that of passes that
-write the texts.
+"""Several barriers one after the other. The pass between two barriers writes a row set (a list of removed rows) instead
+of the texts. The result equals that of passes that write the texts.
 
-The reference is the same recipe with a step that does nothing between the barriers, so that the pass there has to
-write.
+The reference is the same recipe with a step that does nothing between the barriers, so that the pass there has to write
+the texts.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def documents(store: Path) -> dict[str, Any]:
 
 
 def figures(store: Path) -> dict[str, Any]:
-    """Return everything that readers of a store see of a run, except times and the step that does nothing."""
+    """Return everything that readers of a store see of a run, except times and the step `Idle` of the reference, which
+    does nothing."""
     report = json.loads((store / "report.json").read_text())
     return {**documents(store), **{section: report[section] for section in SECTIONS},
             "passes": [(p["docs"], p["bytes"], p["tasks"]) for p in report["passes"]],

@@ -15,7 +15,7 @@ from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo, PartRecord
 from stages.document import Document
 
-#: what a query must neither run nor stumble over
+#: hostile texts: a query must neither execute them nor fail because of them
 HOSTILE = ("'; drop table x; --", '" or 1=1 --', "%", "_", "\\", "*", "$1", "?", "\u202eevil", "é", "e\u0301", "日本",
            "a\nb", "\t", "<script>alert(1)</script>", "a\x00b", "\ufffd", "{}", "]")
 SOURCES = ("web", "books", "co'de", 'wi"ki', "日本")

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 SEGMENT = re.compile(r"log/(\d{8})\.json")
 PACK = re.compile(r"log/packs/(\d{8})-(\d{8})\.pack")
-#: what the scheduler allows a task (its arguments' defaults); of losses, where no other task has any
+#: how many exceptions and how many losses the scheduler allows a task by default. The number of losses holds when no
+#: other task is lost
 EXCEPTIONS, LOST = 3, 8
 
 
@@ -122,7 +123,7 @@ class Audit:
         objects = self.world.bucket.objects
         broken = {number for number, data in self.truth.bytes.items() if objects.get(f"log/{number:08d}.json") != data}
         hopeless = bool(broken) and not broken <= self._packed()
-        self._was_hopeless |= hopeless               # a late put may bring a lost pack back, when somebody has failed
+        self._was_hopeless |= hopeless               # stays true: a late write may restore a pack after the failure
         return hopeless
 
     def _packed(self) -> set[int]:
@@ -368,7 +369,7 @@ class Audit:
             if key not in log:
                 raise self.broken(f"{driver.name} was told that {key} is done and did not append it")
         for key, row in told.verdicts:
-            # a fenced driver may know it already, while the driver after it has taken it back
+            # a fenced driver may still know a verdict that the driver after it has withdrawn
             known = self.truth.quarantined_rows.get(key, ())
             if self._current(driver) and key not in self.truth.ever and row not in known:
                 raise self.broken(f"{driver.name} went on before the verdict about row {row} of {key} was durable")

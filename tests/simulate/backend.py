@@ -35,7 +35,7 @@ NODES, SLOTS = 2, 3
 #: vanish: its node dies as it ends, after its upload
 ODDS: Odds = (("exception", .04), ("same", .01), ("environment", .03), ("lost", .03), ("returned", .03),
               ("hanging", .01), ("straggle", .06), ("fail late", .03), ("innocent", .05), ("vanish", .02))
-#: for so long the plan's failing task fails
+#: the plan's failing task fails until this much time has passed
 FAILING_S = 60.0
 SLOW = 15
 #: what becomes of an event on its way. late: it comes seconds after those that were sent behind it
@@ -93,7 +93,7 @@ class SimBackend:
         if label == spec.label and self.world.time < FAILING_S:
             fate = self.world.faults.pick(f"failing {label}", ((how, 1.0),)) or fate
         if fate == "innocent" and (spec.node != "first" or self.world.audit.was_recorded(spec.key)):
-            fate = ""                              # a part that was made is made again the same, or not at all
+            fate = ""                              # after a first record, a task must always give the same
         attempt = Attempt(assignment.id, spec, assignment.attempt, skip, fate, self._random.randrange(NODES))
         self.running[attempt.id] = attempt
         seconds = 0.1 + self._random.expovariate(0.5)
@@ -104,7 +104,7 @@ class SimBackend:
         self.driver.point("cancel")
         for i in ids:
             if i in self.running:
-                self.running.pop(i).cancelled = self._random.random() < 0.5      # or it ends before it hears of it
+                self.running.pop(i).cancelled = self._random.random() < 0.5      # if False, it ends before it is told
 
     def wait(self, timeout: float) -> list[Event]:
         self.driver.point("wait")

@@ -18,7 +18,7 @@ class Faults:
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
         """`only` has the names of the faults that may happen; None means all that are drawn."""
         self.seed, self.only = seed, None if only is None else frozenset(only)
-        self.over = False                        # from here on nothing goes wrong any more
+        self.over = False                        # True at the end of a history: no more faults happen
         self.fired: list[str] = []
         self._random: dict[str, random.Random] = {}
         self._count: Counter[str] = Counter()

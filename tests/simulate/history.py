@@ -41,7 +41,7 @@ class Failure:
     history: History
     reason: str
     faults: tuple[str, ...]          # that took place
-    broken: bool = True              # a promise; otherwise something raised that nobody handled
+    broken: bool = True              # a promise was broken; otherwise an exception was not handled
 
     def __str__(self) -> str:
         return (f"{self.reason}\n  {len(self.faults)} faults: {', '.join(self.faults)}\n"
@@ -67,7 +67,7 @@ def run(history: History) -> Failure | None:
             world.run()
         except Violation as violation:
             return Failure(history, str(violation), tuple(world.faults.fired))
-        except Exception as error:              # of the simulator, or of the product where nobody handles it
+        except Exception as error:              # an error of the simulator, or one of the product that nothing handles
             return Failure(history, f"{type(error).__name__}: {error}", tuple(world.faults.fired), broken=False)
     return None
 

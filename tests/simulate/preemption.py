@@ -31,7 +31,7 @@ from tests.simulate.clock import VirtualClock
 TASK_S = 60.0                # an attempt of the usual length
 KILLS_AFTER_S = 5.0          # a task that takes its node down runs for so long
 DRAINS = 3 * MAX_LOST
-REPLACED_S = 20.0            # until another node stands in the place of a dead one
+REPLACED_S = 20.0            # after this time another node takes the place of a dead one
 POLL_S = 0.1
 
 
@@ -50,7 +50,7 @@ class Cluster:
     preempted: float = 0.0
     announced: float = 0.0
     killers: frozenset[str] = frozenset()
-    drained: frozenset[str] = frozenset()        # labels of tasks whose nodes' ends are announced, DRAINS times
+    drained: frozenset[str] = frozenset()        # labels of tasks; their nodes are drained DRAINS times
     supervisors: int = 1         # of each node
     longest: int = 1             # one task in a hundred takes so many times as long
 
@@ -98,7 +98,7 @@ class SpotBackend:
         self._open: dict[int, tuple[Assignment, int]] = {}           # assignment and node
         self._held: list[dict[int, None]] = [{} for _ in range(cluster.nodes)]   # by node: assignments, oldest first
         self._up = [True] * cluster.nodes
-        self._lives = [0] * cluster.nodes                # by node: how many stood in its place before
+        self._lives = [0] * cluster.nodes                # by node: how many nodes had its place before
         self._room = [(0, node) for node in range(cluster.nodes)]    # heap, may hold stale entries
         self._agenda: list[tuple[float, int, str, int]] = []
         self._serial = 0
@@ -267,7 +267,8 @@ def finish(backend: SpotBackend, tasks: int, seed: int) -> None:
 
 
 # -- what has to hold ------------------------------------------------------------------------------------------------
-#: clusters that lose nodes, with tasks enough that some are lost more often than MAX_LOST allows a killer
+#: clusters that lose nodes, and numbers of tasks. Some tasks are lost more often than MAX_LOST, the limit for a task
+#: that takes its nodes down
 STORMY = [(Cluster(40, 16, 0.3, longest=3), 8_000), (Cluster(2, 3, 0.3, longest=3), 1500),
           (Cluster(1, 4, 0.3), 1500), (Cluster(40, 16, 0.4, announced=0.5), 8_000)]
 KILLER = frozenset({"17"})

@@ -24,9 +24,9 @@ from tests.simulate.faults import Faults
 from tests.simulate.plan import STAGE, Plan
 from tests.simulate.storage import Bucket, Requests, SimStore
 
-FAULTS_S = 1500.0            # then everything works
-DRIVERS = 7                  # the last one meets no faults
-LONGEST_S = 20_000.0         # a history that takes longer hangs
+FAULTS_S = 1500.0            # seconds after which no more faults happen
+DRIVERS = 7                  # how many at most; the last one meets no faults
+LONGEST_S = 20_000.0         # seconds; a history that takes longer counts as one that hangs
 MOST_ACTIONS = 20_000
 TEND_S = 0.5
 PROGRESS = "runs/r/progress.json"
@@ -98,8 +98,8 @@ class Driver:
         self.state = "alive"                       # killed, failed, done
         self.error: Exception | None = None
         self.began, self.ended = world.time, float("inf")
-        self.waiting = False                       # in the backend: its log's thread has a turn
-        self.collecting = False                    # segments of the log
+        self.waiting = False                       # whether it waits in the backend; then the thread of its log may run
+        self.collecting = False                    # whether it collects the segments of the log
         self.calls = 0
         self.log: SimLog | None = None
         self.epoch = 0

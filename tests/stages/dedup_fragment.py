@@ -43,7 +43,7 @@ class Doc:
 @dataclass
 class Outcome:
     removed: dict[str, tuple[str, str, float | None, str]]     # id → reason, kept, similarity, cluster
-    clusters: dict[str, str]                                   # id → cluster, of every document a slice speaks of
+    clusters: dict[str, str]                                   # id → cluster, for every document in a slice
     counters: dict[str, Any]
     results: dict[str, list[TaskResult]]
     slices: list[Any]

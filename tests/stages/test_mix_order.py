@@ -1,4 +1,5 @@
-"""The order of samples (permutations and reservations), compared with slow references that follow the definitions."""
+"""The order in which a training reads samples: the permutations, and which windows each phase reserves. Both are
+compared with slow references that follow the definitions."""
 
 from __future__ import annotations
 

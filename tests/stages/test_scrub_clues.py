@@ -1,5 +1,5 @@
-"""The search near clues finds the same as the search through the whole text, for which the tests make every stretch the
-whole text."""
+"""The scrubber searches only near clues (such as a run of digits). It finds the same values as a search through the
+whole text, which these tests get by clues that point to the whole text."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.storage.s3_server import S3Server
 
-# read when gcsfs is imported: it would ask Google's control plane for the kind of every bucket
+# gcsfs reads this at its import; without it, gcsfs would ask Google's control plane for the kind of every bucket
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 os.environ.setdefault("NO_GCE_CHECK", "true")
 

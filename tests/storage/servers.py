@@ -47,7 +47,7 @@ class Server(ThreadingHTTPServer):
     """An HTTP server. Tests keep its state (such as stored objects) in attributes of the object."""
 
     daemon_threads = True
-    request_queue_size = 128                                    # 5 would be fewer than come at once
+    request_queue_size = 128                                    # the default, 5, is too few for these tests
 
     @property
     def url(self) -> str:

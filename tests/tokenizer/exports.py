@@ -12,7 +12,7 @@ from tests.tokenizer.test_shards import EOS, write_set
 from tokenizer.shards.layout import Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
 
-#: of one byte for OLMo-core, of two, just two, just four, and four bytes a token
+#: sizes of vocabularies: tokens of one byte (in OLMo-core), two bytes, the largest for two, the smallest for four, four
 VOCABS = [200, 300, 65_536, 65_537, 200_000]
 
 
@@ -25,7 +25,7 @@ class Corpus(NamedTuple):
     ids: list[str]
     documents: list[np.ndarray]
     targets: list[np.ndarray]
-    #: documents of each shard
+    #: number of documents of each shard
     sizes: list[int]
 
     def of_shard(self, number: int) -> range:

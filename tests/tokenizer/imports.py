@@ -15,7 +15,7 @@ from tokenizer.imports.source import Coding, TokenFileError
 from tokenizer.shards.layout import token_dtype
 from tokenizer.shards.reader import ShardSet
 
-#: tokens of a shard
+#: number of tokens of a shard
 STEP = 1500
 
 

@@ -1,4 +1,4 @@
-"""Packed rows: compared with a slow reference, by every way to read them. Damaged ones are reported."""
+"""Packed rows: every way to read them gives what a slow reference gives, and damaged files are reported."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from trainer.loop.train import train
 from trainer.parallel.world import World, world
 
 SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=3", "checkpoint.async=true"]
-#: divides by two ranks of a tensor group
+#: sizes of a model that two ranks of a tensor group can divide
 SPLIT = ["model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 os.environ["OMP_NUM_THREADS"] = "1"        # for the processes tests start
 torch.set_num_threads(1)
-logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # a line for every tensor of a checkpoint
+logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # else a line per tensor
 
 
 @pytest.fixture

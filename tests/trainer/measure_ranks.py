@@ -21,7 +21,7 @@ from trainer.model.transformer import Transformer
 from trainer.observe.noise import MicroNorms
 from trainer.parallel.world import World, gather_gradients, shard, world
 
-#: rows of the step; each is a micro-batch
+#: number of rows of a step (each is a micro-batch), and number of steps
 ROWS, STEPS = 8, 3
 #: trainings of four ranks
 MESHES = {"tensor": "{tensor: 2}", "hybrid": "{shard: hybrid, shard_size: 2}"}

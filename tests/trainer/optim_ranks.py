@@ -29,10 +29,10 @@ from trainer.optim import build as optim
 from trainer.parallel.world import World, shard, world
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)
-#: every kind, with rates that move something in a few steps
+#: every kind of optimiser, with learning rates that change the weights visibly in a few steps
 KINDS = {"adamw": {"lr": 0.01}, "lion": {"lr": 0.002}, "muon": {"lr": 0.01}, "adafactor": {"lr": 0.05},
          "adamw8bit": {"lr": 0.01}}
-#: (rows, cols), how many: tall, wide, rows that no number of ranks divides, fewer rows than ranks
+#: (rows, cols, how many): tall, wide, a number of rows that no number of ranks divides, fewer rows than ranks
 SHAPES = {"tall": (96, 32, 5), "wide": (32, 96, 3), "uneven": (13, 26, 7), "short": (3, 8, 2)}
 MUON = {"kind": "muon", "lr": 0.1, "adamw_lr": 0.1, "weight_decay": 0.1, "scaling": "kellerjordan"}
 
@@ -82,7 +82,7 @@ def skips(here: World, kind: str) -> dict[str, bool]:
     tensors = [x for p in skipping[0].parameters() for x in (p, *skipping[1].state[p].values())]
     before = [local(x).detach().clone() for x in tensors]
     step(*skipping, 3, 1.0, spoilt=True)
-    step(*skipping, 4, 2.5)                          # a finite gradient, and a rule that does not like it
+    step(*skipping, 4, 2.5)                          # a finite gradient that the rule rejects as an outlier
     untouched = all(torch.equal(a, local(x)) for a, x in zip(before, tensors))
     for pair in (plain, skipping):
         step(*pair, 5, 0.0)

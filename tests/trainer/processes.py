@@ -73,7 +73,7 @@ def launch(module: str, size: int, *arguments: str, timeout: float = 600, ends: 
                    "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     ranks: list[BaseProcess] = []
     with ExitStack() as stack:
-        # files, not pipes: a rank whose pipe is full would wait for us, who wait for another, who waits for it
+        # files, not pipes: a rank whose pipe is full would wait for us, and all other ranks for this rank
         logs = [stack.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(size)]
         deadline = time.monotonic() + timeout
         try:

@@ -27,11 +27,11 @@ from trainer.parallel.config import ParallelConfig
 from trainer.parallel.world import World, arranged, clip, shard, world
 from trainer.tools.doctor import copies_and_twins
 
-#: divides over two tensor ranks, and what is left divides over nothing
+#: two ranks of a tensor group can divide the model; no number of further ranks divides the halves evenly
 MODEL = {"layers": 2, "width": 40, "heads": 4, "kv_heads": 2, "ffn": 54, "qk_norm": True}
-#: tokens of a run of 11 steps, 6 of them in its first phase; and where trainings of it stop
+#: tokens of a run of 11 steps, 6 of them in its first phase; and after how many steps trainings of it stop
 TOTAL, STOP, FEW = 1920, 8, 5
-#: trainings of test_parity.py and test_parallel.py: name → what is set; STOP steps long, on four ranks FEW
+#: trainings of test_parity.py and test_parallel.py: name → settings. They take STOP steps; those on four ranks, FEW
 TWO = {"tensor": ["parallel.tensor=2"], "grad": ["parallel.shard=grad", "micro_batch=64"]}
 FOUR = {"full": [], "none": ["parallel.shard=none", "micro_batch=32"],
         "hybrid": ["parallel.shard=hybrid", "parallel.shard_size=2"],
@@ -53,7 +53,7 @@ def one_global_seed(model: nn.Module, config: ModelConfig, seed: int) -> None:
     have the same seed, and each draws values for its own shard with torch's init."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
-        local = parameter.to_local()                 # what the same seed draws on all ranks of a tensor group
+        local = parameter.to_local()                 # equal draws on all ranks of a tensor group
         if parameter.ndim > 1:
             nn.init.normal_(local, std=config.init_std)
         else:
@@ -108,7 +108,7 @@ def shards(run: str, out: str, here: World, overrides: list[str]) -> None:
     arrangement = arranged(here, open_run(run, None, None, overrides).config.parallel)
     found = {"init": initial_hashes(run, arrangement, overrides),
              "text": text(run, arrangement, overrides),
-             # on a GPU what the ranks of a tensor group have added up differs in a last bit
+             # values that differ in a last bit, as sums on the ranks of a tensor group do on a GPU
              "sum": arrangement.sum(torch.tensor([0.1 + 1e-16 * here.rank], dtype=torch.float64)).tolist(),
              "sound": copies_and_twins(built(run, arrangement, overrides), arrangement),
              "mutant": copies_and_twins(built(run, arrangement, overrides, one_global_seed), arrangement)}
@@ -131,7 +131,7 @@ def parity(run: str, out: str, here: World) -> None:
 def parallel(run: str, out: str, here: World) -> None:
     """The job of test_parallel.py, for four ranks."""
     real = torch.compile
-    # the graphs of Inductor, without its compiler of C++, which test_saving_memory_changes_no_loss runs once
+    # the same graphs as Inductor, but without compiling C++, which test_saving_memory_changes_no_loss does once
     with mock.patch.object(torch, "compile", lambda f, **options: real(f, backend="aot_eager", **options)):
         for name, overrides in FOUR.items():
             loop.train(open_run(run, None, f"{out}/{name}", overrides), here, FEW, quiet)

@@ -18,7 +18,7 @@ from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
 from trainer.parallel.world import World, world
 
-#: a detector that learns within few steps what is usual
+#: settings with which the detector of outliers knows after a few steps what is usual
 QUICK = ("evaluate.every=1000", "log_every=7", "checkpoint.every=6", "checkpoint.keep=9", "stability.window=8",
          "stability.warm=6", "stability.sigma=4.5", "stability.worst_rows=3")
 REWIND = (*QUICK, "stability.sigma=null", "stability.rewind={trigger: {loss_above: 0.4, for: 2}, skip: 6, budget: 2}")
@@ -83,7 +83,7 @@ def scenarios(run: str, out: str, here: World) -> None:
             return
         with mock.patch.object(loop, "restore", side_effect=died), mock.patch.object(loop.Ledger, "clear", keeps):
             try:
-                # the first start restores nothing, so dying in `restore` is dying while going back
+                # the first start restores nothing, so a process that dies in `restore` dies while it goes back
                 train("rewind", 18, *REWIND)
             except Died:
                 pass

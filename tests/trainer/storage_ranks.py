@@ -15,7 +15,7 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.damage import choose
 from trainer.parallel.world import World, world
 
-#: rank, and the file under which its mount has gone stale
+#: (rank whose storage fails, the file that it cannot read because its mount is stale)
 CASES = ((1, "__1_0.distcp"), (1, "COMPLETE"), (0, "COMPLETE"))
 
 

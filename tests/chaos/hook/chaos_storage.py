@@ -26,7 +26,8 @@ class ChaosStorage(LocalFileSystem):
     def _fails(self, kind, path):
         """Return the exception that this request raises, or None if it succeeds."""
         said = os.environ["CHAOS_STORAGE"]
-        path = os.path.relpath(self._strip_protocol(path), os.path.dirname(said))       # where the store lies is chance
+        # relative, so that the faults do not depend on where the store is
+        path = os.path.relpath(self._strip_protocol(path), os.path.dirname(said))
         name = hashlib.blake2b(f"{os.environ.get('CHAOS_SEED', '')}/{kind}/{path}".encode(), digest_size=8)
         draw = int.from_bytes(name.digest(), "little")
         if draw / 2**64 >= SHARE:

@@ -28,7 +28,7 @@ _OURS = _CHILD or any(role in _ROLE for role in ("pipeline.cli", "pipeline.store
 if _OURS and any(name.startswith("CHAOS") for name in os.environ):
     from pipeline.base import confinement
 
-    # children, too, are to know what goes wrong in them, and to note that it did
+    # children, too, get the variables CHAOS_…, by which they know which faults to make and where to note them
     confinement._PREFIXES += ("CHAOS",)
     _seal = confinement.seal
     confinement.seal = lambda programs, writable: _seal(
@@ -105,7 +105,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
                 if f.read() != spec.node:
                     return record
             try:
-                os.rename(told, told + ".done")          # whoever does that is the one
+                os.rename(told, told + ".done")          # one process alone can do this; it makes the fault
             except FileNotFoundError:
                 return record
             time.sleep(3600)
@@ -122,7 +122,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
                 while os.path.exists(_held):
                     time.sleep(0.05)
 
-        if buffer is not None:                     # that of a child; others only serve messages
+        if buffer is not None:                     # only a child has a buffer; other processes only serve messages
             self.set = set_
 
     CrashCursor.__init__ = _watched
