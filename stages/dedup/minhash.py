@@ -63,6 +63,7 @@ from stages.dedup.lsh import BAND
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
+from stages.text.chunks import utf8
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
 from stages.text.normalize import simplified_utf8
@@ -162,7 +163,11 @@ class MinHashSignature(Stage):
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
         text. With `shingles: characters` (or `tokens`), n-grams are runs of characters (tokens), and these are counted
         instead of words."""
-        simplified, ngram = simplified_utf8(text[:self.config.max_chars]), self.config.ngram
+        return self.shingles_of(utf8(text), language)
+
+    def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
+        """Do the same as `shingles`, for a text given as UTF-8."""
+        simplified, ngram = simplified_utf8(_beginning(text, self.config.max_chars)), self.config.ngram
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)
         if self.config.dialect == "tokenmill" and self.config.shingles == "words":
@@ -207,7 +212,7 @@ class MinHashSignature(Stage):
         return self._permute(shingles) if len(shingles) else None
 
     def process(self, doc: Document) -> str | None:
-        shingles, words = self.shingles(doc.text, doc.language)
+        shingles, words = self.shingles_of(np.frombuffer(doc.utf8, np.uint8), doc.language)
         keys = b""
         if len(shingles):
             keys = band_keys(self._permute(shingles), self.config.bands, self.config.rows).astype("<u8").tobytes()
@@ -233,6 +238,14 @@ def load_tokenizer(path: str) -> Any:
 def _reads(config: SignatureConfig) -> dict[str, str]:
     return {**({"language": "words"} if config.words == "language" else {}),
             **dict.fromkeys(signals(config.prefer), "prefer")}
+
+
+def _beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """Return the first `most` characters of a text in UTF-8."""
+    if len(text) <= most:
+        return text
+    starts = np.flatnonzero(text & 0xC0 != 0x80)                   # where characters begin
+    return text[:starts[most]] if len(starts) > most else text
 
 
 @lru_cache(maxsize=4096)

@@ -75,7 +75,7 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
             for name, table in (("kept", text), ("side", side)):
                 path = Path(store.at(f"in/{dataset}-{start}.{name}.parquet"))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_table(table, str(path), row_group_size=row_group)
+                write_table(table, str(path), row_group_size=row_group, use_dictionary=False)       # as parts are
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 refs.append({"$ref": f"in/{path.name}", "bytes": path.stat().st_size, "rows": len(rows),
                              "content": digest, "sha256": digest})

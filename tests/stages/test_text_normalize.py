@@ -12,6 +12,7 @@ import pytest
 import regex
 
 from stages.text.characters import PUNCTUATION
+from stages.text.chunks import utf8
 from stages.text.normalize import by_rules, simplified_utf8, simplify
 
 NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
@@ -56,4 +57,4 @@ def test_known_cases(text, simplified):
 
 def test_utf8_is_that_of_the_text():
     text = "Café \U0001d7d8\U00010400 3.14 — 今天"
-    assert simplified_utf8(text).tobytes() == simplify(text).encode() == reference(text).encode()
+    assert simplified_utf8(utf8(text)).tobytes() == simplify(text).encode() == reference(text).encode()
