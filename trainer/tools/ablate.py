@@ -57,6 +57,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--held-out", nargs="+", metavar="DATASET|FILE",
                       help="text by which variants are judged: a dataset of the recipe, or files; nothing of it is "
                            "trained on")
+    data.add_argument("--tokenizers", action="store_true", help="let each variant make its own tokenizer, and read "
+                                                                "equal numbers of bytes")
     data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
     data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
                                                                     "each core)")
