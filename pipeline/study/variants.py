@@ -41,11 +41,15 @@ class DataVariant:
 
 
 def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[DataVariant]:
-    """Return the variants that `--data` and `--vary` name: each file, and the first file with changes. Without a name,
-    a variant of `--vary` is called by the last word of its first key and the value: `min=0.8` is `min-0.8`."""
+    """Return the variants that `--data` and `--vary` name: each file (`--data [NAME=]RECIPE`), and the first file with
+    changes. A file without a name is called by its own. Without a name, a variant of `--vary` is called by the last
+    word of its first key and the value: `min=0.8` is `min-0.8`."""
     if not files:
         raise StudyError("--vary changes a recipe: name it with --data RECIPE")
-    variants = [DataVariant(_checked(Path(file).stem, "--data"), file) for file in files]
+    variants = []
+    for word in files:
+        name, named, file = word.partition("=")
+        variants.append(DataVariant(_checked(name if named else Path(word).stem, "--data"), file if named else word))
     for words in vary:
         named = "=" not in words[0]
         changes = tuple(words[1:] if named else words)
@@ -57,7 +61,7 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
         if trained := next((change for change in changes if change.startswith("train.")), None):
             raise StudyError(f"--vary {trained}: settings of the training are the same for all variants; to compare "
                              f"them, use --arm NAME KEY=VALUE with one RUN")
-        variants.append(DataVariant(_checked(name, "--vary"), files[0], changes))
+        variants.append(DataVariant(_checked(name, "--vary"), variants[0].file, changes))
     names = [variant.name for variant in variants]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(f"two variants are called '{doubled}'; give each a name of its own")
@@ -69,8 +73,8 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
 def _checked(name: str, option: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", name):
         raise StudyError(f"{option}: '{name}' cannot be the name of a variant, which becomes part of folders: at most "
-                         f"40 letters, digits, '_', '-', '.', beginning with a letter or digit; rename the file, or "
-                         f"write --vary NAME KEY=VALUE")
+                         f"40 letters, digits, '_', '-', '.', beginning with a letter or digit; write --data "
+                         f"NAME=RECIPE or --vary NAME KEY=VALUE")
     return name
 
 

@@ -51,7 +51,8 @@ def add_parser(commands: Any) -> None:
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name variants of recipes. `pipeline.study` reads them."""
     data = parser.add_argument_group("data (with the pipeline installed)")
-    data.add_argument("--data", nargs="+", metavar="RECIPE", help="compare the data of these recipes, run as one plan")
+    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE",
+                      help="compare the data of these recipes, which run as one plan")
     data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
                       help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
     data.add_argument("--held-out", nargs="+", metavar="DATASET|FILE",
