@@ -50,7 +50,7 @@ from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
-from trainer.tools.experiment_arms import STUDENT
+from trainer.tools.arm_statistics import quantile
 
 #: 0.39 M parameters without the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}
@@ -160,7 +160,7 @@ def difference(a: list[dict[str, float]], b: list[dict[str, float]], key: str) -
     if len(each) < 2:
         return {"mean": each[0], "sd": math.nan, "half": math.nan}
     sd = statistics.stdev(each)
-    return {"mean": statistics.mean(each), "sd": sd, "half": STUDENT[len(each) - 2] * sd / math.sqrt(len(each))}
+    return {"mean": statistics.mean(each), "sd": sd, "half": quantile(0.975, len(each) - 1) * sd / math.sqrt(len(each))}
 
 
 def report(result: dict[str, Any], comparisons: dict[str, tuple[str, str]]) -> None:

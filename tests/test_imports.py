@@ -34,7 +34,7 @@ LAYERS = (
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
     "trainer.observe", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
-    "pipeline.report", "pipeline.takedown", "pipeline", "pipeline.forecast", "pipeline.service",
+    "pipeline.report", "pipeline.takedown", "pipeline", "pipeline.forecast", "pipeline.study", "pipeline.service",
     "trainer", "trainer.launch", "trainer.tools",
     "pipeline.cli",
 )

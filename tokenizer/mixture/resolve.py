@@ -84,7 +84,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
             warnings.append(f"shards.{stream.name}.packing: {stream.padding(longest):.1%} of its rows of {longest:,} "
                             f"tokens are padding, which costs as much time as text; leave `packing` out, or give the "
                             f"shards a larger `longest`")
-    unused = [name for name in names if not any(p.weights.get(name) for p in phases)]
+    unused = [s.name for s in streams if s.tokens and not any(p.weights.get(s.name) for p in phases)]
     if unused:
         warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
     return replace(curriculum, order=order.hash()), warnings
