@@ -40,7 +40,8 @@ def add_parser(commands: Any) -> None:
     evaluate.add_argument("--tasks", metavar="T,…", help="names of tasks, or task files (.yaml), with commas between "
                                                          "(default: all tasks whose data is in --data)")
     evaluate.add_argument("--list", action="store_true", help="only list the tasks, and the files that they read")
-    evaluate.add_argument("--steps", type=steps_named, metavar="all|N,…", help="which checkpoints of RUN (default: the latest)")
+    evaluate.add_argument("--steps", type=steps_named, metavar="all|N,…",
+                          help="which checkpoints of RUN (default: the latest)")
     evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
     evaluate.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",

@@ -1,0 +1,53 @@
+"""lm-evaluation-harness' side of task_eval.py; runs in an environment of its own and imports nothing of this project.
+
+    python peer_task_eval.py MODEL TASKS OUT.json BATCH DTYPE
+
+TASKS is a folder with task files (YAML) and their data. OUT.json has for each task the log-likelihoods of each item's
+answers and whether each is the greedy continuation (or the generated text), the metrics, and the seconds that requests
+took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+
+from lm_eval import simple_evaluate  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+
+def main(model: str, folder: str, out: str, batch: str, dtype: str) -> None:
+    lm = HFLM(pretrained=model, device="cpu", dtype=dtype, batch_size=int(batch))
+    seconds = 0.0
+    for name in ("loglikelihood", "generate_until"):
+        def timed(*args: Any, _whole: Any = getattr(lm, name), **options: Any) -> Any:
+            nonlocal seconds
+            began = time.perf_counter()
+            result = _whole(*args, **options)
+            seconds += time.perf_counter() - began
+            return result
+
+        setattr(lm, name, timed)
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    found = {}
+    for path in sorted(Path(folder).glob("*.yaml")):
+        seconds = 0.0
+        result = simple_evaluate(model=lm, tasks=[path.stem], task_manager=manager, log_samples=True, bootstrap_iters=0,
+                                 random_seed=None, numpy_random_seed=None, torch_random_seed=None)
+        samples = sorted(result["samples"][path.stem], key=lambda sample: sample["doc_id"])
+        found[path.stem] = {"seconds": seconds, "metrics": result["results"][path.stem],
+                            "items": [sample["filtered_resps"] for sample in samples]}
+        print(path.stem, f"{seconds:.1f} s", flush=True)
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
