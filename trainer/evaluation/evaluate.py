@@ -33,6 +33,12 @@ class PromptReader:
     context: int
     batch: int
 
+    @property
+    def row(self) -> int:
+        """The largest number of tokens in a row of queries that begin alike: those of a batch, or a whole context with
+        several answers, so that a long context is computed once, too."""
+        return max(self.batch, self.context + self.context // 4)
+
 
 @dataclass(frozen=True)
 class PreparedTask:
@@ -160,7 +166,7 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
             fitting = [_fitting(query, task, items[number], reader) for query in queries]
             if any(a is not b for a, b in zip(fitting, queries)):
                 cut.add(number)
-            for row in shared_rows(fitting, reader.batch):
+            for row in shared_rows(fitting, reader.row):
                 rows.append(row)
                 owners.append((number, kind))
     if merged:

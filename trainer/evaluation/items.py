@@ -57,6 +57,7 @@ def _item(task: EvalTask, row: DataRow) -> Item:
         choices = _list(task, row, values, file.choices_from)
     else:
         choices = [task.render(template, values, row.where) for template in file.choices]
+    choices = [task.render(file.choice, {**values, "choice": choice}, row.where) for choice in choices]
     labels = list(file.labels) or [str(i) for i in range(len(choices))]
     if file.labels_from:
         labels = _list(task, row, values, file.labels_from)

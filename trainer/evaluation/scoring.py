@@ -15,11 +15,11 @@ from trainer.evaluation.queries import SharedRow
 from trainer.model.attention import DocMask
 from trainer.model.transformer import Transformer
 
-#: largest number of logits that exist at a time: 64 MB in float32
-_LOGITS = 1 << 24
+#: largest number of logits that exist at a time: 8 MB in float32 on a CPU, 256 MB on a GPU, which needs larger matrices
+_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Likelihood:
     """The log-likelihood of a continuation in nats, its number of tokens, and whether it is what the model would
     generate greedily."""
@@ -100,7 +100,7 @@ def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
     """Return for each target its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d] are
     the vectors at N places, and `index` is the place of each target, from 0."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
-    chunk = max(1, _LOGITS // model.vocab)
+    chunk = max(1, _LOGITS[hidden.device.type] // model.vocab)
     order = np.argsort(index, kind="stable")
     for start in range(0, len(hidden), chunk):
         logits = model.logits(hidden[start:start + chunk]).float()

@@ -29,8 +29,9 @@ def _after(text: str, mark: str) -> str:
 
 
 def _wikihow(text: str, _: str) -> str:
-    """Clean a text of HellaSwag as lm-evaluation-harness does: WikiHow's marks of titles and steps are removed."""
-    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+    """Clean a text of HellaSwag as OLMES does: WikiHow's marks of titles and steps are removed."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ").replace(".. ", ". ")
 
 
 #: name → function of (text, argument after the colon). `before` and `after` return the whole text if it lacks the mark
@@ -42,6 +43,7 @@ FILTERS: Mapping[str, Callable[[str, str], str]] = {
     "before": _before,
     "after": _after,
     "wikihow": _wikihow,
+    "no_calculator": lambda text, _: re.sub(r"<<[^<>]*>>", "", text),       # GSM8K's marks <<3*4=12>>
 }
 
 

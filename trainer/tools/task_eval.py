@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.evaluation.task_file import EvalTask
 
 #: default of --batch, by device
-BATCH = {"cpu": 4096, "cuda": 32768}
+BATCH = {"cpu": 2048, "cuda": 32768}
 #: seconds between two lines of progress
 PROGRESS_S = 10.0
 
