@@ -32,7 +32,7 @@ LAYERS = (
     "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
     "stages.filter", "stages.decontaminate", "stages.extract", "stages.models",
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
-    "trainer.observe", "trainer.loop",
+    "trainer.observe", "trainer.evaluation", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
     "pipeline.report", "pipeline.takedown", "pipeline", "pipeline.forecast", "pipeline.study", "pipeline.service",
     "trainer", "trainer.launch", "trainer.tools",

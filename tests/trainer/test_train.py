@@ -20,9 +20,9 @@ from tests.trainer.synthetic import make_run, quiet
 from trainer.__main__ import main
 from trainer.base.interrupts import interruptions, request_stop
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.data.tokenizer import load_tokenizer
 from trainer.loop.config import SampleConfig
 from trainer.loop.evaluate import unigram_entropy
-from trainer.loop.generate import load_tokenizer
 from trainer.loop.metrics_buffer import clock
 from trainer.loop.run import TrainingError, open_run
 from trainer.loop.train import train
@@ -264,7 +264,7 @@ def test_load_tokenizer_says_why_not(tmp_path):
     for name in ("x.txt", "tokenizer.json"):
         tokenizer, why = load_tokenizer(tmp_path / name)
         assert tokenizer is None
-        assert why.startswith("no sample: ")
+        assert name in why
 
 
 def test_a_sample_with_a_real_tokenizer(tmp_path, alone):
