@@ -12,8 +12,9 @@ from pipeline.base.redact import redact_json
 from pipeline.cluster.attempts import bad_name
 from pipeline.engine.driver.protocols import Backend
 from pipeline.plan.tokens import TOKENIZER
+from pipeline.publication import NamedRecipe
 from pipeline.recipe.model import Recipe
-from pipeline.run import NamedRecipe, RunSummary, run_recipes
+from pipeline.run import RunSummary, run_recipes
 from pipeline.store.fs import Store
 from pipeline.study.variants import (
     HELD_OUT,

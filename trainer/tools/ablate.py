@@ -154,7 +154,7 @@ def bytes_per_token(run: Run) -> float:
     return total / run.curriculum.tokens
 
 
-def widths_of(given: str | None) -> list[int | None]:
+def widths_of(given: str | None) -> Sequence[int | None]:
     """Parse `--widths`, in ascending order. Without it, the result is [None]: the model is that of the settings."""
     from trainer.base.config import ConfigError
 
