@@ -65,8 +65,6 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
     names = [variant.name for variant in variants]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(f"two variants are called '{doubled}'; give each a name of its own")
-    if len(variants) < 2:
-        raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
     return variants
 
 
@@ -78,16 +76,17 @@ def _checked(name: str, option: str) -> str:
     return name
 
 
-def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool) -> Recipe:
+def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
+                 needs: Sequence[str] = ("tokenizer", "shards", "curriculum", "train")) -> Recipe:
     """Load the recipe of a variant, with the assignments `added` after its own changes. A mistake in a change is
-    reported as one of `--vary`. Raises StudyError if the recipe makes nothing to train on."""
+    reported as one of `--vary`. Raises StudyError if the recipe lacks a section of `needs`."""
     try:
         recipe = load_recipe(variant.file, [*variant.changes, *added], allow_custom=allow_custom)
     except RecipeError as e:
         raise RecipeError(replace(problem, mark=_mark(problem.mark, variant)) for problem in e.problems) from None
     for section, given in (("tokenizer", recipe.tokenizer), ("shards", recipe.shards),
                            ("curriculum", recipe.curriculum), ("train", recipe.train)):
-        if not given:
+        if not given and section in needs:
             raise StudyError(f"{variant.file}: a study trains on its data, so the recipe needs `{section}:` too")
     return recipe
 
