@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Arm:
     """One training of a study. `settings` is the section `train:` of the recipe with which it trains. `width` is the
-    width of its model, if the study compares several widths."""
+    width of its model, if the study compares several widths. `before` is how many tokens its model had read before the
+    study, if it continues from a checkpoint."""
 
     name: str
     seed: int                     # from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None
+    before: int = 0
 
 
 def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,

@@ -23,7 +23,7 @@ from trainer.base.files import training_process
 from trainer.base.interrupts import stopping
 from trainer.launch.local import STOPPED_S, end_with_parent
 from trainer.loop.run import TrainingError
-from trainer.loop.threads import cores
+from trainer.loop.threads import cores, threads
 from trainer.tools.arm import Arm, finished, label
 
 #: lines of an arm's log that an error message repeats
@@ -64,14 +64,14 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
 
 
 def start(arm: Arm, options: argparse.Namespace, slot: int) -> subprocess.Popen[bytes]:
-    """Start the training of an arm. The number of its CPU threads depends on `--jobs` alone and not on the load of the
-    machine, because it may change the last digits of losses."""
+    """Start the training of an arm. The number of its CPU threads depends on its model and `--jobs`, and not on the
+    load of the machine, because it may change the last digits of losses."""
     command = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
                str(arm.run.out), "--device", options.device]
     if options.ranks:
         command += ["--ranks", str(options.ranks)]
-    ranks = options.jobs * (options.ranks or 1)
-    env = {"OMP_NUM_THREADS": str(max(1, int(cores()) // ranks)), **os.environ}
+    share = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
+    env = {"OMP_NUM_THREADS": str(share), **os.environ}
     if options.device != "cpu" and options.jobs > 1 and not options.ranks and (gpus := visible_gpus()):
         env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     with open(arm.run.out / "log.txt", "ab") as log:

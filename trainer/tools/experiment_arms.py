@@ -22,6 +22,9 @@ from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
 from trainer.tools.arm_table import ALL, NATS, cost_lines, lines, measured, table
 
+NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
+                  "`tokenmill train`")
+
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
 
@@ -33,6 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
+    """Add the options that name variants of recipes, which `pipeline.study` reads. Returns their group."""
+    data = parser.add_argument_group("data (with the pipeline installed)")
+    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE", help=purpose)
+    data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
+                      help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
+    data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
+    data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
+                                                                    "each core)")
+    data.add_argument("--allow-custom-stages", action="store_true", help="let the recipes run their own code")
+    return data
 
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
@@ -114,7 +130,7 @@ def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str,
                               f"judge by another stream")
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append({s: float(v) for s, v in values.items() if v is not None})
-        model, tokens = arm.run.config.model, summary["tokens"]
+        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
         cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
                                              "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
         cost["tokens"] += tokens
