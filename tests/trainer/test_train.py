@@ -1,4 +1,5 @@
-"""The loop as a user meets it: it learns, says what it did, stops when asked, fails with a reason."""
+"""The training loop as a user sees it: it learns, prints what it does, stops when asked, and gives a reason when it
+fails."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A finished training of a synthetic language, whose entropy is known: three equally likely successors."""
+    """A finished training of a synthetic language whose entropy is known (three equally likely successors): (output
+    folder, summary, printed lines)."""
     from trainer.parallel.world import world
 
     folder = make_run(tmp_path_factory.mktemp("store"), documents=1500, total=61_440, phases=[
