@@ -9,7 +9,7 @@ interpreter of an environment with benchmarks/peer-task-eval.txt, which the proj
 
 `parity`: our prompts are written as local task files with their data. lm-evaluation-harness evaluates these with its
 own tokenisation, batching and metrics, in float32 on one thread. Compared are the log-likelihood of every answer of
-every item, whether it is the greedy continuation, generated texts, and accuracies. Seconds are those of its
+every item, whether it is the greedy continuation, generated texts, and accuracies. CPU seconds are those of its
 `loglikelihood` and `generate_until` (tokenisation and model), and of our `prepare` and `score` (reading, checking,
 tokenisation and model). lm-evaluation-harness takes `--batch` sequences at a time.
 
@@ -79,10 +79,10 @@ def compare(options: argparse.Namespace) -> None:
         for task in tasks:
             data = folder / "data" / task.name
             data.mkdir(parents=True)
-            began = time.perf_counter()
+            began = time.process_time()
             prepared = prepare(task, few(task, options, data), options.shots, 0, reader)
             scores = score(model, prepared, reader)
-            ours[task.name] = time.perf_counter() - began, scores
+            ours[task.name] = time.process_time() - began, scores
             write_peer_tasks(folder, prepared)
         (folder / "tasks").mkdir(exist_ok=True)
         here = Path(__file__).parent

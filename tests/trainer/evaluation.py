@@ -30,6 +30,8 @@ class Bytes:
 
     def encode(self, text: str) -> list[int]:
         data = list(text.encode())
+        if not self.merges:
+            return [1 + byte for byte in data]
         ids = []
         while data:
             pair = bytes(data[:2]).decode("utf-8", "replace")

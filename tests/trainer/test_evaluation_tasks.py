@@ -301,7 +301,8 @@ def test_standard_errors():
 
 
 @pytest.mark.parametrize(("text", "answer"), [
-    ("so 3 + 4 = 7", "7"), ("it costs $1,234.50 today.", "1234.5"), ("18.00", "18"), ("-5 degrees", "-5"), ("none", ""),
+    ("so 3 + 4 = 7", "7"), ("it costs $1,234.50 today.", "1234.5"), ("18.00", "18"), ("-5 degrees", "-5"),
+    ("7-3", "3"), ("is -3.50", "-3.5"), ("none", ""),
     ("The answer is 100", "100"), ("1,000", "1000")])
 def test_numbers_are_taken_from_texts(text: str, answer: str):
     assert normalised(text, GenerateConfig(extract="number")) == answer
