@@ -7,15 +7,16 @@
 
 DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
 
-`speed` searches books and WikiText-2 once and five times. The rate is the slope between both, so that loading,
-compiling and building the index do not count. The peer is datatrove's `NGramsDecontFilter` with the 13-grams of the
-same questions, on the first 200 texts; `recall` says how many of the planted questions it finds.
+`speed` searches books and WikiText-2, first once and then five times. The rate is computed from the difference between
+both times, so that loading, compiling and building the index do not count. The peer is datatrove's
+`NGramsDecontFilter` with the 13-grams of the same questions, on the first 200 texts.
 
 `index` builds the index of a set of 1,000,000 random questions of 25 words (--items N) in a process of its own.
 
-`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book:
-as a paragraph of its own, and inside a sentence. It plants them verbatim, with other case and spaces, and with one
-number changed; questions without a number are left out of the last.
+`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book: as
+a paragraph of its own, and inside a sentence. It plants them in three forms: verbatim, with other case and spaces, and
+with one number changed. Questions without a number have no third form. datatrove's
+filter gets the questions of the first seed, verbatim, as paragraphs.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""Measure deduplication: the CPU time of signatures beside datatrove's, of the waves of `minhash`, and the kept sets.
+"""Compare MinHash deduplication with datatrove's: CPU time of signatures, kept documents; and the cost of its waves.
 
     python benchmarks/dedup.py signatures [--texts FILE.jsonl.gz] [--peer-texts N]
     python benchmarks/dedup.py waves      [--documents N]
     python benchmarks/dedup.py kept       [--texts FILE.jsonl.gz]
 
-`signatures`: each side computes the signatures of the same texts: words, shingles, minima, and ours also the band keys.
-datatrove takes so long that it gets only the first texts, shuffled by a fixed seed.
-`waves`: the waves `bands`, `links` and `clusters` over random band keys, of which each fifth document shares some with
-another, once as they are and once with a key that nine tenths of the documents have; then the waves that count their
-duplicates. Then the whole step over texts of 500 words, of which each fifth is an edited copy.
-`kept`: `dialect: datatrove, verify: null` and datatrove's own stages on the same texts, by default 60,000 of which
-10,000 are edited copies. datatrove keeps an arbitrary document of each cluster; the clusters and numbers must be equal.
+- `signatures`: each side computes the signatures of the same texts: words, shingles, minima, and on our side also the
+  band keys. The texts are shuffled by a fixed seed. datatrove gets only the first --peer-texts of them, because it
+  takes long.
+- `waves`: the waves `bands`, `links` and `clusters` run over random band keys, then the waves that count duplicates.
+  Every fifth document shares some of its keys with another one. In a second run, nine tenths of the documents also
+  share one key. Then the whole step runs over texts of 500 words, of which every fifth is an edited copy.
+- `kept`: the step with `dialect: datatrove, verify: null` and datatrove's own stages run on the same texts, by default
+  60,000, of which 10,000 are edited copies. The clusters, and the number of documents kept, must be equal. Which
+  document of a cluster is kept may differ, since datatrove keeps an arbitrary one.
 
-Costs are slopes: the CPU time for all texts, less that for a part of them, divided by the rest. Imports, compiled
-kernels and the fixed costs of tasks thus do not count.
+The cost of a text is the CPU time for all texts minus that for a part of them, divided by the number of the others.
+Imports, compiled kernels and the fixed costs of tasks thus do not count.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def ours(**config: Any) -> Callable[[str], None]:
 
 
 def datatrove(function: str) -> Callable[[str], None]:
-    """Return datatrove's computation of a signature, without its files."""
+    """Return a function that computes datatrove's signature of a text, as datatrove's stage does, but reads and writes
+    no files. `function` is the hash of the shingles: sha1 or xxhash."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.hashing import HashConfig, create_hash_func
     from datatrove.utils.word_tokenizers import load_word_tokenizer
@@ -89,8 +92,8 @@ def seconds(sign: Callable[[str], None], texts: list[str]) -> float:
 
 
 def slope(sign: Callable[[str], None], texts: list[str], repeats: int) -> tuple[float, float]:
-    """Return (bytes per CPU second, CPU seconds per text) of the second half of the texts, as the median of some
-    repeats."""
+    """Return (bytes per CPU second, CPU seconds per text) for the second half of the texts. The time is that for all
+    texts minus that for the first half, as the median of `repeats` measurements."""
     half = texts[len(texts) // 2:]
     seconds(sign, texts)
     costs = [seconds(sign, texts) - seconds(sign, texts[:len(texts) // 2]) for _ in range(repeats)]
@@ -113,7 +116,8 @@ def signatures(texts: list[str], peer_texts: int) -> None:
 
 # -- waves -----------------------------------------------------------------------------------------------------------
 def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) -> list[PartRef]:
-    """Write side tables of random band keys; the parts have no texts."""
+    """Write side tables of parts with random band keys. A fifth of the documents share three keys with another one.
+    With `hot`, nine tenths of the documents also share one key. The parts have no texts."""
     rng = np.random.default_rng(1)
     bands = rng.integers(0, 2**63, (documents, 14), dtype=np.uint64)
     copies = np.flatnonzero(rng.random(documents) < 0.2)
@@ -206,7 +210,8 @@ def synthetic(documents: int, copies: int, words: int) -> list[Doc]:
 
 
 def kept(docs: list[Doc]) -> bool:
-    """Compare with datatrove's stages 1 to 3. Returns whether the clusters and the numbers of kept documents agree."""
+    """Deduplicate the documents with `dialect: datatrove` and with datatrove's own stages (signatures, buckets,
+    clusters). Returns whether both find the same clusters and keep equally many documents."""
     from datatrove.data import Document as PeerDocument
     from datatrove.pipeline.dedup import minhash as theirs
     from datatrove.utils.hashing import HashConfig, create_hash_func

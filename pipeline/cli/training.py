@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 
 def forward(arguments: Sequence[str]) -> int:
-    """Pass the command line to the trainer, and return its exit code. After a successful `train run`, a section about
-    the training is added to the run's report."""
+    """Pass the command line to the trainer, and return its exit code. If the command compares data that is still to be
+    made, it is made first. After a successful `train run`, a section about the training is added to the run's
+    report."""
     try:
         from trainer.__main__ import main
 
-        code = main(list(arguments))
+        code = main(with_data(list(arguments)))
+    except SystemExit as stop:                    # argparse has printed what is wrong with the arguments
+        return int(stop.code or 0)
     except ModuleNotFoundError as e:
         if e.name != "torch":
             raise
@@ -57,3 +60,18 @@ def _add_training(run: str, store: str) -> str | None:
     except TokenmillError as e:
         print(f"warning: the report has no section about this training: {e}", file=sys.stderr)
         return None
+
+
+def with_data(arguments: list[str]) -> list[str]:
+    """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
+    the trainer compares it. Any other command line is returned as it is."""
+    from trainer.__main__ import parser
+
+    if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
+        return arguments
+    options = parser(arguments[0]).parse_args(arguments)
+    if not options.data and not options.vary:
+        return arguments
+    from pipeline.cli.studies import ablate_data, anneal_data
+
+    return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)

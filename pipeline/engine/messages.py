@@ -176,8 +176,8 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 @dataclass(frozen=True)
 class Work:
     """An order to a child process to run the task `spec` on the store at `store`. `scratch` is a folder for temporary
-    files. When a crash is investigated, `rows` limits the run to some rows, or `file` limits it to one input file; the
-    output of such a run is discarded."""
+    files. When a crash is investigated, `rows` limits the run to some rows, or `file` (the number of an input file of
+    the task) lets it only read this file, without processing a document. The output of such a run is discarded."""
 
     spec: TaskSpec
     attempt: str
@@ -202,8 +202,8 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """Answer of a child process that cannot run the task. The child has given up some rights when it ran an earlier
-    task, and the stages of this task need them. The task needs a new process."""
+    """Answer of a child process that cannot run the task. The child gave up some rights when it ran an earlier task,
+    and the stages of this task need these rights. The task needs a new process."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess

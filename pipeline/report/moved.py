@@ -103,10 +103,11 @@ class NameNumbers:
 
 @dataclass
 class MovedDocuments:
-    """The result of comparing one dataset in two runs. `same` counts documents with the same fate and text. `groups`
-    counts the other documents by (change, fate before, fate after, source). A fate is (kept | dropped | quarantined,
-    stage, reason), or None if a run does not have the document. `nearest` lists, for each change, the documents nearest
-    to the threshold that decided, as (record before, record after)."""
+    """The result of comparing one dataset in two runs. A fate is (kept | dropped | quarantined, stage, reason), or None
+    if a run does not have the document. `same` counts the documents that both runs kept with the same text, or did not
+    keep, with the same fate. `groups` counts the others by (change, fate before, fate after, source); a change is one
+    of CHANGES, such as `newly_dropped`. `nearest` lists, for each change, the documents nearest to the threshold that
+    decided, as (record before, record after), with None for a record that a run does not have."""
 
     same: int = 0
     groups: Counter[tuple[str, Any, Any, str]] = field(default_factory=Counter)
@@ -198,8 +199,8 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: NameNumbers,
            sources: NameNumbers) -> np.ndarray:
-    """Return a record (`FACT`) for each document of a batch, without its file and row. A quarantined record without an
-    id gets the id 0."""
+    """Return a record (`FACT`) for each document of a batch. The fields `file` and `row` are left 0. A quarantined
+    record without an id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
     ids = [id or "" for id in batch.column("id").to_pylist()]
     try:
@@ -242,8 +243,9 @@ _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
 
 
 def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
-    """Join what is known of the documents of two runs by id. Returns an array [n, 2] with a row for each id, sorted by
-    id. Column r has what run r knows of the document, or _NONE if run r does not have the document."""
+    """Join the records (`FACT`) of the documents of two runs by id. Returns an array of records of shape [n, 2], with a
+    row for each of the n ids, sorted by id. Column r has the record of run r, or _NONE if run r does not have the
+    document."""
     both = list(pair)
     # as big-endian bytes, which sort as the numbers do
     keys = [np.frombuffer(np.stack([f["high"], f["low"]], axis=1).astype(">u8").tobytes(), "S16") for f in both]

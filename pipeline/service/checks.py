@@ -59,8 +59,8 @@ class CheckRoom:
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `check` on this request in a new process and return its result. Raises Problem when it takes too long,
-        when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
+        """Run `check` on this request in a new process and return its result. Raises HttpProblem when it takes too
+        long, when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
         process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":
@@ -158,7 +158,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def without_files(recipe: Recipe) -> list[RecipeProblem]:
     """Return the problems that a plan would report about sources that have no files or cannot be listed. Only problems
-    that are found within FILES_S seconds are returned. The thread that lists the files ends with this process."""
+    that are found within FILES_S seconds are returned. A thread may go on listing files after that; it does not keep
+    the process from ending."""
     from pipeline.plan.inputs import check_patterns
     from stages.catalog import reader_class
 

@@ -4,10 +4,14 @@ A cluster comes from locality-sensitive hashing (LSH), so its documents are only
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
 A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
 audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
-of their dataset, longest first, id; or as `prefer` says). It removes a document only if a document *kept before it*
-shares a band key with it, and either their Jaccard similarity is at least `verify`, or the share of the document's
-n-grams that the kept one has, too, is at least `containment`, and the kept one has as many or more. It keeps all other
-documents of the cluster.
+of their dataset, longest first, id; or as `prefer` says). It compares each document with those that it has kept so far
+and that share a band key with it. It removes the document if one of the following holds for a kept one:
+
+    - Their Jaccard similarity is at least `verify`.
+    - The kept document has at least as many n-grams as the other one, and at least the share `containment` of the
+      other's n-grams.
+
+It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
@@ -408,7 +412,8 @@ class _Judge:
 
     def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
         """Choose those documents from `kept` (kept documents with one band key) that are nearest to document `i` in
-        length. From each priority at most about `cap` documents are chosen."""
+        length. At most `cap` documents (rounded up to an even number) are chosen from each priority; twice as many from
+        the priority of `i`."""
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
         for priority in range((rank if self.by_place else self.last_rank) + 1):

@@ -58,7 +58,8 @@ def _marks() -> dict[int, None]:
 
 
 def by_rules(text: str) -> str:
-    """Simplify a text as `simplify` does, without the kernel."""
+    """Simplify a text by the functions of Python's standard library, with the same result as `simplify`, but more
+    slowly."""
     text = " ".join(_RUN.findall(_NUMBER.sub("0", text.lower())))
     if not text.isascii():
         marks = _marks()
@@ -89,7 +90,7 @@ class _Characters(NamedTuple):
 
 
 def _describe(char: str) -> tuple[int, bytes]:
-    """Return (kind, UTF-8 of what replaces it in a word) of a character."""
+    """Return (flags of a character, UTF-8 of what replaces it inside a word)."""
     kind = _DIGIT if _NUMBER.fullmatch(char) else 0
     kind |= _SEPARATOR if char in _SEPARATORS else 0
     # str.lower turns a sigma after a cased letter into ς, unless another cased letter follows (Unicode: Final_Sigma)
@@ -128,15 +129,17 @@ def _code(data, i):
 
 @njit(cache=True, nogil=True)
 def _entry(code, pages):
-    """Return the index of a code point's entry in the table of characters; -2 - page if the table lacks its page."""
+    """Return the index of a code point's entry in the table of characters. If the table does not have its page (code
+    point >> 8) yet, the result is negative: -2 - page."""
     page = np.int64(pages[code >> 8])
     return page << 8 | code & 255 if page >= 0 else -2 - (code >> 8)
 
 
 @njit(cache=True, nogil=True)
 def _final_sigma(data, i, pages, kinds):
-    """Return whether `str.lower` turns the capital sigma at byte `i` into its final form (1 or 0): a cased character
-    precedes it and none follows, where some characters are passed over. -2 - page: the table lacks this page."""
+    """Return 1 if `str.lower` turns the capital sigma at byte `i` into its final form, otherwise 0. It does so if a
+    cased letter precedes the sigma and none follows; characters that are ignorable for case (apostrophes, marks) are
+    skipped. If the table of characters lacks a page that is needed, the result is -2 - page."""
     cased = 0
     for direction in (-1, 1):
         place, cased = i, 0
@@ -162,8 +165,9 @@ def _final_sigma(data, i, pages, kinds):
 
 @njit(cache=True, nogil=True)
 def _after_number(data, i, pages, kinds):
-    """Return the place after the number whose first digit is at byte `i`; -2 - page: the table lacks this page. A
-    number is digits, and perhaps one separator with digits after it."""
+    """Return the byte position after the number whose first digit is at byte `i`. A number is a run of digits, which
+    may be followed by one separator and more digits. If the table of characters lacks a page that is needed, the result
+    is -2 - page."""
     separated, last = False, i
     while i < data.shape[0]:
         code, width = _code(data, i)
@@ -203,7 +207,8 @@ def _ascii_stretch(data, i, ascii_bytes, out, size, last):
 @njit(cache=True, nogil=True)
 def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, out):
     """Write the simplified form of the text `data` (UTF-8) to `out`, perhaps with spaces at its ends, and return its
-    number of bytes. Other results are _BY_RULES, and -2 - page if the table of characters lacks this page."""
+    number of bytes. If only `by_rules` can simplify the text, the result is _BY_RULES. If the table of characters lacks
+    a page that is needed, the result is -2 - page."""
     i, size, last = _ascii_stretch(data, 0, ascii_bytes, out, 0, _SPACE)
     while i < data.shape[0]:
         code, width = _code(data, i)

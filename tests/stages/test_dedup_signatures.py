@@ -1,4 +1,4 @@
-"""Shingles, signatures and band keys: equal to datatrove's where promised, unbiased where ours."""
+"""Shingles, signatures and band keys: equal to datatrove's where that is promised, and unbiased in our own dialect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def real_texts(n: int) -> list[str]:
 
 def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: int = 8, seed: int = 1,
                       language: str = "") -> int:
-    """Compare every signature with the installed datatrove's, bit by bit; the number of texts that have one."""
+    """Check that every signature equals that of the installed datatrove, bit by bit. Returns how many texts have a
+    signature."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.hashing import HashConfig, create_hash_func
     from datatrove.utils.word_tokenizers import load_word_tokenizer

@@ -1,4 +1,5 @@
-"""The kernel that simplifies texts gives what Python's own functions give, for every character of Unicode."""
+"""The compiled kernel that simplifies texts gives the same as Python's own functions, for every character of
+Unicode."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ GAP = re.compile(rf"[\s{re.escape(PUNCTUATION)}]")
 
 
 def reference(text: str) -> str:
-    """datatrove's steps, one after the other."""
+    """Simplify a text by datatrove's steps, one after the other."""
     joined = " ".join(word for word in GAP.sub(" ", NUMBER.sub("0", text.lower())).split(" ") if word)
     return "".join(c for c in unicodedata.normalize("NFD", joined) if unicodedata.category(c) != "Mn").strip()
 

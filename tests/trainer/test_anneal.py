@@ -1,4 +1,5 @@
-"""Arms: candidate mixtures annealed from one checkpoint, settings ablated, and the intervals of both."""
+"""Short trainings that are compared: mixtures annealed from one checkpoint, changed settings, and the confidence
+intervals of both."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import open_run
 from trainer.observe.metrics import read
-from trainer.tools.experiment_arms import STUDENT, contrasts, lines, table
+from trainer.tools.anneal import with_candidates
+from trainer.tools.arm_statistics import contrasts, quantile
+from trainer.tools.arm_table import lines, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -25,14 +29,18 @@ PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "co
 def test_with_two_arms_it_is_the_paired_t_test():
     a, b = [3.0, 3.4, 2.9, 3.3], [2.8, 3.1, 2.8, 3.0]
     d = np.array(b) - np.array(a)
-    (nothing, delta), half = contrasts([a, b])
+    found = contrasts([a, b])
+    nothing, delta = found.deltas
     assert nothing == 0 and delta == pytest.approx(d.mean())
-    assert half == pytest.approx(STUDENT[2] * d.std(ddof=1) / 2)
+    assert found.half == pytest.approx(quantile(0.975, 3) * d.std(ddof=1) / 2)
+    assert found.sd == pytest.approx(d.std(ddof=1))
 
 
 def test_what_seeds_do_to_all_arms_is_not_noise_and_one_seed_tells_nothing():
-    assert contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]]) == ([0, pytest.approx(1.0)], pytest.approx(0.0, abs=1e-9))
-    assert contrasts([[1.0], [2.0]]) == ([0.0, 1.0], None)
+    same = contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]])
+    assert same.deltas == [0, pytest.approx(1.0)] and same.half == pytest.approx(0.0, abs=1e-9) and same.p == [0.0]
+    one = contrasts([[1.0], [2.0]])
+    assert one.deltas == [0.0, 1.0] and one.half is None and one.p == []
 
 
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 2), (3, 2), (4, 3), (2, 30)])
@@ -40,7 +48,7 @@ def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
     rng = np.random.default_rng(arms * 100 + seeds)
     values = rng.normal(0, 0.3, (4000, arms, seeds)) + rng.normal(0, 5, (4000, 1, seeds)) \
         + np.arange(arms)[None, :, None]
-    hits = [abs(deltas[1] - 1) <= half for deltas, half in map(contrasts, values)]
+    hits = [abs(found.deltas[1] - 1) <= found.half for found in map(contrasts, values)]
     assert 0.935 < np.mean(hits) < 0.965
 
 
@@ -59,7 +67,8 @@ def test_the_table_names_what_exceeds_the_noise():
 # -- anneal ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def annealed(tmp_path_factory):
-    """A training of 40 steps, checkpoints of steps 20 and 40, and two mixtures of three annealed from step 20."""
+    """A training of 40 steps with checkpoints of steps 20 and 40, and two mixtures that are annealed from step 20.
+    (run, arguments of the command)"""
     top = tmp_path_factory.mktemp("anneal")
     run = make_run(top, phases=PHASES, total=6400, documents=300,
                    train={"checkpoint": {"every": 20, "keep": 3}, "schedule": {"warmup": "5%"}})
@@ -147,6 +156,43 @@ def test_a_mixture_may_differ_in_its_data_alone(annealed, tmp_path, capsys):
     command = list(command)
     command[command.index("--mixes") + 1] = str(tmp_path / "x.yaml")
     assert main(command) == 2 and "differ in their data alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "name", "mix"), [
+    ("math", "math", {"web": 20, "code": 20, "math": 60}),
+    ("web", "web", {"web": 80, "code": 20}),
+    ("both=math:2,new:1", "both", {"web": 20, "code": 20, "math": 40, "new": 20})])
+def test_a_candidate_gets_60_percent_and_the_run_the_rest(annealed, word, name, mix):
+    base = open_run(str(annealed[0]), None, None, [])
+    mixes = with_candidates(base, 100, [word], "60%")
+    assert list(mixes) == ["base", name] and mixes["base"]["mix"] == {"web": 1, "code": 1}
+    assert mixes[name]["mix"] == pytest.approx(mix)
+    alone = with_candidates(base, 100, ["math"], "100%")["math"]["mix"]
+    assert alone == {"math": 100}
+
+
+def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys):
+    run, command = annealed
+    command = [*command[:command.index("--mixes")], "--candidates", "math", "--tokens", "1600", "--seeds", "1",
+               "--device", "cpu", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"] == ["base", "math"] and found["sources"]["math"]["arms"]["math"]["delta"] < -0.3
+    assert {name: cost["tokens"] for name, cost in found["costs"].items()} == {"base": 1600, "math": 1600}
+    curriculum = Curriculum.load(run / "train" / "anneal" / "from20" / "math-seed0" / "curriculum.json")
+    at = Order(curriculum).locate(100, curriculum.samples)
+    names = [stream.name for stream in curriculum.streams]
+    assert np.bincount(at.stream, minlength=3)[names.index("math")] == pytest.approx(0.6 * 50, abs=1)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--candidates", "math", "--share", "0%"], "share above 0"), (["--candidates", "math", "math"], "twice"),
+    (["--candidates", "x=math:much"], "not a weight"), (["--candidates", "x="], "write a stream"),
+    ([], "Give --mixes"), (["--data", "r.yaml"], "needs the pipeline")])
+def test_candidates_that_cannot_be_mixed_are_refused(annealed, capsys, words, said):
+    _, command = annealed
+    assert main([*command[:command.index("--mixes")], *words, "--tokens", "3200"]) == 2
+    assert said in capsys.readouterr().err
 
 
 # -- ablate ------------------------------------------------------------------------------------------------------------
