@@ -78,14 +78,14 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
     something failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second, so
-    after any failure the next run of the same recipe continues after the last committed task. `make_backend` creates
-    the backend, which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped
-    them on return.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
+    a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
+    which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
+    return.
 
-    `attempt` is the number of an attempt that another process has already noted in run.json and that this process
-    executes; by default a new attempt is noted. A process on any machine can stop the run with `attempts.ask_to_stop`:
-    running tasks then get a minute to finish, and Interrupted is raised.
+    `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
+    and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
+    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
     """
     [summary] = run_recipes([NamedRecipe(run or run_name(recipe), recipe)], store_root, make_backend=make_backend,
                             show=show, dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs,
@@ -163,7 +163,7 @@ def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, s
         keep_code(store, one.run, recipe.code)
         recipe.keep_code_at(code_folder(one.run))
     for path, why in mended.items():
-        logger.warning("%s %s; what made it runs again", path, why)
+        logger.warning("%s %s; the task that wrote it runs again", path, why)
     return until_sound(store, log, scheduler, lambda: _plan_and_drive(
         recipes, store, attempt, log, scheduler, verify_inputs, report, mended), mended)
 
@@ -205,7 +205,7 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
     for plan in plans:
         run, recipe = plan.one.run, plan.one.recipe
         warnings = [*recipe.warnings, *plan.planner.warnings, *bad_files.warnings(plan.read_badly),
-                    *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
+                    *(f"{path} was damaged or missing, and was written again" for path in sorted(mended)[:SHOWN])]
         sets = publish_tokens(plan.one, store, log, plan.results, warnings, first_sets)
         first_sets = first_sets or sets
         log.check_lease()
@@ -318,7 +318,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
     they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
-    the signals (numbers stored beside a text) that each step computes, and the bounds that its thresholds set."""
+    the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
+    for them."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
                           "bounds": [bound._asdict() for bound in s.stage.bounds()]}
                          for s in p.chain if s.stage.signals or s.stage.bounds()]
@@ -338,5 +339,5 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
 
 
 def default_workers() -> int:
-    """Return how many child processes a run has if nobody says: one for each core that this process may use."""
+    """Return the default number of child processes of a run: one for each core that this process may use."""
     return usable_cores()

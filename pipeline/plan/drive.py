@@ -185,8 +185,8 @@ def _unkept_values(source: str, columns: dict[str, dict[str, int]]) -> str:
     column and reason."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
-    return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "
-            f"`keep:` of the source, or make them smaller before")
+    return (f"source '{source}': documents cannot keep some values of {', '.join(listed[:8])}{more}; list the columns "
+            f"that you want under `keep:` of the source, or make their values smaller")
 
 
 def _listing(reasons: dict[str, int]) -> str:

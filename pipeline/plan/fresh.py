@@ -14,8 +14,8 @@ conditions hold:
 
 * `inputs` in the file is equal to the `inputs` computed by the later plan. It is a hash of everything that decides
   which tasks the node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its
-  sources, and the `results` (`NodeSums`) of the nodes it depends on. These differ when any record of those nodes
-  differs.
+  sources, and the `results` (`NodeSums`) of the nodes it depends on. The `results` of a node differ when any record
+  of the node differs.
 * Since the node ended, the commit log has merely grown, and no record was retired (made invalid;
   `LogView.retired_at`). That the log has merely grown is known if its segment (file) number `segment` still has the
   checksum `sum`. All records that were valid when the node ended are then still there. Of several records for a key
@@ -184,7 +184,7 @@ class FreshNodes:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _sum(self, segment: int) -> str:
-        """Return the checksum of a segment (file) of the commit log, as its head states it."""
+        """Return the checksum of a segment (file) of the commit log. It is read from the beginning of the segment."""
         if segment not in self._segments:
             self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
         return self._segments[segment]

@@ -50,8 +50,8 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
                          f" all shards of a curriculum have the same `longest`")
         if name in texts and other.val != (val := recipe.shards[texts[0]].val):
             checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(val)} of "
-                         f"'{texts[0]}': near-duplicates of what one holds out would be trained on in the other; give "
-                         f"all shards of a curriculum the same `val`")
+                         f"'{texts[0]}', so that the training would read near-duplicates of documents that one of them "
+                         f"holds out; give all shards of a curriculum the same `val`")
 
 
 def _inheritance(curriculum: CurriculumSettings, checker: Checker) -> None:
@@ -80,7 +80,7 @@ def _ends(curriculum: CurriculumSettings, checker: Checker) -> None:
                 checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from "
                                              "the start of the run")
             if beyond:
-                checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
+                checker.fail((*at, "until"), "a phase before it is beyond the total; put phases with `extra` last")
             before, last = end, i
         beyond = beyond or phase.extra is not None
     if before != curriculum.total:
@@ -167,7 +167,8 @@ def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 
 def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
-    """Check how the streams of the split shards `entry` divide their share."""
+    """Check the rule by which the streams of the split shards `entry` divide their share, and the rules inside it
+    (`within`): its label must be one of those that split the shards, and only one rule may be given."""
     shards = recipe.shards.get(entry)
     if shards is None:
         return                                                     # reported by `_stream`

@@ -1,4 +1,5 @@
-"""Arms: candidate mixtures annealed from one checkpoint, settings ablated, and the intervals of both."""
+"""Short trainings that are compared: mixtures annealed from one checkpoint, changed settings, and the confidence
+intervals of both."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_the_table_names_what_exceeds_the_noise():
 # -- anneal ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def annealed(tmp_path_factory):
-    """A training of 40 steps, checkpoints of steps 20 and 40, and two mixtures of three annealed from step 20."""
+    """A training of 40 steps with checkpoints of steps 20 and 40, and two mixtures that are annealed from step 20.
+    (run, arguments of the command)"""
     top = tmp_path_factory.mktemp("anneal")
     run = make_run(top, phases=PHASES, total=6400, documents=300,
                    train={"checkpoint": {"every": 20, "keep": 3}, "schedule": {"warmup": "5%"}})
