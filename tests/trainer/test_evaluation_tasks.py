@@ -1,4 +1,5 @@
-"""Tasks: what rows become, which measures follow from likelihoods, and what is refused before a model is loaded."""
+"""Tasks: what becomes of their rows, which measures follow from likelihoods, and what is refused before a model is
+loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmill train eval`: over a run with a real tokenizer, and over what `train export` wrote of it."""
+"""`tokenmill train eval`, for a run with a real tokenizer and for the export that `train export` made of it."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class PromptReader:
 
     @property
     def row(self) -> int:
-        """The largest number of tokens in a row of queries that begin alike: those of a batch, or a whole context with
-        several answers, so that a long context is computed once, too."""
+        """The largest number of tokens in a row that combines queries with a common beginning. It is at least 1.25
+        times the model's context, so that even the longest context is computed only once for all its answers."""
         return max(self.batch, self.context + self.context // 4)
 
 
