@@ -175,7 +175,7 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
         try:
             prepared.append(prepare(task, data, options.shots, options.seed, reader))
         except ContextTooShort as error:
-            if options.tasks or task is tasks[-1] and not prepared:
+            if options.tasks or (task is tasks[-1] and not prepared):
                 raise
             say(f"left out: {error}", sys.stderr)
     return prepared
