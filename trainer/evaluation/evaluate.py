@@ -190,7 +190,10 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
     """Cut the beginning of a query's context if the query is longer than the model's context, as
-    lm-evaluation-harness does."""
+    lm-evaluation-harness does. Raises ConfigError for an empty answer, and for one that does not fit."""
+    if query.start == len(query.tokens):
+        raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
+                          f"answers")
     spare = len(query.tokens) - 1 - reader.context
     if spare <= 0:
         return query

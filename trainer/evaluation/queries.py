@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
 from trainer.evaluation.items import Prompt
 
@@ -29,7 +28,7 @@ class MergedBoundary(ValueError):
 @dataclass(frozen=True)
 class Query:
     """Tokens of a context and a continuation. Asked for is the log-likelihood of tokens[start:]. `start` is at least 1,
-    because the first token has no prediction."""
+    because the first token has no prediction. An empty continuation has no tokens."""
 
     tokens: np.ndarray
     start: int
@@ -60,8 +59,6 @@ def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
             break
     else:
         raise MergedBoundary
-    if len(whole) == len(context):
-        raise ConfigError("an answer has no tokens; mend the row, or the template of its answers")
     begin = context or [start]
     return Query(np.array([*begin, *whole[len(context):]], np.int32), len(begin))
 
