@@ -182,6 +182,12 @@ def test_answers_longer_than_the_context_are_refused(tmp_path: Path):
         prepare(write_task(tmp_path, quiz(5)), tmp_path / "data", 0, 0, reader(context=20))
 
 
+def test_empty_answers_are_named(tmp_path: Path):
+    rows = [*quiz(2), {"q": "x", "answers": ["", "y"], "right": 0}]
+    with pytest.raises(ConfigError, match="row 2: an answer is empty"):
+        prepare(write_task(tmp_path, rows, answer="{choice}"), tmp_path / "data", 0, 0, reader())
+
+
 @pytest.mark.parametrize(("settings", "key"), [
     ({"choices": ["a"]}, "choices"), ({"lettered": None}, "lettered"), ({"forms": ["bbp"]}, "forms"),
     ({"files": ["../x"]}, "files|data folder"), ({"files": ["/etc/*"]}, "data folder"),
