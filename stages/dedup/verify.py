@@ -188,7 +188,7 @@ class _SetWriter:
         self._file.close()
 
 
-class _SetReader:
+class SetReader:
     """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
     against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
 
@@ -248,7 +248,7 @@ class Verify:
         args = inputs.args
         ranks, judged, prefer = np.asarray(args["ranks"], np.int64), 0, args.get("prefer", DEFAULT)
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = _SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
+        sets = SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
@@ -258,7 +258,7 @@ class Verify:
                 verdicts = np.zeros(len(block), VERDICT)
                 for field in ("part", "row"):
                     verdicts[field] = block[field]
-                judge = _Judge(block, block["source"], rank, args, sets, counters)
+                judge = Judge(block, block["source"], rank, args, sets, counters)
                 starts = np.flatnonzero(np.r_[True, block["root"][1:] != block["root"][:-1]])
                 for start, stop in zip(starts, [*starts[1:], len(block)]):
                     judge.cluster(int(start), int(stop), verdicts)
@@ -269,12 +269,12 @@ class Verify:
         return {"judged": judged, **counters}
 
 
-class _Judge:
+class Judge:
     """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
     row number in the sorted array `candidates`."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: _SetReader, counters: dict[str, int]) -> None:
+                 sets: SetReader, counters: dict[str, int]) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -285,17 +285,19 @@ class _Judge:
         #: by id, if `prefer` has its default
         self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
         self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
-        #: where the shingle set of each candidate is: arguments of `_SetReader.get`
+        #: where the shingle set of each candidate is: arguments of `SetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
 
-    def cluster(self, start: int, stop: int, verdicts: NDArray[Any]) -> None:
+    def cluster(self, start: int, stop: int, verdicts: NDArray[Any], index: dict[int, list[int]] | None = None) -> None:
+        """Decide about the candidates [start, stop), which are a cluster. `index` may hold documents that were kept
+        before, by band key."""
         ids = np.sort(self.candidates[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
         twice = np.flatnonzero(ids[1:] == ids[:-1])
         if len(twice):
             raise DuplicateId(id_text(*ids[twice[0]]))
         verdicts["cluster_hi"][start:stop], verdicts["cluster_lo"][start:stop] = ids[0]
-        index: dict[int, list[int]] = {}
+        index = {} if index is None else index
         survivors = 0
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
