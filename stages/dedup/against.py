@@ -31,7 +31,7 @@ from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
 from stages.dedup.minhash import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, preference
-from stages.dedup.verify import Judge, SetReader
+from stages.dedup.verify import ClusterJudge, SetReader
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
 
@@ -213,7 +213,7 @@ class OldDocuments:
         return records
 
 
-class JudgeAgainst(Judge):
+class JudgeAgainst(ClusterJudge):
     """Decides which new documents of a cluster are removed, if old documents are kept. The candidates of a cluster
     begin with its old documents. `number` holds for each candidate the number of its old document in `old`; it is
     negative for new documents."""

@@ -56,10 +56,10 @@ class ExactLookup:
 
 def _check_ids(new: NDArray[Any], old: NDArray[Any]) -> None:
     """Raise DuplicateId if a new document is one of the old ones."""
-    ids = [np.ascontiguousarray(records[["id_hi", "id_lo"]]).astype([("id_hi", "<u8"), ("id_lo", "<u8")])
-           for records in (new, old)]
-    if len(twice := np.intersect1d(*ids)):
-        raise DuplicateId(id_text(*twice[0]))
+    alike = new[np.isin(new["id_hi"], old["id_hi"])]
+    twice = set(alike[["id_hi", "id_lo"]].tolist()).intersection(old[["id_hi", "id_lo"]].tolist())
+    if twice:
+        raise DuplicateId(id_text(*min(twice)))
 
 
 class ExactIndex:

@@ -72,14 +72,14 @@ class IndexDocuments:
                 keys.append(own)
                 total += len(records)
             writer.flush()
-        documents, bands = np.concatenate(blocks), np.concatenate(keys)
+        documents, owned = np.concatenate(blocks), np.concatenate(keys)
         write_segments(out, "documents.seg", documents, np.arange(total) // ROWS, max(1, -(-total // ROWS)))
-        write_segments(out, "bands.seg", bands, bucket_of(bands["key"], args["ranges"]), args["ranges"],
+        write_segments(out, "bands.seg", owned, bucket_of(owned["key"], args["ranges"]), args["ranges"],
                        ("key", "document"))
         ids = pa.table({"id": pa.array(id_texts(documents["id_hi"], documents["id_lo"]), pa.string())})
         write_table(ids, out.path("ids.parquet"), write_statistics=False)
         out.note("ids.parquet", rows=total)
-        return {"documents": total, "keys": len(bands)}
+        return {"documents": total, "keys": len(owned)}
 
 
 class IndexKeys:

@@ -258,7 +258,7 @@ class Verify:
                 verdicts = np.zeros(len(block), VERDICT)
                 for field in ("part", "row"):
                     verdicts[field] = block[field]
-                judge = Judge(block, block["source"], rank, args, sets, counters)
+                judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
                 starts = np.flatnonzero(np.r_[True, block["root"][1:] != block["root"][:-1]])
                 for start, stop in zip(starts, [*starts[1:], len(block)]):
                     judge.cluster(int(start), int(stop), verdicts)
@@ -269,7 +269,7 @@ class Verify:
         return {"judged": judged, **counters}
 
 
-class Judge:
+class ClusterJudge:
     """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
     row number in the sorted array `candidates`."""
 
