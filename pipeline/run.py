@@ -31,6 +31,7 @@ from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.changes import run_before
 from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
 from pipeline.plan.fresh import FreshNodes, our_code
+from pipeline.plan.indexes import WantedIndex
 from pipeline.plan.nodes import Node
 from pipeline.plan.objects import ListingJournal
 from pipeline.plan.planner import Planner
@@ -78,7 +79,8 @@ def run_name(recipe: Recipe) -> str:
 
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
-               verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
+               verify_inputs: bool = False, report: bool = True, attempt: int | None = None,
+               index: WantedIndex | None = None) -> RunSummary:
     """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
     something failed.
 
@@ -89,7 +91,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
     `attempt` is the number of an attempt that another process has already noted in run.json and that this process
     executes; by default a new attempt is noted. A process on any machine can stop the run with `attempts.ask_to_stop`:
-    running tasks then get a minute to finish, and Interrupted is raised.
+    running tasks then get a minute to finish, and Interrupted is raised. `index` names a dataset whose deduplications
+    also make indexes.
     """
     store = Store(store_root)
     name = run or run_name(recipe)
@@ -121,7 +124,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         try:
             progress.begin()
             summary = _run(recipe, store, name, attempt, log, Scheduler(
-                backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report)
+                backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report, index)
             state = "done"
             return summary
         except (KeyboardInterrupt, SystemExit):           # Interrupted, or a signal before or after the tasks
@@ -133,7 +136,7 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
 
 def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
-         report: bool) -> RunSummary:
+         report: bool, index: WantedIndex | None) -> RunSummary:
     """Collect garbage in the store, keep the recipe, its code and its tokenizer in the run's folder, and then plan and
     run the recipe. When a file of the store turns out to be damaged, plan and run again.
 
@@ -154,17 +157,18 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     for path, why in mended.items():
         logger.warning("%s %s; what made it runs again", path, why)
     return until_sound(store, log, scheduler, lambda: _plan_and_drive(
-        recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended), mended)
+        recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended, index), mended)
 
 
 def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
-                    verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> RunSummary:
+                    verify_inputs: bool, report: bool, mended: Mapping[str, str],
+                    index: WantedIndex | None) -> RunSummary:
     """Make the plan, run the tasks that have no record in the commit log, and publish the results. Raises DamageFound
     or DamagedFile when a file that is needed differs from its record."""
     journal = ListingJournal(store, log.check_lease)
     planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                       verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal,
-                      tombstones=finished_tombstones(store))
+                      tombstones=finished_tombstones(store), indexed=index.dataset if index else "")
     with interrupted(store, name, attempt):
         nodes = planner.nodes() + token_nodes(recipe, planner)
         files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
@@ -211,6 +215,8 @@ def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: 
     shards = _finish_tokens(recipe, store, log, name, results, warnings)
     log.check_lease()
     store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
+    if index is not None:
+        index.take(planner.indexes.wanted(index.dataset, results))
     write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
     if report:
         write_report(store, name, log.get, log.check_lease, sums)

@@ -1,4 +1,4 @@
-"""`tokenmill dedup`: shows what deduplications removed, and why."""
+"""`tokenmill dedup`: shows what deduplications removed, and why, and makes indexes of what they kept."""
 
 from __future__ import annotations
 
@@ -13,24 +13,42 @@ from pipeline.base.humanize import plural
 from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
 from pipeline.cli.compare import stacked
-from pipeline.cli.errors import UserError, writing
+from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.inspect import check_published, rows
-from pipeline.cli.options import JsonOpt, LimitOpt, StoreOpt, open_store
+from pipeline.cli.options import (
+    BackendName,
+    BackendOpt,
+    CodeOpt,
+    JsonOpt,
+    LimitOpt,
+    QuietOpt,
+    RunArg,
+    StoreOpt,
+    WorkersOpt,
+    check_root,
+    open_store,
+    resolve_run,
+)
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Store
     from stages.dedup.explain import Explanation
+    from stages.dedup.index import DedupIndex
 
 #: characters of two texts that are compared word by word
 COMPARED = 20_000
+OutFolder = Annotated[str, typer.Option("--out", metavar="FOLDER", help="Folder or URL to write to; new or empty.")]
 DatasetArg = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the store.")]
 
 
 def register(app: typer.Typer) -> None:
-    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True, rich_markup_mode=None)
+    dedup = typer.Typer(help="Look at duplicates, and make indexes for later documents.", no_args_is_help=True,
+                        rich_markup_mode=None)
     dedup.callback()(lambda: None)
     dedup.command("explain")(explain)
     dedup.command("stats")(stats)
+    dedup.command("index")(index)
+    dedup.command("merge")(merge)
     app.add_typer(dedup, name="dedup")
 
 
@@ -201,6 +219,68 @@ def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
         raise UserError(f"--step {step}: this step removed no duplicate from {dataset} and cut nothing; leave it out "
                         f"to see all steps")
     typer.echo(json_text(result) if json_lines else visible("\n".join(_lines(result))))
+
+
+def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the run.")],
+          out: OutFolder, store: StoreOpt = "store", backend: BackendOpt = BackendName.process,
+          workers: WorkersOpt = None, allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False) -> None:
+    """Make indexes of what the deduplications of a dataset kept, in a folder of their own.
+
+    The deduplications `exact` and `minhash` of later datasets can be compared with them (`against: FOLDER`), in any
+    store, and after this store is gone. The run is repeated first; what it has made is not made again. An index of
+    `minhash` holds the texts of the documents that it kept, so take as much care of it as of the dataset. A takedown
+    does not reach it: make it again after one.
+
+    \b
+    Examples:
+      tokenmill dedup index may-1f2e3d4c clean --out may.index --store store
+    """
+    from pipeline.cli.cluster import kept_recipe
+    from pipeline.cli.runs import shown
+    from pipeline.index_folders import export_indexes, new_folder
+    from pipeline.plan.indexes import WantedIndex
+    from pipeline.run import default_workers, make_backend, run_recipe
+    from stages.catalog import stage_class
+    from stages.dedup.index import IndexedBarrier
+
+    at, name = resolve_run(run, store)
+    check_root(str(out), "--out")
+    folder, taken = new_folder(str(out)), []
+    with kept_recipe(at, name, allow_custom_stages) as recipe:
+        if dataset not in recipe.datasets:
+            raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
+        stages = [stage_class(step.name)(dict(step.config)) for step in recipe.datasets[dataset].steps]
+        if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
+            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies, of which an index "
+                            f"could be made; add one to its steps")
+        run_recipe(recipe, at.root, run=name, show=shown(quiet, False), index=WantedIndex(dataset, taken.extend),
+                   make_backend=make_backend(backend.value, workers or default_workers(), None))
+    export_indexes(at, taken, folder)
+    _tell(folder.root, taken, quiet)
+
+
+def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help="Folders of `tokenmill dedup index`, "
+                                                       "the one whose documents come first in priority first.")],
+          out: OutFolder, quiet: QuietOpt = False) -> None:
+    """Merge folders of indexes into one, which is read faster than many.
+
+    \b
+    Examples:
+      tokenmill dedup merge may.index june.index --out both.index
+    """
+    from pipeline.index_folders import merge_folders, new_folder
+
+    if len(folders) < 2:
+        raise BadUsage("merging needs at least two folders; name the second one, too")
+    check_root(str(out), "--out")
+    _tell(out, merge_folders(folders, new_folder(out)), quiet)
+
+
+def _tell(root: str, indexes: list[DedupIndex], quiet: bool) -> None:
+    """Say what a folder of indexes holds."""
+    if not quiet:
+        typer.echo(visible(f"{root}: " + "; ".join(f"index of {made.step} with {plural(made.documents, 'document')}"
+                                                   for made in indexes)))
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

@@ -3,7 +3,8 @@ reads (`against` of a step; `stages.dedup.index`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.plan.pass_plans import PassPlan
@@ -12,14 +13,23 @@ from stages.barrier import Barrier
 from stages.dedup.index import DedupIndex, IndexedBarrier
 
 
+@dataclass(frozen=True)
+class WantedIndex:
+    """A dataset of which indexes are to be made, although no other dataset reads them, and a function that takes
+    them."""
+
+    dataset: str
+    take: Callable[[list[DedupIndex]], None]
+
+
 class Indexes:
     """The indexes that the deduplications of a recipe make and read.
 
     `made` are the nodes of the plan that make an index: those that another deduplication reads, and those of the
-    datasets `wanted`. `read` maps each node that reads indexes to their names, in order: other nodes, or folders."""
+    dataset `wanted`. `read` maps each node that reads indexes to their names, in order: other nodes, or folders."""
 
     def __init__(self, passes: Mapping[str, list[PassPlan]],
-                 barriers: Mapping[str, tuple[str, Barrier, list[str], list[str]]], wanted: Iterable[str]) -> None:
+                 barriers: Mapping[str, tuple[str, Barrier, list[str], list[str]]], wanted: str = "") -> None:
         self._folders: dict[tuple[str, str], DedupIndex] = {}
         self.read: dict[str, list[str]] = {}
         self.made: set[str] = set()
@@ -28,7 +38,7 @@ class Indexes:
                 barrier = barriers[plan.barrier][1] if plan.barrier else None
                 if plan.barrier is None or not isinstance(barrier, IndexedBarrier):
                     continue
-                if name in wanted:
+                if name == wanted and barrier.indexable:
                     self.made.add(plan.barrier)
                 self.read[plan.barrier] = [_node(passes, entry, plan.barrier_name) for entry in barrier.config.against]
         self.made.update(node for nodes in self.read.values() for node in nodes if node in barriers)
@@ -53,6 +63,11 @@ class Indexes:
         """Return the indexes that a node reads. `results` holds the results of the other nodes."""
         return [results[entry].index if entry in self.made else self._folders[entry, step]
                 for entry in self.read.get(reader, ())]
+
+    def wanted(self, dataset: str, results: Mapping[str, Any]) -> list[DedupIndex]:
+        """Return the indexes of a dataset. If it has a step several times, the last one counts."""
+        nodes = [node for node in self.read if node in self.made and node.startswith(f"{dataset}/")]
+        return list({index.step: index for index in (results[node].index for node in nodes)}.values())
 
     @property
     def roots(self) -> set[str]:

@@ -70,15 +70,15 @@ class Planner:
     `replay_key`, and returns the latest record of a task that has this `replay_key`: it differs from the new task only
     in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`). `journal` continues
     an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run. `tombstones` says which
-    documents tasks must leave out. `indexed` are datasets whose deduplications make indexes, whether or not the recipe
-    reads these.
+    documents tasks must leave out. `indexed` is a dataset whose deduplications make indexes, even if nothing in the
+    recipe reads these.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None,
-                 tombstones: Tombstones | None = None, indexed: Sequence[str] = ()) -> None:
+                 tombstones: Tombstones | None = None, indexed: str = "") -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
@@ -97,7 +97,7 @@ class Planner:
         self._division = DatasetPasses(recipe)
         self.passes, self.barriers = self._division.passes, self._division.barriers
         self._indexed = indexed
-        self.indexes = Indexes({}, {}, ())
+        self.indexes = Indexes({}, {})
 
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:

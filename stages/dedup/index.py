@@ -106,6 +106,11 @@ class IndexedBarrier(Barrier):
     """A deduplication that can make an index of the documents that it keeps, and compare documents with such
     indexes."""
 
+    @property
+    def indexable(self) -> bool:
+        """Whether the step can make an index: whether what it keeps does not depend on later documents."""
+        return True
+
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
         raise NotImplementedError
 

@@ -265,6 +265,11 @@ def _number(value: Any) -> Any:
         return value
 
 
+def _verifies(config: MinHash.Config) -> bool:
+    """Whether texts are compared before a document is removed."""
+    return isinstance(config.verify, float) and config.verify > 0
+
+
 class MinHash(IndexedBarrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
@@ -340,7 +345,7 @@ class MinHash(IndexedBarrier):
         def _what_is_verified(self) -> MinHash.Config:
             if isinstance(self.verify, float) and not 0 <= self.verify <= 1:
                 raise ValueError("verify is a similarity from 0 to 1")
-            if self.containment is not None and not (isinstance(self.verify, float) and self.verify > 0):
+            if self.containment is not None and not _verifies(self):
                 raise ValueError("containment needs verify: texts are not compared otherwise; set verify: 0.75 or "
                                  "remove containment")
             return self
@@ -348,7 +353,7 @@ class MinHash(IndexedBarrier):
         @model_validator(mode="after")
         def _old_documents_stay(self) -> MinHash.Config:
             check_preference(self.against, self.prefer)
-            if self.against and not (isinstance(self.verify, float) and self.verify > 0):
+            if self.against and not _verifies(self):
                 raise ValueError("against needs verify: without it one document of each cluster stays, and a new one "
                                  "would join clusters of old ones; set verify: 0.75 or remove against")
             return self
@@ -370,6 +375,10 @@ class MinHash(IndexedBarrier):
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.minhash:MinHashSignature", self._signature()
+
+    @property
+    def indexable(self) -> bool:
+        return _verifies(self.config)
 
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
