@@ -138,7 +138,7 @@ class IndexedBarrier(Barrier):
 
 def differing(index: dict[str, Any], step: dict[str, Any]) -> str:
     """Say which settings of an index differ from those of the step that is to read it; "" if none do."""
-    return ", ".join(f"{name} {index.get(name)} instead of {step.get(name)}" for name in sorted({*index, *step})
+    return ", ".join(f"{name}: {index.get(name)} instead of {step.get(name)}" for name in sorted({*index, *step})
                      if index.get(name) != step.get(name))
 
 

@@ -3,6 +3,9 @@
 Points: `partition` (N-th document written), `tokens` (N-th block of tokens is about to be written), `commit` (N-th
 result is in the store, its record not yet in the log), `map` and `reduce` (N-th exchange file is about to be written
 or read), `publish` (a dataset's folder is half built), `copy` (N-th part is about to be copied on S3).
+Points of deduplications with indexes of old documents: `index` (N-th exchange file of an index is about to be written),
+`hashes` and `lookup` (N-th time that hashes or band keys are looked up), `routes` (N-th exchange file with what was
+found), `old` (N-th text of an old document).
 """
 
 from __future__ import annotations
@@ -48,6 +51,22 @@ def main() -> None:
         import pipeline.engine.shuffle.exchange as exchange
 
         die_at(exchange, "merge_segments", nth)
+    elif point == "index":
+        import stages.dedup.index_texts as index_texts
+
+        die_at(index_texts, "write_segments", nth)
+    elif point == "hashes":
+        import stages.dedup.exact_index as exact_index
+
+        die_at(exact_index, "found", nth)
+    elif point in ("lookup", "routes"):
+        import stages.dedup.against as against
+
+        die_at(against, "found" if point == "lookup" else "write_segments", nth)
+    elif point == "old":
+        from stages.dedup.index_texts import OldSets
+
+        die_at(OldSets, "get", nth)
     elif point == "publish":
         import pipeline.store.dataset as dataset
 
