@@ -46,7 +46,7 @@ def measure(folder: Path, tree: Path, arguments: list[str]) -> int:
 
 
 def report(folder: Path, tree: Path) -> None:
-    """Print the coverage of folders of the first two depths."""
+    """Print for each folder, and for its subfolders, how many statements and branches the tests executed."""
     from coverage import Coverage
 
     coverage = Coverage(str(folder / "coverage"), config_file=False, branch=True,

@@ -1,12 +1,13 @@
-"""Measure the structure of the code at any commit: the figures by which a restructuring is judged.
+"""Measure the structure of the code at some commits: the figures by which a restructuring is judged.
 
     python benchmarks/code_metrics.py                        # the commit before the restructuring, and this tree
     python benchmarks/code_metrics.py --at HEAD~20 --at main --mypy
 
-Everything is read from syntax trees and from git; nothing is imported. The counts of words, sleeps and constants need
-judgement: a lower figure is not better by itself. Commit subjects are counted up to the commit of a column, and for
-this tree since the start. No parser finds logic that the code repeats in two ways: `class names used more than once` is
-the nearest figure.
+The table has a column for each commit, and one for this tree. Everything is read from syntax trees and from git;
+nothing is imported. The counts of words, sleeps and constants need judgement: a lower figure is not better by itself.
+The row `commit subjects` counts all commits up to the commit of its column; in the column of this tree, it counts those
+since the restructuring began. Logic that is written twice in different ways cannot be counted; the nearest figure is
+`class names used more than once`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def literals(node: ast.AST) -> list[str]:
 
 
 def registered(trees: Trees) -> set[str]:
-    """The names of steps, readers and optimisers."""
+    """The names of all steps, readers and optimisers, as the product registers them."""
     names = {path.split("/")[-1][:-3] for path in trees if path.startswith("trainer/optim/")}
     for node in nodes(trees["stages/catalog.py"], ast.AnnAssign):
         if isinstance(node.value, ast.Dict):
@@ -108,8 +109,9 @@ def error_classes(trees: Trees) -> set[str]:
 
 
 def name_tables(trees: Trees) -> list[str]:
-    """Places of constants that list steps, readers, optimisers, trainer settings or errors outside the package of those
-    things."""
+    """The places (file:line) of constants that list names of steps, readers, optimisers, trainer settings or errors in
+    a file outside stages/, trainer/ and tokenizer/, which define these. Such a list goes wrong when a name is added
+    there."""
     names, settings, errors, result = registered(trees), trainer_settings(trees), error_classes(trees), []
     for path, tree in trees.items():
         if path.startswith(("stages/", "trainer/", "tokenizer/")):
@@ -130,7 +132,7 @@ def module_name(path: str) -> str:
 
 
 def links(trees: Trees) -> dict[str, set[str]]:
-    """Returns {module: modules of the product that it imports, wherever in the file}."""
+    """Returns {module: modules of the product that it imports}. Imports inside functions count, too."""
     known = {module_name(path) for path in trees}
 
     def nearest(name: str) -> str:
@@ -154,7 +156,8 @@ def links(trees: Trees) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> int:
-    """The number of groups of modules each of which reaches all others of its group by imports."""
+    """The number of import cycles: groups of modules in which each module imports all others, directly or through
+    others."""
     def reach(name: str) -> set[str]:
         seen: set[str] = set()
         todo = [name]
@@ -248,8 +251,8 @@ def mypy_findings(root: Path) -> int:
 
 
 def measure(root: Path, commits: str, mypy: bool) -> dict[str, int | list[str]]:
-    """Returns {row: figure, or the places it counts}. `commits`: the range of commits whose subjects are taken, or
-    ""."""
+    """Returns {row of the table: figure, or the places that it counts}. `commits` is the range of commits whose
+    subjects are measured, in git's notation; "" for none."""
     trees, tests = parse(root, PRODUCT), parse(root, ("tests",))
     subjects = git("log", "--format=%s", commits).splitlines() if commits else []
     return {

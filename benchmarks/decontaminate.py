@@ -6,12 +6,12 @@
 
 DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
 
-`speed` searches books and WikiText-2 once and five times. The rate is the slope between both, so that loading,
-compiling and building the index do not count.
+`speed` searches books and WikiText-2, first once and then five times. The rate is computed from the difference between
+both times, so that loading, compiling and building the index do not count.
 
-`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book:
-as a paragraph of its own, and inside a sentence. It plants them verbatim, with other case and spaces, and with one
-number changed; questions without a number are left out of the last.
+`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book: as
+a paragraph of its own, and inside a sentence. It plants them in three forms: verbatim, with other case and spaces, and
+with one number changed. Questions without a number have no third form.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""Measure deduplication: the CPU time of signatures beside datatrove's, of the waves of `minhash`, and the kept sets.
+"""Compare MinHash deduplication with datatrove's: CPU time of signatures, kept documents; and the cost of its waves.
 
     python benchmarks/dedup.py signatures [--texts FILE.jsonl.gz] [--peer-texts N]
     python benchmarks/dedup.py waves      [--documents N]
     python benchmarks/dedup.py kept       [--texts FILE.jsonl.gz]
 
-`signatures`: each side computes the signatures of the same texts: words, shingles, minima, and ours also the band keys.
-datatrove takes so long that it gets only the first texts, shuffled by a fixed seed.
-`waves`: the waves `bands`, `links` and `clusters` over random band keys, of which each fifth document shares some with
-another, once as they are and once with a key that nine tenths of the documents have. Then the whole step over texts of
-500 words, of which each fifth is an edited copy.
-`kept`: `dialect: datatrove, verify: null` and datatrove's own stages on the same texts, by default 60,000 of which
-10,000 are edited copies. datatrove keeps an arbitrary document of each cluster; the clusters and numbers must be equal.
+- `signatures`: each side computes the signatures of the same texts: words, shingles, minima, and on our side also the
+  band keys. The texts are shuffled by a fixed seed. datatrove gets only the first --peer-texts of them, because it
+  takes long.
+- `waves`: the waves `bands`, `links` and `clusters` run over random band keys, then the waves that count duplicates.
+  Every fifth document shares some of its keys with another one. In a second run, nine tenths of the documents also
+  share one key. Then the whole step runs over texts of 500 words, of which every fifth is an edited copy.
+- `kept`: the step with `dialect: datatrove, verify: null` and datatrove's own stages run on the same texts, by default
+  60,000, of which 10,000 are edited copies. The clusters, and the number of documents kept, must be equal. Which
+  document of a cluster is kept may differ, since datatrove keeps an arbitrary one.
 
-Costs are slopes: the CPU time for all texts, less that for a part of them, divided by the rest. Imports, compiled
-kernels and the fixed costs of tasks thus do not count.
+The cost of a text is the CPU time for all texts minus that for a part of them, divided by the number of the others.
+Imports, compiled kernels and the fixed costs of tasks thus do not count.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ from pipeline.engine.worker.attempt import run_attempt  # noqa: E402
 from pipeline.store.content_keys import task_key  # noqa: E402
 from pipeline.store.fs import Store  # noqa: E402
 from pipeline.store.lists import ListFiles, writes_to  # noqa: E402
-from stages.barrier import PartRef, TaskResult  # noqa: E402
+from stages.barrier import PartRef, TaskResult, Wave  # noqa: E402
+from stages.dedup.counts import count_waves  # noqa: E402
 from stages.dedup.minhash import MinHash, MinHashSignature  # noqa: E402
 from stages.document import Document  # noqa: E402
 from tests.stages.dedup_corpus import edited, vocabulary  # noqa: E402
@@ -60,7 +63,8 @@ def ours(**config: Any) -> Callable[[str], None]:
 
 
 def datatrove(function: str) -> Callable[[str], None]:
-    """Return datatrove's computation of a signature, without its files."""
+    """Return a function that computes datatrove's signature of a text, as datatrove's stage does, but reads and writes
+    no files. `function` is the hash of the shingles: sha1 or xxhash."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.hashing import HashConfig, create_hash_func
     from datatrove.utils.word_tokenizers import load_word_tokenizer
@@ -88,8 +92,8 @@ def seconds(sign: Callable[[str], None], texts: list[str]) -> float:
 
 
 def slope(sign: Callable[[str], None], texts: list[str], repeats: int) -> tuple[float, float]:
-    """Return (bytes per CPU second, CPU seconds per text) of the second half of the texts, as the median of some
-    repeats."""
+    """Return (bytes per CPU second, CPU seconds per text) for the second half of the texts. The time is that for all
+    texts minus that for the first half, as the median of `repeats` measurements."""
     half = texts[len(texts) // 2:]
     seconds(sign, texts)
     costs = [seconds(sign, texts) - seconds(sign, texts[:len(texts) // 2]) for _ in range(repeats)]
@@ -112,7 +116,8 @@ def signatures(texts: list[str], peer_texts: int) -> None:
 
 # -- waves -----------------------------------------------------------------------------------------------------------
 def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) -> list[PartRef]:
-    """Write side tables of random band keys; the parts have no texts."""
+    """Write side tables of parts with random band keys. A fifth of the documents share three keys with another one.
+    With `hot`, nine tenths of the documents also share one key. The parts have no texts."""
     rng = np.random.default_rng(1)
     bands = rng.integers(0, 2**63, (documents, 14), dtype=np.uint64)
     copies = np.flatnonzero(rng.random(documents) < 0.2)
@@ -124,6 +129,7 @@ def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) 
         keys = bands[start:start + rows]
         table = pa.table({"row": pa.array(np.arange(len(keys)), pa.uint32()),
                           "id": [f"{start + row:032x}" for row in range(len(keys))],
+                          "chars": pa.array(np.full(len(keys), 3000), pa.uint32()),
                           "bands": pa.array([row.tobytes() for row in keys], pa.binary())})
         path = Path(store.at(f"in/{hot}-{documents}-{start}.side"))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,12 +141,11 @@ def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) 
     return parts
 
 
-def run_waves(barrier: MinHash, parts: list[PartRef], store: Store,
-              only: tuple[str, ...] = ()) -> tuple[dict[str, float], dict[str, list[TaskResult]]]:
-    """Run the waves of a barrier in this process. Returns (CPU seconds by wave, results by wave)."""
+def run_waves(waves: list[Wave], store: Store) -> tuple[dict[str, float], dict[str, list[TaskResult]]]:
+    """Run waves in this process. Returns (CPU seconds by wave, results by wave)."""
     done: dict[str, list[TaskResult]] = {}
     cost: dict[str, float] = {}
-    lists, waves = ListFiles(writes_to(store)), [w for w in barrier.waves(parts) if not only or w.name in only]
+    lists, waves = ListFiles(writes_to(store)), list(waves)
     while waves:
         wave, results = waves.pop(0), []
         for draft in wave.tasks(done):
@@ -156,17 +161,23 @@ def run_waves(barrier: MinHash, parts: list[PartRef], store: Store,
     return cost, done
 
 
+def costs_of_waves(barrier: MinHash, parts: list[PartRef], store: Store) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the CPU seconds by wave (of the waves that find clusters, of those that count duplicates)."""
+    cost, done = run_waves(barrier.waves(parts), store)
+    counting, _ = run_waves(count_waves(parts, list(barrier.slices(parts, done)), False, barrier.rounds), store)
+    return {wave: seconds for wave, seconds in cost.items() if wave not in ("shingles", "verify", "slices")}, counting
+
+
 def waves(documents: int) -> None:
-    cheap = ("bands", "links", "spread", "star", "clusters")
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(folder)
-        run_waves(MinHash(verify=None), band_key_parts(store, 2000, False), store, cheap)
+        store, barrier = Store(folder), MinHash(verify=None)
+        costs_of_waves(barrier, band_key_parts(store, 2000, False), store)
         for name, hot in (("as they are", False), ("a hot key", True)):
-            costs = [run_waves(MinHash(verify=None), band_key_parts(store, n, hot), store, cheap)[0]
-                     for n in (documents // 4, documents)]
-            each = {w: 1e6 * (costs[1][w] - costs[0][w]) / (documents - documents // 4) for w in costs[1]}
-            print(f"{name}: " + ", ".join(f"{w} {us:.2f}" for w, us in each.items())
-                  + f"; {sum(each.values()):.2f} us/document", flush=True)
+            costs = [costs_of_waves(barrier, band_key_parts(store, n, hot), store) for n in (documents // 4, documents)]
+            for what, less, more in zip(("", ", dup_count"), *costs, strict=True):
+                each = {w: 1e6 * (more[w] - less[w]) / (documents - documents // 4) for w in more}
+                print(f"{name}{what}: " + ", ".join(f"{w} {us:.2f}" for w, us in each.items())
+                      + f"; {sum(each.values()):.2f} us/document", flush=True)
     sizes, costs, candidates = (2000, 8000), [], []
     for size in (500, *sizes):                                  # the first one warms up
         with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +187,8 @@ def waves(documents: int) -> None:
             for doc in docs:
                 stage.process(Document(doc.id, doc.text))
             signing = time.process_time() - begun
-            cost, done = run_waves(barrier, write_parts(barrier, docs, store, part_rows=2000, row_group=500), store)
+            parts = write_parts(barrier, docs, store, part_rows=2000, row_group=500)
+            cost, done = run_waves(barrier.waves(parts), store)
             costs.append({"signatures": signing, **cost})
             candidates.append(sum(r.counters["candidates"] for r in done["clusters"]))
     each = {w: 1e6 * (costs[-1][w] - costs[-2][w]) / (sizes[1] - sizes[0]) for w in costs[-1]}
@@ -198,7 +210,8 @@ def synthetic(documents: int, copies: int, words: int) -> list[Doc]:
 
 
 def kept(docs: list[Doc]) -> bool:
-    """Compare with datatrove's stages 1 to 3. Returns whether the clusters and the numbers of kept documents agree."""
+    """Deduplicate the documents with `dialect: datatrove` and with datatrove's own stages (signatures, buckets,
+    clusters). Returns whether both find the same clusters and keep equally many documents."""
     from datatrove.data import Document as PeerDocument
     from datatrove.pipeline.dedup import minhash as theirs
     from datatrove.utils.hashing import HashConfig, create_hash_func

@@ -1,14 +1,15 @@
-"""Deduplicate millions of synthetic signatures and measure the driver: it must not hold anything per document.
+"""Deduplicate millions of synthetic signatures, and check that the driver's memory does not grow with the documents.
 
     python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--rounds] [--scratch DIR]
 
-Makes at least two parts of at most 100,000 documents with random band keys; signatures are not computed, because only
-the waves are measured. A tenth of the documents of each part but the first are near-duplicates of a document of the
-part before: the same text except one word of forty, with 1 to 14 band keys in common. Half of these copy the same
-hundredth of the documents, so that clusters are large and keys are hot. Runs the waves of `minhash` with every task in
-a worker process, as the engine does. Prints the time of each wave, the removals (whose number is known), and the growth
-of the driver's resident set from before the first wave to its peak. Exits 1 when that growth is over 200 MB or when the
-number of removals is not the number of planted near-duplicates.
+Makes at least two parts (files of at most 100,000 documents) with random band keys. Signatures are not computed,
+because only the waves are measured. In each part but the first, a tenth of the documents are near-duplicates of
+documents of the part before: their text differs in one word of forty, and they have 1 to 14 band keys in common. Half
+of these near-duplicates copy the same hundredth of the documents, so that there are large clusters and frequent keys.
+
+Runs the waves of `minhash` with every task in a worker process, as the engine does. Prints the time of each wave, the
+number of removals, and the growth of the driver's resident memory from before the first wave to its peak. Exits 1 if
+the growth is over 200 MB, or if the number of removals is not the number of near-duplicates made.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def memory_mb(field: str) -> float:
 
 
 def make_part(root: str, number: int, rows: int, before: int) -> dict[str, Any]:
-    """Write text and side table of one part: 90 % originals and, except in the first part, 10 % near-duplicates of
-    originals of the part before, which has `before` rows. Every part can be made alone, because an original is a
-    function of its part and row."""
+    """Write text and side table of one part: 90 % new documents and, except in the first part, 10 % near-duplicates of
+    new documents of the part before, which has `before` rows. Every part can be made alone, because its number and a
+    row number determine each new document."""
     words, bands = originals(number, rows)
     copies = rows // 10
     if number and copies:

@@ -1,15 +1,21 @@
-"""How many tokens a second does one process get, shuffled: the trainer's loader, litdata and MosaicML streaming.
+"""Measure shuffled tokens per second that one process gets from the trainer's loader, litdata and MosaicML streaming.
 
     python -m benchmarks.delivery [--peer litdata=PYTHON] [--peer mds=PYTHON] [--tokens N] [--repeat N]
 
-Writes a shard set of random documents and exports it as `tokenmill shards export` does. Then each side reads it in turn
-from a warm page cache, --repeat times: the trainer's loader (`Data.step`: inputs, targets, positions and document
-boundaries of windows, checked against the checksums), and the loader of each peer in an environment of its own
-(`benchmarks/peer_delivery.py`): inputs and targets alone, `raw`, the tokens as the loader gives them, and for litdata
-`masks`, all that the trainer's loader gives. A window has 2,048 tokens, a batch 256 windows.
+Writes a shard set of random documents and exports it as `tokenmill shards export` does. Then the sides take turns,
+--repeat times, to read from a warm page cache:
 
-MB are tokens delivered × the bytes of a token in the shards (2), whatever the tensors take. The table shows medians,
-by wall time and by CPU time; on a busy machine only the latter, and ratios, say something.
+- The trainer's loader (`Data.step`) gives inputs, targets, positions and document boundaries of windows, and verifies
+  checksums.
+- Each peer's loader, in an environment of its own (`benchmarks/peer_delivery.py`), gives inputs and targets.
+- In the rows `raw`, a peer's tokens are counted as its loader gives them, without making inputs and targets.
+- In the row `masks`, litdata's blocks are turned into all that the trainer's loader gives.
+
+A window has 2,048 tokens, a batch 256 windows.
+
+MB are the delivered tokens times the bytes of a token in the shards (2), however large the tensors are. The table shows
+medians of MB per second and per CPU second. On a busy machine, only the figures per CPU second and their ratios mean
+something.
 """
 
 from __future__ import annotations
@@ -71,7 +77,7 @@ def main() -> int:
 
 
 def theirs(python: str, name: str, folder: Path, seconds: int, extra: str) -> dict[str, float]:
-    """Let a peer read an export in its own environment."""
+    """Read an export for `seconds` seconds with a peer's own loader, in the peer's environment. Returns its rates."""
     command = [python, str(Path(__file__).with_name("peer_delivery.py")), name, str(folder), str(LENGTH), str(BATCH),
                str(seconds), *([extra, str(EOS)] if extra else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False,
@@ -82,7 +88,8 @@ def theirs(python: str, name: str, folder: Path, seconds: int, extra: str) -> di
 
 
 def ours(data: Data, seconds: float) -> dict[str, float]:
-    """Read batches for so many seconds, after a few to warm up."""
+    """Read batches with the trainer's loader for `seconds` seconds, after some batches to warm up. Returns its
+    rates."""
     steps = data.curriculum.steps
     for step in range(20):
         data.step(step * BATCH, BATCH, 0, 1)

@@ -100,7 +100,8 @@ def measure(phase: str, folder: str, partitions: int) -> dict[str, Any]:
 
 
 def simulate(partitions: int) -> Callable[[], float]:
-    """Replace what needs real files. Returns a function that gives the CPU seconds spent on reading the log."""
+    """Replace the functions that would need real files. Returns a function that gives the CPU seconds spent so far on
+    reading the log."""
     from pipeline import run as run_module
     from pipeline.plan import planner
     from pipeline.plan.file_list import FileList
@@ -135,7 +136,7 @@ def simulate(partitions: int) -> Callable[[], float]:
 
 
 def index(recipe: Any, root: str) -> None:
-    """A store in which only the splits of the files are known."""
+    """Make a store in which only the splits of the files are known."""
     from pipeline.plan.estimate import open_plan
     from pipeline.store.log import Log
 
@@ -162,8 +163,8 @@ def run(recipe: Any, root: str, phase: str) -> int:
 
 
 class Simulated:
-    """A backend whose tasks are done at once. `seconds` is the CPU time that its workers took to read their assignments
-    and to make their records; it is not the driver's."""
+    """A backend whose tasks end at once. `seconds` is the CPU time that its workers took to read assignments and to
+    make records; it does not count as the driver's."""
 
     interruptible, slots, seconds = False, SLOTS, 0.0
 
@@ -190,7 +191,8 @@ class Simulated:
         self._placement.submit(assignment)
 
     def wait(self, timeout: float) -> list[Event]:
-        """Half of the workers answer at a time, as polls do on a cluster; the others go on holding their tasks."""
+        """Return the answers of half of the workers. The other half answers in the next call, so that tasks stay
+        assigned for a while, as on a cluster that is polled."""
         self._placement.place()
         events: list[Event] = []
         self._workers = self._workers[len(self._workers) // 2:] + self._workers[:len(self._workers) // 2]
@@ -206,7 +208,7 @@ class Simulated:
 
 
 def record(assignment: Assignment) -> PartRecord:
-    """The record of a task of the usual size: counters like those of real passes, three files."""
+    """The record of a finished task, of the usual size: with counters like those of real passes, and three files."""
     spec = assignment.spec
     key = spec.key
     index = spec.node.startswith("index:")

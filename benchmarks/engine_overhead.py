@@ -7,14 +7,15 @@ Both sides read the same Parquet files of 1 KB documents, give every document it
 (`url` and `pii`, exact and cheap: 16 µs a document, so that overhead shows), hash every row and every file with
 sha256, and write the same columns as zstd Parquet with the same writer options.
 
-* pool: `multiprocessing.Pool`, one task per file; the code one would write by hand (`by_hand`). No log, no counters, no
-  quarantine, no crash cursor, no replay; it uses nothing of `pipeline`.
+* pool: `multiprocessing.Pool`, one task per file; the code one would write by hand (`by_hand`). It uses nothing of
+  `pipeline`: it keeps no log and no counters, and a crash or an error ends it.
 * engine: `run_recipe` with the process (or inline) backend, from the recipe to the published dataset.
 
-Each side runs in a process of its own, for each number of documents in turn. The cost per document is the slope between
-the smallest and the largest number, so that start-up, imports and planning cancel out. Prints CPU seconds (user and
-system, all processes) and wall seconds, and the ratio of the slopes. Compares the numbers of kept documents and their
-texts. The inline backend has one worker; with it the pool has one, too.
+Each side runs in a process of its own, for each number of documents in turn. The cost per document is the difference in
+time between the smallest and the largest number of documents, divided by the difference of these numbers. Start-up,
+imports and planning thus do not count. Prints CPU seconds (user and system, all processes), wall seconds, and the ratio
+of both sides' costs. Compares the numbers of kept documents and their texts. The inline backend has one worker; with
+it, the pool has one, too.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ _stages: list[Any] = []
 
 
 def by_hand(task: tuple[str, str]) -> dict[str, Any]:
-    """Take one file through the stages by hand. The argument is (path, folder to write to); returns what a caller would
-    keep of it."""
+    """Take one file through the stages by a plain loop, and write the result. `task` is (path of the file, folder to
+    write to). Returns facts about the written files, as hand-written code would keep them."""
     from stages.catalog import stage_class
     from stages.document import Document, document_id
 

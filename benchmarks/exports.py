@@ -82,7 +82,7 @@ def shard_set(folder: Path, tokens: int, mean: int) -> tuple[list[np.ndarray], l
 
 
 def timed(run: Callable[[Path], object], out: Path) -> tuple[float, float]:
-    """Return the CPU seconds and the seconds that a call takes. What it writes is removed."""
+    """Return the CPU seconds and wall seconds of a call of `run`. The files that it writes are removed."""
     cpu, began = time.process_time(), time.perf_counter()
     run(out)
     times = time.process_time() - cpu, time.perf_counter() - began

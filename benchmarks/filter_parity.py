@@ -4,7 +4,7 @@
 
 A file holds JSON lines with `text`, as `benchmarks/fineweb_vs_datatrove.py` and `html_engines.py` leave them in their
 scratch folders. datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as
-in FineWeb. They get full words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
+in FineWeb. They get words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
 no numbers, so the values that its filters compare with thresholds are computed here: with its own functions
 (`get_n_grams`, `find_duplicates`, …), or with the same expressions where its filters contain them. Both sides use the
 same lists of bad words.
@@ -37,7 +37,7 @@ THEIR_REASON = {"too_few_paragraphs": "< 3 paragraphs"}
 
 
 class Peer:
-    """datatrove's filters, and the numbers behind their decisions."""
+    """datatrove's filters, and the numbers that they compare with thresholds."""
 
     def __init__(self, lists: Path | None) -> None:
         from datatrove.pipeline import filters
@@ -87,7 +87,8 @@ class Peer:
         return (None, doc.text) if result is True else (result[1], text)
 
     def signals(self, name: str, text: str, reason: str | None) -> dict[str, float]:
-        """The values that datatrove compared with thresholds for the text that `judge` was last asked about."""
+        """The numbers that the filter `name` compares with thresholds for a text, by the name of our signal. `judge`
+        must have been called with the same filter and text just before."""
         if name == "gopher_repetition":
             return self._repetition(text)
         if name == "gopher_quality":
@@ -147,7 +148,7 @@ class Peer:
 
 
 def explained(text: str) -> str:
-    """Why the words of a text may differ; "" when they may not (docs/filters.md)."""
+    """The known reason why both sides may split a text into different words (docs/filters.md); "" if there is none."""
     if any(len(chunk) > LONGEST for chunk in text.split()):
         return "a chunk of more than 2,000 characters"
     return "a word spaCy fails on" if "IS_ALPHA" in text else ""

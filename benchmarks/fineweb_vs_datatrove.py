@@ -8,13 +8,14 @@ Agreement: datatrove extracts the texts. Both sides then judge the *same* texts,
 a chain up to `clean`. All expected differences are printed:
   * language: the score is rounded to 4 digits before it is compared, so a text within 0.00005 of 0.65 may change sides.
     datatrove's language filter gives no reason; ours (`language`, `language_score`) both count as equal to it.
-  * a text with the word IS_ALPHA: datatrove's spaCy fails on the word from its second occurrence in a process on.
+  * a text with the word IS_ALPHA: datatrove's spaCy raises an error when the word occurs a second time in a process.
   * replacements of personal data: datatrove cycles through its replacements across all documents of a process. Here
     both sides begin again with each document, because datatrove's formatter is created anew for each.
 Cost: the whole chain from WARC to files, one worker each. It runs on the file F, and on F followed by a copy of F in
 which one word of ten is replaced by a word that never occurred. The cost of a page is the CPU time (user + system, all
 processes of the side) of the second run minus that of the first, divided by the number of pages; the rest of the first
-run is start-up. Memory: the largest sum of proportional set sizes of the side's processes. Repeated runs: medians.
+run is start-up. Memory is the largest sum of the proportional set sizes of the side's processes. If runs are repeated,
+figures are medians.
 Quality of extraction: mean F1 of words against the gold texts of the folder of real data.
 
 datatrove runs in its own virtual environment (benchmarks/peer-datatrove.txt), built at first use in WORK/peer.
@@ -94,7 +95,8 @@ class Bench:
 
     # -- agreement -----------------------------------------------------------------------------------------------
     def agreement(self) -> dict[str, object]:
-        """Let both sides judge the texts that datatrove extracts."""
+        """Let both sides judge the texts that datatrove extracts. Prints the differences, and returns them by
+        filter."""
         texts = self.work / "texts.peer.jsonl"
         self.theirs("texts", self.warc, texts)
         self.theirs("judge", texts, self.work / "judged.peer.jsonl", self.model)
@@ -132,7 +134,7 @@ class Bench:
 
     # -- cost ----------------------------------------------------------------------------------------------------
     def cost(self, engines: list[str], repeat: int) -> dict[str, object]:
-        """Measure the CPU of a page as a slope, start-up, stages and memory."""
+        """Measure CPU time per page, start-up time, time per stage and memory of both sides."""
         double = self.work / f"{self.warc.name.removesuffix('.warc.gz')}.double.warc.gz"
         if not double.exists():
             write_pages(self.warc, double, (False, True))

@@ -5,9 +5,9 @@
 Quality is the mean word F1 (bags of lower-case words, as WCXB scores) against the main text in DIR. DIR holds one JSON
 (.gz) per page with `url` and `ground_truth.main_content`; its page is in the WARC under this URL, or is a file of the
 same name in DIR/../html. CPU time is user + system of this process, for decoding and extraction. The modes take turns
-page by page, so that other load on the machine slows all of them alike. `--plain` adds trafilatura called as its
-documentation says (in a process without the shortcuts) and counts the pages whose text differs. The model of `mill` has
-seen these pages; its quality is measured by html_extraction.py.
+page by page, so that other load on the machine slows all of them alike. `--plain` adds the unchanged trafilatura in a
+process of its own, called as its documentation says, and counts the pages whose text differs. The model of `mill` was
+trained on these pages, so its quality is measured by html_extraction.py.
 """
 
 from __future__ import annotations

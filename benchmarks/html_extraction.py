@@ -51,7 +51,8 @@ def squeeze(text: str) -> str:
 
 
 def snippets(g: Gold, text: str) -> tuple[float, float]:
-    """The shares of snippets that must occur and do, and that must not occur but do; NaN without any."""
+    """Returns (share of the snippets that must occur in the text and do, share of the snippets that must not occur but
+    do). A share is NaN if the page has no such snippets."""
     body = squeeze(text)
     rates = []
     for key in ("with", "without"):
@@ -67,7 +68,8 @@ def headlined(g: Gold) -> str:
 
 
 def bootstrap(difference: np.ndarray, sites: list[str]) -> tuple[float, float, float]:
-    """Returns (mean, 2.5 %, 97.5 %) of a page's difference. Sites are drawn with replacement."""
+    """Returns (mean of the pages' differences, and the 2.5 % and 97.5 % quantiles of this mean when sites are drawn
+    with replacement). Pages of one site are similar, so they are drawn together."""
     names = {s: n for n, s in enumerate(dict.fromkeys(sites))}
     of = np.array([names[s] for s in sites])
     total, count = np.bincount(of, weights=difference), np.bincount(of)

@@ -56,7 +56,7 @@ class Text(NamedTuple):
 
 
 def sentences(folder: Path) -> tuple[list[Text], list[Text]]:
-    """Returns (sentences, documents of ten)."""
+    """Returns (sentences, documents of ten consecutive sentences) from the files of a folder, one for each language."""
     one, ten = [], []
     for path in sorted(folder.glob("*.txt")):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -102,7 +102,7 @@ def right(gold: str, label: str) -> bool:
 
 
 def by_language(texts: list[Text], labels: list[str]) -> dict[str, float]:
-    """Returns {gold: share of texts named correctly}."""
+    """Returns {language of the texts: share of its texts whose label is right}."""
     found = defaultdict(list)
     for text, label in zip(texts, labels, strict=True):
         found[text.gold].append(right(text.gold, label))
@@ -146,7 +146,8 @@ def main() -> None:
 
 
 def unknown(name: str, texts: list[Text], labels: list[str], result: dict[str, Any]) -> None:
-    """Print how texts in languages without a label are judged by a model."""
+    """Print how many of the texts in languages that a model has no label for would pass the step `language`, because
+    the model gives another language a high score. Also print this for texts whose language it names rightly."""
     known = {found.language for found in map(tag, labels) if found is not None}
     strange = [score for t, score in zip(texts, result["scores"]) if tag(t.gold).language not in known]
     own = [score for t, score, label in zip(texts, result["scores"], result["labels"]) if right(t.gold, label)]

@@ -7,11 +7,17 @@ into shards under OUT once. Every arm is a run of its own with a curriculum and 
 `trainer.loop.train` on one thread and evaluated on the same held-out windows. Arms that already exist are not trained
 again. Under the same seed, two arms have the same initial values, and the same samples if the mixture is the same.
 
-(c) AdamW and Muon (Moonlight's scaling): three learning rates each, on the first seed and a quarter of the tokens. Then
-    the best rate of each on all seeds, WSD with the last 30 % decaying to 0.
-(a) At AdamW's best rate: constant instead of decaying; and, for fairness, constant at a third of that rate.
-(b) As AdamW above, with the same tokens of every source, but two thirds of Wikipedia's come in the last third of the
-    run, which has 60 % Wikipedia instead of 30 %: is high-quality data better last than spread evenly?
+The comparisons need the best learning rates, so (c) is trained first:
+
+(c) AdamW against Muon (with Moonlight's scaling). Three learning rates of each are tried with the first seed and a
+quarter of the tokens. The best rate of each is then trained with all seeds and the schedule WSD, whose last 30 % decay
+to 0.
+
+(a) A decaying against a constant learning rate, both with AdamW at its best rate. A constant rate is higher on average,
+so the decaying rate is also compared with a constant rate of a third of the best one.
+
+(b) Is high-quality data better at the end than spread evenly? AdamW as in (c), with the same tokens of every source. In
+one arm, two thirds of Wikipedia's tokens come in the last third of the run, which has 60 % Wikipedia instead of 30 %.
 
 Prints a table and writes OUT/learning.json. Intervals are Student's, 95 %, over the paired differences of the seeds.
 """
@@ -44,7 +50,7 @@ from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
-from trainer.tools.experiment_arms import STUDENT
+from trainer.tools.arm_statistics import quantile
 
 #: 0.39 M parameters without the embedding
 MODEL = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "qk_norm": True}
@@ -114,7 +120,7 @@ def rates(kind: str, lr: float) -> dict[str, Any]:
 
 
 def prepare(out: Path) -> Curriculum:
-    """The curriculum whose streams all arms read. Runs the recipe if its store does not exist yet."""
+    """Return the curriculum that names the streams of all arms. Runs the recipe if its store does not exist yet."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe
@@ -148,12 +154,13 @@ def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]]
 
 
 def difference(a: list[dict[str, float]], b: list[dict[str, float]], key: str) -> dict[str, float]:
-    """The mean of a − b over the seeds, its standard deviation, and the half width of its interval."""
+    """The mean of a − b over the seeds, its standard deviation, and the half width of its 95 % interval. `key` names
+    the loss that is compared: "all" or a stream."""
     each = [x[key] - y[key] for x, y in zip(a, b)]
     if len(each) < 2:
         return {"mean": each[0], "sd": math.nan, "half": math.nan}
     sd = statistics.stdev(each)
-    return {"mean": statistics.mean(each), "sd": sd, "half": STUDENT[len(each) - 2] * sd / math.sqrt(len(each))}
+    return {"mean": statistics.mean(each), "sd": sd, "half": quantile(0.975, len(each) - 1) * sd / math.sqrt(len(each))}
 
 
 def report(result: dict[str, Any], comparisons: dict[str, tuple[str, str]]) -> None:

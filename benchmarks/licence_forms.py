@@ -44,7 +44,8 @@ Entry = tuple[str, list[str], tuple[str, ...]]
 
 
 def entries(texts: Path) -> Iterator[Entry]:
-    """Yields (licence, words of a form, phrases that must occur)."""
+    """Yields (SPDX identifier of a licence, words of one wording of it, phrases without which a text is not this
+    licence)."""
     def text(name: str) -> str:
         raw = (texts / f"{name}.LICENSE").read_text("utf-8")
         return re.split(r"^---[ \t]*\n", raw, maxsplit=2, flags=re.MULTILINE)[2]

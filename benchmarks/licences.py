@@ -35,7 +35,8 @@ GRID = [{"MISSING": a, "GAP": b, "RUN": c} for a, b, c in itertools.product((0.0
 
 
 def read(rules: Path, licences: Path) -> tuple[list[dict[str, Any]], set[str]]:
-    """Returns (records with `spdx`, `free` and `fold`; identifiers of permissive licences)."""
+    """Returns (records, SPDX identifiers of permissive licences). To each record are added `spdx` (the SPDX identifier
+    of its licence), `free` (whether the licence is permissive) and `fold` (0 to 4)."""
     facts: dict[str, dict[str, Any]] = {}
     for path in licences.glob("*.LICENSE"):
         text = path.read_text("utf-8") + "\n"

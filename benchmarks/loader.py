@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
-    """Write a shard set of random documents of one stream. Returns its description as `resolve` wants it."""
+    """Write a shard set of random documents of one stream. Returns its description in the form that `resolve` takes."""
     target = folder / "split=train"
     target.mkdir(parents=True)
     rng, made = np.random.default_rng(len(name)), []
@@ -133,8 +133,9 @@ def plain(tokens: np.ndarray, rng: np.random.Generator, batch: int, length: int)
 
 
 def measure(read: Callable[[int], Any], steps: int, batch: int, files: list[Path], size: int) -> dict[str, float]:
-    """Medians over batches, per window of `size` bytes: CPU seconds warm, wall seconds cold, and the bytes read from
-    disk per byte wanted."""
+    """Read `steps` batches, at most BATCHES, first from the disk and then from the page cache. Returns medians per
+    window of `size` bytes: wall seconds from the disk and CPU seconds from the cache. Returns also the bytes read from
+    the disk per byte of the windows, and the tokens per CPU second."""
     count = max(1, min(BATCHES, steps))
     for path in files:
         with open(path, "rb") as f:

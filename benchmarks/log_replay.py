@@ -1,12 +1,16 @@
-"""What does a start cost when the commit log is long?
+"""Measure what the start of a driver costs when the commit log is long.
 
     python benchmarks/log_replay.py [--records 2000000] [--segments 100000] [--delay 0.03]
 
-Two logs, each with a snapshot (`pipeline.store.snapshot`). The first has many records of the usual size, with hashes as
-random as real ones, in packs on the local disk. Measured: reading it (`Log.read`), memory, and what one record costs
-then, in the order of commits and in any order. The second has many segments, packs of them, and a tail without a pack,
-in an object store in memory that answers every request, and every page of a listing, after a delay. Measured: taking
-its lease, with all segments there and with few. Each log is read in a process of its own.
+Two logs are made, each with a snapshot (`pipeline.store.snapshot`).
+
+The first log has many records of the usual size, with hashes as random as real ones, in packs on the local disk.
+Measured are the time and memory to read it (`Log.read`), and the time to get one record afterwards, in the order of
+commits and in random order.
+
+The second log has many segments: those in packs, and some newer ones. It is in an object store in memory that answers
+every request, and every page of a listing, after a delay. Measured is the time until a driver has its lease, once while
+all segments exist and once when those in packs have been removed. Each log is read in a process of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ def main() -> int:
 
 
 def generated(segments: int, in_segment: int) -> Iterator[bytes]:
-    """Segments: one opens an epoch, the others hold records."""
+    """Yield the contents of the segments of a log. The first segment opens an epoch, the others hold records."""
     from benchmarks.driver_memory import record
 
     key, rng = "f" * 32, random.Random(1)
@@ -96,7 +100,8 @@ def generated(segments: int, in_segment: int) -> Iterator[bytes]:
 
 
 def many_records(store: Store, records: int) -> int:
-    """Write the packs of such a log, as if `store gc` had removed the rest. Returns their bytes."""
+    """Write a log of `records` records whose segments are all in packs, except the first, as in a store after `store
+    gc`. Returns the bytes of the packs."""
     size, first = 0, b""
 
     def segments() -> Iterator[bytes]:
@@ -147,7 +152,7 @@ class SlowMemory(InMemory):
 
 
 class Slow(Store):
-    """An object store in memory that takes its time, once it has been filled."""
+    """An object store in memory. Once `many_segments` has filled it, every request takes `delay` seconds."""
 
     def __init__(self, delay: float) -> None:
         super().__init__(f"memory://replay-{os.getpid()}")

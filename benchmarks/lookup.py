@@ -1,12 +1,11 @@
-"""How many reads and how much time does a lookup in the index of a shard set take? With how many documents the index is
-made is the first argument (default: 10⁸).
-
-The index is synthetic: ids are random numbers, every document has a URL, and the hosts of the URLs have 1 to many
-documents. It is written by the code that `tokenmill shards index` uses. The document tables of all shards are one file,
-so the disk holds the index (48 bytes a document) and one table. A read is a call of `read` on an unbuffered file; on
-object storage it would be a range request.
+"""Measure how many reads, and how much time, a lookup in the index of a shard set takes.
 
     python -m benchmarks.lookup 100000000 --folder /tmp
+
+The argument is the number of documents in the index (default: 10⁸). The index is synthetic: ids are random numbers,
+every document has a URL, and the hosts of the URLs have 1 to many documents. It is written by the code that `tokenmill
+shards index` uses. The document tables of all shards are one file, so the disk holds the index (48 bytes per document)
+and one table. A read is a call of `read` on an unbuffered file; on object storage it would be a range request.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ SEEDS = dict(zip(COLUMNS, (1, 2, 3), strict=True))
 
 
 def keys(column: str, numbers: np.ndarray) -> np.ndarray:
-    """Return the keys of some documents: splitmix64 of their number, or of the number of their host."""
+    """Return the 64-bit keys by which the index finds documents, given by number. A key is splitmix64 of the document's
+    number, or, for the column `domain`, of the number of its host."""
     x = numbers.astype(np.uint64)
     if column == "domain":                                             # a quarter of the documents have one host
         x = np.where(x % 4 == 0, 0, x // 50)

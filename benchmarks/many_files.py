@@ -2,9 +2,10 @@
 
     python benchmarks/many_files.py [--files 100000 1000000] [--scratch DIR]
 
-Lists a folder of empty files, cuts it into partitions, forms the keys of all tasks, and writes inputs.parquet. Every
-size runs in a process of its own; the last is a sparse JSON Lines file of 1 TB, of which the task that indexes it is
-planned. Prints the process's peak resident memory above that of the libraries, and CPU seconds.
+Lists a folder of empty files, cuts it into partitions, forms the keys of all tasks, and writes inputs.parquet. At last,
+a source of one sparse JSON Lines file of 1 TB is planned, up to the task that finds the places where the file can be
+split. Every source is planned in a process of its own. Prints the process's peak resident memory above that of the
+libraries, and CPU seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> int:
 
 
 def make(site: Path, files: int) -> None:
-    """`files` empty files, a thousand to a folder; for 0 the huge one."""
+    """Make `files` empty files, a thousand in each folder. With 0, make the one file of 1 TB."""
     (site / "in").mkdir()
     (site / "r.yaml").write_text(RECIPE.replace("READER", "text" if files else "jsonl"))
     for i in range(files):

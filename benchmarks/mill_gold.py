@@ -1,5 +1,5 @@
-"""Reads pages with gold main text, aligns the text with their blocks, and divides them into folds by site
-(train_mill.py, html_extraction.py)."""
+"""Reads web pages with gold text (their main text, selected by people), aligns this text with the pages' blocks, and
+divides the pages into folds by site. For train_mill.py and html_extraction.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ LARGEST = 400_000_000
 
 
 class Gold:
-    """A gold page: its serialised markup, site, page type, gold text, and the labels made of them."""
+    """A web page with gold text (its main text, selected by people): its markup, site, page type and gold text, and the
+    labels of its blocks, which `label` fills in."""
 
     def __init__(self, raw: bytes, charset: str, told: dict[str, Any], site: str) -> None:
         self.page = decode(raw, charset)[0]
@@ -57,7 +58,7 @@ def site_of(url: str) -> str:
 
 
 def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
-    """All gold pages: those of WCXB sorted by URL, then news."""
+    """All pages with gold text: those of WCXB sorted by URL, then news."""
     pages: list[Gold] = []
     record_of: dict[str, dict[str, Any]] = {}
     for file in sorted(gold.rglob("*.json*")):
@@ -74,11 +75,11 @@ def read(warc: Path, gold: Path, news: Path | None = None) -> list[Gold]:
 
 
 def read_news(folder: Path) -> list[Gold]:
-    """Reads the news pages of Fundus' tests. FOLDER/COUNTRY/PAPER.json holds the gold of versions of
-    PAPER_DATE.html.gz.
+    """Reads the news pages of Fundus' tests. A page is in the file FOLDER/COUNTRY/PAPER_DATE.html.gz.
+    FOLDER/COUNTRY/PAPER.json holds the gold texts of several versions of the page.
 
-    A page's gold is the version most of whose words occur in the page; a page with fewer than COVERED of them is left
-    out.
+    The gold text of a page is the version of whose words the page holds the largest share. A page that holds less than
+    the share COVERED of them is left out.
     """
     pages: list[Gold] = []
     for file in sorted(folder.glob("*/*.json")):
@@ -104,10 +105,11 @@ def read_news(folder: Path) -> list[Gold]:
 
 @numba.njit(cache=True)
 def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray, used: np.ndarray) -> None:
-    """Match words of `page` (whose places in the page are `place`) with words of `gold`, in order; mark the matches in
-    `hit` and `used`.
+    """Match the words of a page with the words of its gold text, in order. `page` and `gold` hold the words as numbers,
+    and `place` the places of the page's words. The matched words are marked in `hit` (page) and `used` (gold).
 
-    A match counts 1, and 2 more when the words before it on both sides are matched with each other.
+    The matching with the highest score is chosen. A match counts 1, and 3 if the words before it on both sides are also
+    matched with each other.
     """
     n, m = len(page), len(gold)
     trace = np.zeros((m + 1, n + 1), np.uint8)
@@ -148,8 +150,8 @@ def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray
 
 
 def label(g: Gold) -> bool:
-    """Fill in labels (share of each block's words that are in the gold text) and sizes (words). False when that is
-    impossible."""
+    """Fill in the labels of a page's blocks (the share of each block's words that are in the gold text) and their sizes
+    (words). Returns False if the page nests too deep, has no text, or is too large for the alignment."""
     g.markup = serialised(g.page)
     arrays = walk(g.markup, collect=True)
     if arrays is None or not len(arrays.blocks):
@@ -211,8 +213,9 @@ PIECES = ("<div class='post main'>", "</div>", "<p>", "</p>", "<a href=x>a link"
 
 
 def features_digest() -> bytes:
-    """SHA-256 of everything that the model sees of 40 fixed pages. The weights store the digest of the code they were
-    trained with, because trees that get other features choose at random."""
+    """SHA-256 of all features that the code computes for 40 fixed pages. The weights of the model store this digest at
+    training time. If it differs from that of the code, the features have changed, and the model must be trained
+    again."""
     weights = table(np.array([fnv(w) for w in (b"post", b"main", b"menu", b"side")], np.uint32),
                     np.array([90, 40, -120, -60], np.int32))
     digest = hashlib.sha256("\n".join((*f.NAMES, *f.SECOND)).encode())

@@ -4,14 +4,17 @@
     python benchmarks/mutants.py DATA --count 90 --out mutants.json             # plants 90, spread like the statements
     python benchmarks/mutants.py DATA --replay mutants.json --out now.json      # the killed ones again, in another tree
 
-DATA says which tests execute each line; it must come from the same tree. Each mutant is planted in a scratch copy. Only
-the tests that execute its line run, the cheapest file first, up to the first failure; then the other tests of the same
-files, which may share a fixture that executed the line. A test that also fails without a mutant kills none.
+DATA says which tests execute each line; it must come from the same tree. Each mutant is planted in a scratch copy. The
+tests that execute its line run, the cheapest file first, up to the first failure. If none fails, the other tests of the
+same files run, which may share a fixture that executed the line. A test that also fails without the mutant does not
+count.
 
-A mutant is named by its file, function and lines of text, so a replay finds it again when it has moved. `gone`: this
-text is nowhere, or in several places. Then edit `old` and `new` in its file, or drop the mutant with the code.
+A mutant is stored with its file, function and lines of text, so a replay finds it again when the code has moved. It
+gets the status `gone` if this text is nowhere, or in several places. Then edit `old` and `new` of the mutant in the
+file of mutants, or remove the mutant if its code no longer exists.
 
-A survivor is a missing test, code without effect, or an equal program.
+A mutant survives for one of three reasons: a test is missing, the code has no effect, or the mutant behaves like the
+original.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ pytest_collectreport = pytest_runtest_logreport
 
 
 class Measured:
-    """What a run of the tests has executed, and how long each test took."""
+    """What `branches.py` has measured: which tests executed each line, and how long each test took."""
 
     def __init__(self, folder: Path) -> None:
         from coverage import CoverageData
@@ -68,14 +71,17 @@ class Measured:
         return {re.sub(r"(\|\w+| \(\w+\))$", "", context) for context in contexts} - {""}
 
     def executing(self, function: Function, at: int) -> set[str]:
-        """The tests that execute this line, or the nearest line above that is still of its statement."""
+        """The tests that executed a line. If no test is recorded for the line itself, as for the second line of a
+        statement, the result is for the nearest line above it in the same statement."""
         path = next((p for p in self.coverage.measured_files() if p.endswith(f"/{function.file}")), "")
         contexts = self.coverage.contexts_by_lineno(path) if path else {}
         first = max(s.lineno for s in statements(function.node) if s.lineno <= at + 1)
         return next((tests for n in range(at + 1, first - 1, -1) if (tests := self.names(contexts.get(n, [])))), set())
 
     def order(self, tests: set[str], limit: float) -> list[list[str]]:
-        """The tests by file, cheapest first, as many as fit into `limit` seconds. A file takes two for imports."""
+        """The order in which tests are run: first `tests`, then the other tests of the same files. Each list in the
+        result has tests of one file; cheaper files come first. Only as many tests are chosen as run in `limit` seconds,
+        where a file takes two seconds for its imports."""
         files, result = {test.partition("::")[0] for test in tests}, []
         for among in (tests, {test for test in self.tests if test.partition("::")[0] in files} - tests):
             groups = defaultdict(list)
@@ -102,7 +108,7 @@ class Trial:
         (folder / "mutants_plugin.py").write_text(PLUGIN, encoding="utf-8")
 
     def run(self, tests: list[str], *options: str) -> tuple[str, list[str]]:
-        """Returns killed, survived or timeout, and the tests that failed."""
+        """Runs tests. Returns ("killed", "survived" or "timeout"; the tests that failed)."""
         (self.folder / "tests.json").write_text(json.dumps(tests), encoding="utf-8")
         (self.folder / "failed.txt").write_text("", encoding="utf-8")
         code = subprocess.call([*self.command, *options, *dict.fromkeys(test.partition("::")[0] for test in tests)],
@@ -146,8 +152,8 @@ def show(mutants: list[Mutant]) -> None:
 
 
 def judge(mutants: list[Mutant], trial: Trial, measured: Measured, out: Path | None) -> None:
-    """Decide all that are open. Then run the tests that killed without a mutant, and decide anew what those killed that
-    fail all the same."""
+    """Decide about all mutants that have no status yet. Then run the tests that killed mutants on the unchanged tree.
+    If one of them also fails there, it proves nothing, so the mutants that it killed are decided again without it."""
     sound, unsound = set[str](), set[str]()
     while True:
         for n, mutant in enumerate(mutants, 1):

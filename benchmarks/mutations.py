@@ -1,7 +1,8 @@
-"""Small mistakes planted in the product: which there are, and where one goes in a tree that has changed since.
+"""Chooses small mistakes (mutants) to plant in the product, and finds their places again in a tree that has changed
+since.
 
-Only lines in functions are mutated: an import executes the others, which names no test. Messages, logging and kernels
-that numba compiles are left out.
+Only lines inside functions are mutated. All other lines are executed by imports, so it is unknown which test needs
+them. Messages, logging and kernels that numba compiles are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Mutant:
 
 
 class Function:
-    """A function of the product, with the text around it."""
+    """A function of the product, with the source of its file."""
 
     def __init__(self, file: str, source: str, name: str, node: Any) -> None:
         self.file, self.source, self.name, self.node = file, source, name, node
@@ -47,7 +48,8 @@ class Function:
         return self.source.split("\n")
 
     def place(self, mutant: Mutant) -> int:
-        """The index of the line where the mutant goes, or -1."""
+        """The index of the line of the file at which the mutant is planted; -1 if the function does not have its
+        text."""
         old = mutant.old.split("\n")
         places = [at for at in range(self.node.lineno - 1, self.node.end_lineno - len(old) + 1)
                   if [line.strip() for line in self.lines[at:at + len(old)]] == old]
@@ -58,7 +60,8 @@ class Function:
         return "\n".join([*self.lines[:at], indent + mutant.new, *self.lines[at + 1 + mutant.old.count("\n"):]])
 
     def mutant(self, kind: str, node: Any, text: str) -> Mutant | None:
-        """The mutant that has `text` in the place of `node`; None if it is the same program or none."""
+        """The mutant that has `text` in place of `node`. It is None if the result is not valid Python, if it is the
+        same program as before, or if the place of `node` cannot be found again by its text."""
         start, end = node.lineno - 1, node.end_lineno
         before = self.lines[start].encode()[:node.col_offset].decode()
         after = self.lines[end - 1].encode()[node.end_col_offset:].decode()
@@ -75,7 +78,8 @@ class Function:
 
 @cache
 def functions(tree: Path) -> list[Function]:
-    """All but those that write for readers and those that numba compiles."""
+    """All functions of the product that may be mutated: all but `__repr__` and `__str__`, and those that numba
+    compiles."""
     def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -93,7 +97,8 @@ def functions(tree: Path) -> list[Function]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements of a function without docstrings, imports, and functions and classes in it."""
+    """Yields the statements of a function that may be mutated: not its docstring, imports and assertions, and no
+    statements of functions and classes inside it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)) \
                 and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -104,7 +109,8 @@ def statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """The expressions of one statement that decide something: no messages, defaults or annotations."""
+    """Yields the expressions inside one statement that can change what the program does. Messages, defaults of
+    arguments and annotations are left out."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case, ast.JoinedStr, ast.arguments)) \
                 or (isinstance(child, ast.Call) and name_of(child.func) in QUIET) \
@@ -119,7 +125,8 @@ def name_of(node: ast.AST) -> str:
 
 
 def mutations(statement: ast.stmt) -> Iterator[tuple[str, ast.AST, str]]:
-    """Yields (kind, node, source that takes its place)."""
+    """Yields (kind of mistake, node to replace, source that replaces it) for each mistake that can be made in a
+    statement."""
     match statement:
         case ast.Expr(value=ast.Call(func=function)) if name_of(function) in QUIET:
             return
@@ -162,7 +169,8 @@ def replacements(node: Any) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def plant(tree: Path, count: int, seed: int) -> list[Mutant]:
-    """One mutant from each of `count` equal stretches of the product's statements, file by file."""
+    """Chooses `count` mutants that are spread evenly over the product: its statements, file by file, are divided into
+    `count` stretches of equal length, and each stretch gets one mutant at random."""
     chance, chosen = random.Random(seed), []
     places = [(function, statement) for function in functions(tree) for statement in statements(function.node)]
     for n in range(count):
@@ -176,8 +184,9 @@ def plant(tree: Path, count: int, seed: int) -> list[Mutant]:
 
 
 def locate(mutant: Mutant, tree: Path) -> tuple[Function, int] | None:
-    """Where the mutant goes. Code that has moved is looked for in functions of the same name, then in all; the mutant
-    takes the new names. None: nowhere, or in several places."""
+    """Finds where a mutant goes in a tree. Its text is searched for in the function of the same file and name, then in
+    all functions of the same name, then in all functions. If it is in exactly one place, the mutant's file and function
+    are changed to this place. Otherwise the mutant gets the status `gone`, and the result is None."""
     everywhere, last = functions(tree), mutant.function.rpartition(".")[2]
     for among in ([f for f in everywhere if (f.file, f.name) == (mutant.file, mutant.function)],
                   [f for f in everywhere if f.name.rpartition(".")[2] == last], everywhere):

@@ -119,8 +119,8 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def judged(path: str, out: str, model: str, *names: str) -> None:
-    """Take every text through the named filters until one drops it, twice. Writes the CPU seconds of each pass over all
-    texts (the first begins with an empty cache of words), and the verdicts."""
+    """Twice, take every text through the named filters until one of them drops it. Writes the CPU seconds of each pass
+    over all texts, and the verdicts. The first pass begins with an empty cache of words."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

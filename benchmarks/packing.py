@@ -5,11 +5,12 @@
 
 The synthetic documents have lognormal numbers of tokens, 740 on average. FOLDER has Wikipedia's dump
 `enwiki-slice.xml.bz2`, folders of `*.jsonl.gz`, and books (`books/*.md.gz`). Most of these documents are longer than
-the rows of the small model. Its documents are therefore the paragraphs of the books. OUT keeps the shards, and
-trainings that are done.
+the rows of the small model, so the model is trained on the paragraphs of the books. OUT keeps the shards and the
+finished trainings.
 
-The trainings of a seed differ in packing alone: the same documents, model, initial values, batch size and held-out
-windows. The packed one takes as many more samples as makes its targets, without padding, those of the other.
+For each seed, one training reads packed rows and one reads windows. Documents, model, initial values, batch size and
+held-out windows are the same. The training with packed rows reads more samples, so that both learn from equally many
+tokens: padding does not count.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def main() -> None:
 
 
 def measure(name: str, lengths: np.ndarray, longest: int) -> None:
-    """Print the padding of documents of the given lengths, how many of those that fit into a row windows would cut, and
-    how long packing takes."""
+    """Print, for documents of the given lengths packed into rows of `longest` tokens: the padding, the time that
+    packing takes, and the share of documents that fit into a row but would be cut if windows were read instead of
+    rows."""
     ends = np.cumsum(lengths).astype(ENDS)
     with tempfile.NamedTemporaryFile() as file:
         began = time.perf_counter()
@@ -115,7 +117,7 @@ def measure(name: str, lengths: np.ndarray, longest: int) -> None:
 
 
 def prepare(out: Path, text: Path) -> Curriculum:
-    """Return the curriculum of the run that makes the shards. Runs it if it has not been run."""
+    """Return the curriculum of the run that makes the shards. The run is started if it does not exist yet."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe
@@ -133,7 +135,7 @@ def prepare(out: Path, text: Path) -> Curriculum:
 
 
 def trained(out: Path, base: Curriculum, packed: bool, tokens: int, seed: int) -> float:
-    """Return the held-out loss of a training, which is run if it has not been."""
+    """Train a model, unless this has been done before, and return its held-out loss."""
     from trainer.loop.run import open_run
     from trainer.loop.train import train
     from trainer.observe.metrics import read

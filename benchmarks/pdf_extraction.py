@@ -94,7 +94,8 @@ def peer_python(work: Path) -> str:
 
 # -- text against its source -----------------------------------------------------------------------------------------
 def bag(text: str, language: str, n: int = 1) -> Counter[tuple[str, ...]]:
-    """The n-grams of words; for ja, zh and ko, whose manuals break words anywhere, n-grams of twice as many letters."""
+    """Return how often each run of `n` words occurs in a text. In ja, zh and ko, whose manuals break words anywhere,
+    runs of 2 * `n` letters are counted instead."""
     text = unicodedata.normalize("NFKC", text)
     if language in ("ja", "zh", "ko"):
         words, n = [c for c in text if c.isalnum()], 2 * n

@@ -105,8 +105,8 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def filters(path: str, out: str, model: str, *names: str) -> None:
-    """Take every text through the named filters until one drops it, twice. Writes the CPU seconds of each pass over all
-    texts, and the verdicts. The formatter is created anew for each document, as in `judge`."""
+    """Twice, take every text through the named filters until one of them drops it. Writes the CPU seconds of each pass
+    over all texts, and the verdicts. The formatter is created anew for each document, as in `judge`."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

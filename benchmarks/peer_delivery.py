@@ -1,15 +1,20 @@
-"""Read an export of token shards with its own project's loader, shuffled, and print how fast tokens come.
+"""Read an export of token shards with the loader of its own project, shuffled, and print how many tokens per second
+come.
 
     PYTHON peer_delivery.py litdata|mds FOLDER LENGTH BATCH SECONDS [raw|masks EOS]
 
-Runs in the environment of litdata or mosaicml-streaming (`benchmarks/delivery.py --peer`) and prints a JSON object. In
-one process, without workers, as the trainer's own loader is measured. litdata gives blocks of LENGTH + 1 tokens, which
-its loader stacks to batches; streaming gives documents, one by one, as numpy arrays. Inputs and targets are made of
-them as int64 tensors, which a training needs at least. With `raw` tokens are counted as they come. With `masks`
-litdata's blocks become what the trainer's loader gives: positions within documents, and no target across two documents.
-Both are found by the id of the end of text, EOS, because neither side gives document boundaries. Neither checks what it
-reads, and streaming's documents are not cut into windows. litdata shuffles the chunks, and 256 blocks of a chunk at a
-time; the trainer's loader shuffles all windows.
+Runs in the environment of litdata or mosaicml-streaming (`benchmarks/delivery.py --peer`) and prints a JSON object. The
+loader runs in one process, without workers, in which the trainer's own loader is measured, too.
+
+litdata gives blocks of LENGTH + 1 tokens, which its loader stacks to batches; streaming gives documents, one by one, as
+numpy arrays. From these, inputs and targets are made as int64 tensors, the least that a training needs. With `raw`,
+this is left out, and tokens are only counted. With `masks`, litdata's blocks become what the trainer's loader gives:
+positions within documents, and no target in the next document. The id of the end of text, EOS, shows where documents
+end, since neither loader says so.
+
+The comparison favours the peers in three points. They do not verify checksums; streaming's documents are not cut into
+windows; and litdata shuffles the chunks, and inside a chunk 256 blocks at a time, while the trainer's loader
+shuffles all windows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs one language identifier over some texts, in a process of its own: started by `language.py`.
+"""Runs one language identifier over some texts, in a process of its own. `language.py` starts it.
 
     python benchmarks/peer_language.py NAME IN.json OUT.json
 
-NAME is one of PEERS (run in their environment, `peer-language.txt`), or the path of a fastText model, asked as the
-stage `language` asks it (run in the project's environment). IN.json: {set: [texts]}. OUT.json: {"labels": the labels of
-a fastText model, else null; "load": CPU seconds, "mb": peak resident memory, "sets": {set: {"labels": [one per text, ""
-for none], "scores": [0 … 1 or null], "cpu": seconds}}}.
+NAME is one of PEERS, which run in their environment (`peer-language.txt`), or the path of a fastText model, which runs
+in the project's environment and gets texts as in the step `language`. IN.json: {set: [texts]}. OUT.json: {"labels": the
+labels of a fastText model, else null; "load": CPU seconds, "mb": peak resident memory, "sets": {set: {"labels": [one
+per text, "" for none], "scores": [0 … 1 or null], "cpu": seconds}}}.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from stages.text.ccnet import TextModel, train_model
 
 
 def best(work: Callable[[], Any], repeat: int = 3) -> tuple[float, Any]:
-    """Returns (fewest CPU-seconds, result)."""
+    """Call `work` several times. Returns (CPU seconds of the fastest call, result)."""
     took, out = [], None
     for _ in range(repeat):
         began = time.process_time()

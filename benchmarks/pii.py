@@ -42,7 +42,8 @@ def hits(text: str) -> list[Match]:
 
 
 def score(of: list[Case]) -> tuple[Counter[str], list[str]]:
-    """Returns counts of planted, found, right and wrong hits, and descriptions of the errors."""
+    """Returns (counts, descriptions of the errors). The counts are `planted` and `found` values, and `right` and
+    `false` hits."""
     n: Counter[str] = Counter()
     wrong: list[str] = []
     for case in of:

@@ -22,7 +22,7 @@ def grouped(value: str, sizes: tuple[int, ...], by: str) -> str:
 
 
 def ended(body: str, right: Callable[[str], bool], ends: list[str]) -> str | None:
-    """`body` followed by the first of `ends` for which the rule holds."""
+    """Return `body` with the first of `ends` that makes it valid by the rule `right`; None if none does."""
     return next((body + end for end in ends if right(body + end)), None)
 
 

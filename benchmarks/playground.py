@@ -1,10 +1,11 @@
-"""Time and memory of the playground on generated documents.
+"""Measure time and memory of the playground on generated documents.
 
     python benchmarks/playground.py --documents 1000000 --parts 200
 
-Writes a store as a finished run leaves it (texts are short: no text is read while a threshold moves), in a folder of
-its own, and asks what pages ask. Every round is a process of its own; the files are in the page cache. The figures are
-CPU seconds of the process, with wall clock seconds behind them: on a busy machine the latter say little.
+Writes a store as a finished run leaves it, and asks the questions that a page of the playground asks while thresholds
+are moved. The texts are short, because no text is read then. Every round is a process of its own, and the files are in
+the page cache. The figures are CPU seconds of the process, followed by wall clock seconds, which say little on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RECIPE = ("version: 1\nsources: {web: {read: jsonl, path: in}}\ndatasets:\n  cle
 
 
 def generate(top: Path, documents: int, parts: int, mode: str) -> None:
-    """Write a store with a run 'r' of this many documents."""
+    """Write a store with a finished run named `r`, of `documents` documents in `parts` parts."""
     (top / "in").mkdir(parents=True)
     (top / "r.yaml").write_text(RECIPE.replace("MODE", mode))
     recipe = load_recipe(top / "r.yaml")
@@ -64,8 +65,8 @@ def generate(top: Path, documents: int, parts: int, mode: str) -> None:
 
 
 def _part(store: Store, key: str, number: int, rows: int, mode: str) -> dict[str, FileInfo]:
-    """kept.parquet and dropped.parquet of a part. Signals are drawn around the thresholds; the verdicts of the stages
-    decide, as in a run."""
+    """Write kept.parquet and dropped.parquet of a part. Signals are drawn at random around the thresholds, and the
+    stages derive the verdicts from them, as in a run."""
     from pipeline.passes.columnwise import DocumentColumns, for_all
 
     rng = np.random.default_rng(number)
@@ -131,7 +132,8 @@ def _write(store: Store, path: str, columns: dict[str, Any], signals: dict[str, 
 
 
 def measure(top: Path) -> dict[str, Any]:
-    """The times of one session of a page, in seconds, and the largest resident memory."""
+    """Ask what a page of the playground asks while somebody moves thresholds. Returns {question: [CPU seconds, wall
+    seconds]}, and the largest resident memory."""
     from pipeline.service.cube import make_cube
     from pipeline.service.playground import Changes, Playground
 

@@ -6,10 +6,11 @@ was chosen on the test: settings are the defaults of `tokenmill classifier train
 
 Test: all 246 web documents of DCLM's development set, which people voted to keep or to drop
 (quality/dclm_human_dev.jsonl.gz). The classifier is compared with the length of a text, with single rule filters
-(Gopher quality and repetition, C4, FineWeb: a document passes or fails), and with the number of these that it passes.
-Combinations add ranks. The measure is ROC-AUC; differences come from a paired bootstrap over the documents, 2,000
-resamples. Scores are the mean log-odds over `--seeds` trainings, which differ in split and start. WikiText's spaces
-around punctuation are removed first: they alone would distinguish it from any page.
+(Gopher quality and repetition, C4, FineWeb: a document passes or fails), and with the number of filters that a document
+passes. Two of these measures are combined by adding a document's ranks. All are compared by ROC-AUC; differences come
+from a paired bootstrap over the documents, 2,000 resamples. The classifier's score is the mean log-odds over `--seeds`
+trainings, which differ in the division of the texts and the initial values. WikiText's spaces around punctuation are
+removed first, because the classifier would recognise WikiText by them alone.
 
     python benchmarks/quality.py DATA
 
@@ -96,7 +97,7 @@ def raw_web(data: Path) -> Iterator[str]:
 
 
 def rules(texts: list[str]) -> dict[str, np.ndarray]:
-    """Whether the texts pass, as bool[n] for each filter."""
+    """Returns {filter: whether each text passes it, bool[texts]}."""
     found = {}
     for stage in (GopherQuality(), GopherRepetition(), C4(), FineWeb()):
         stage.setup()

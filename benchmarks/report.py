@@ -2,10 +2,10 @@
 
     python -m benchmarks.report [--tasks 1000000] [--sources 500] [--rows 5000]
 
-The run is generated: a filtered dataset, a deduplication and a deduplicated dataset over all sources. Each task has a
-record, which is made when the report asks for it, and counters are given as sums, as a run gives them. All tasks share
-64 sets of real parts with `--rows` documents, so that the report reads as much as it would of a million different
-parts. Not measured: reading the commit log.
+The run is generated: a filtered dataset, a deduplication and a deduplicated dataset over all sources. The record of a
+task is made when the report asks for it, and the counters are given as sums, as a run gives them. All tasks share 64
+sets of real parts with `--rows` documents; the report reads as much of them as it would of a million different parts.
+Reading the commit log is not measured.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def document(rng: random.Random, source: str, twin: str = "") -> Document:
 
 
 def parts(store: Store, sources: list[str], rows: int) -> list[dict[str, FileInfo]]:
-    """SETS sets of a kept and a dropped part; a third of the documents is dropped, half of these as duplicates."""
+    """Write SETS sets of a kept and a dropped part. A third of the documents of a set are dropped, half of these as
+    duplicates. Returns the files of each set."""
     rng = random.Random(1)
     (store.local / "objects").mkdir(parents=True)
     out = []
@@ -72,7 +73,7 @@ def parts(store: Store, sources: list[str], rows: int) -> list[dict[str, FileInf
 
 
 def counters(sources: list[str], tasks: int, rows: int, stage: str) -> dict[str, Any]:
-    """The sums of a pass over all sources."""
+    """Return the counters of a pass over all sources, summed over `tasks` tasks with `rows` documents each."""
     each = max(1, tasks * rows // len(sources) // 3)
     bins = {str(b): each // 9 for b in range(6, 15)}
     return {
@@ -87,7 +88,8 @@ def counters(sources: list[str], tasks: int, rows: int, stage: str) -> dict[str,
 
 
 def run(store: Store, tasks: int, sources: list[str], rows: int) -> tuple[Any, dict[str, NodeSums]]:
-    """Writes the run's plan and list of tasks. Returns what gets a record, and the sums of the nodes."""
+    """Writes the plan and the list of tasks of a run. Returns (function that makes the record of a task, by its key;
+    sums of the counters of each node)."""
     files = parts(store, sources, rows)
     shares = {"clean": tasks // 2, "deduped/exact.1": 10, "deduped": tasks - tasks // 2 - 10}
     index = [f"index:{s}" for s in sources]

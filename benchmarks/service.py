@@ -61,7 +61,7 @@ MEMORY = 1 << 30
 
 @contextmanager
 def served(store: Path) -> Iterator[tuple[int, str]]:
-    """A fresh server: its process id and address."""
+    """Start a server for a store. Yields (process id, address), and ends the server afterwards."""
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(store)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
@@ -121,7 +121,7 @@ def measure(store: Path, repeat: int) -> list[dict[str, Any]]:
 
 
 def memory_of_all(store: Path) -> int:
-    """The peak of one server that answers all questions, several at a time."""
+    """The peak memory, in bytes, of one server that answers all questions, four at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
     with served(store) as (pid, address), ThreadPoolExecutor(4) as pool:

@@ -8,13 +8,17 @@ The gold is that of benchmarks/html_engines.py (WCXB, CC-BY-4.0) and the news pa
 stages/extract/html/mill/ATTRIBUTION.md. `--folds` receives the model of each of five folds over registered domains, for
 benchmarks/html_extraction.py; `--out` receives the model of all pages.
 
-Labels: the words of the gold text are aligned with the words of the page (an order-preserving alignment that rewards
-runs); the label of a block is the share of its words that are aligned. Weights: a block's words over those of its page,
-so that pages count alike. Class words: those found on at least five sites get a log-odds weight, one vote per site, and
-a page is described without its own site's votes. The second look is trained on the predictions of first looks that
-never saw the site. The shifts of chances (`stages.extract.html.mill.choice`) come from GRID: two second looks are each
-trained on half of the sites, and the shifts that choose best on the other halves win; news counts as much as all other
-pages together. So nothing of a fold's model, settings included, has seen the sites of the fold.
+- Labels: the words of the gold text (the main text, selected by people) are aligned with the words of the page, in
+  order, and matches in a row count more. The label of a block is the share of its words that are aligned.
+- Weights: a block counts by its share of the page's words, so that long and short pages count alike.
+- Class words (in class, id and similar attributes): a word that occurs on at least five sites gets a log-odds weight,
+  to which each site contributes equally. The weights that describe a page in training are computed without its site.
+- Second pass: it is trained on predictions of first passes that were trained on other sites.
+- Shifts of chances (`stages.extract.html.mill.choice`): those of GRID are tried. Two second passes are each trained on
+  half of the sites, and the shifts that choose best on the other halves are taken. News pages count as much as all
+  other pages together.
+
+Nothing of a fold's model, not even its shifts, thus depends on the sites on which it is tested.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ GRID = [(mean, deviation) for deviation in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5) for me
 
 
 class Tokens:
-    """The class words of some pages, and their weights with or without one site."""
+    """The class words of some pages (words in class, id and similar attributes), and the weight of each. `weights` and
+    `table` can leave the pages of one site out of the computation."""
 
     def __init__(self, pages: list[Gold]) -> None:
         sites: dict[str, dict[int, list[float]]] = {}
@@ -147,7 +152,8 @@ def again(arrays: Any, first: np.ndarray) -> np.ndarray:
 
 
 def shifts(mean: float, deviation: float) -> np.ndarray:
-    """The chance after each shift, by chance: int16[shifts, 1001]."""
+    """A table for `choice.choose`: for each shift, and for each chance from 0 to 1000 (in 1/1000), the shifted chance,
+    as int16[shifts, 1001]. The shifts add normally distributed numbers of this mean and deviation to the log-odds."""
     chances = np.arange(1001)
     log_odds = np.log((chances + 0.5) / (1000.5 - chances))
     moved = log_odds[None] + mean + deviation * (NORMAL if deviation else NORMAL[:1])[:, None]
@@ -155,7 +161,8 @@ def shifts(mean: float, deviation: float) -> np.ndarray:
 
 
 def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
-    """The (mean, deviation) of GRID with which these chances choose best. Chosen words are scored by the labels."""
+    """Try the (mean, deviation) pairs of GRID, and return the one with which `choice.choose` chooses best, given the
+    model's `chances` for each page. A choice is scored by the labels of the blocks."""
     news = np.array([g.kind == "news" for g in pages])
     blocks = [walk(g.markup) for g in pages]
     best = (-1.0, GRID[0])
@@ -172,8 +179,8 @@ def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
 
 
 def train(pages: list[Gold], inner: dict[str, int]) -> dict[str, np.ndarray]:
-    """Train the model of some pages. `inner`: the fold of each site for the first looks on which the second is
-    trained."""
+    """Train the model on some pages. The second pass is trained on predictions of first passes that have not seen the
+    page's site: `inner` divides the sites into folds for them."""
     tokens = Tokens(pages)
     described = [describe(g, tokens.table(without=g.site)) for g in pages]
     rows = np.concatenate([r for _, r in described])

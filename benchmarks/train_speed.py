@@ -11,14 +11,16 @@ Models of 125 M, 350 M and 1 B parameters, each trained on the same random token
   nanochat  as nanochat and nanoGPT do: autocast to bf16, the whole model compiled, causal flash attention,
             F.cross_entropy over all logits, fused AdamW
   titan     as torchtitan does: FSDP2 with bf16 compute and fp32 reductions, compiled block by block, the rest the same
-  packed    ours with documents of 600 tokens on average: attention stays inside them (counted as such in the MFU)
+  packed    as ours, with documents of 600 tokens on average. Attention stays inside a document, and the MFU counts only
+            this work
 
 The most important comparison comes first: ours and nanochat for all models. Every measurement is a process of its own,
 so that one that fails does not stop the next. It begins with a micro-batch that fits an H200, and halves it whenever
 memory runs out. Results are written at once: called again with the same --out, the script measures only what is missing
-or has failed. The figure is the median of windows of four steps, the first left out (compilation, warm-up). MFU uses
-the formula of trainer/observe/mfu.py for all ways; the floors and goals are the project's. Without CUDA it says so and
-runs a tiny model on the CPU, which shows that the script works, and nothing else.
+or has failed. The figure is the median over windows of four steps; the first window is left out (compilation, warm-up).
+MFU uses the formula of trainer/observe/mfu.py for all ways. For each model, MODELS sets the lowest MFU that we accept
+(`floor`) and the one that we want (`goal`). Without CUDA, the script says so and runs a tiny model on the CPU, which
+shows only that the script works.
 """
 
 from __future__ import annotations
@@ -137,8 +139,8 @@ def former(path: Path | None, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def supervise(name: str, way: str, micro: int, sequence: int, seconds: float) -> dict[str, Any]:
-    """Run a measurement in its own process, within `seconds`; again with half the micro-batch when memory ran out.
-    Returns its figures, or an error."""
+    """Run a measurement in its own process for at most `seconds` seconds. If memory runs out, it is run again with half
+    the micro-batch. Returns its figures, or an error."""
     began = time.monotonic()
     while True:
         print(f"… {name} {way}, micro-batch of {micro:,} tokens", file=sys.stderr, flush=True)
@@ -191,7 +193,8 @@ def row(r: dict[str, Any]) -> str:
 
 
 def verdicts(results: list[dict[str, Any]]) -> list[str]:
-    """One line per model: ours against the floor, the goal, and the better of the two others."""
+    """Returns a line for each model: whether the MFU of the way `ours` reaches the floor and the goal in MODELS, and
+    its speed compared with the faster of nanochat and titan."""
     lines = []
     for name in dict.fromkeys(r["model"] for r in results):
         done = {r["way"]: r for r in results if r["model"] == name and "error" not in r}
@@ -212,7 +215,8 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
 def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str, Any]:
-    """Returns {tokens_per_s, spread (of the windows, relative), mfu, memory_gb (the peak), windows}."""
+    """Measure one way for a model. Returns {tokens_per_s, spread (relative, of the windows), mfu, memory_gb (peak),
+    windows}."""
     import torch
 
     torch.manual_seed(0)

@@ -95,8 +95,8 @@ def go_on(store: Store, stop: threading.Event) -> None:
 
 
 async def watch(address: str, pid: int, viewers: int, seconds: float) -> tuple[Seen, tuple[float, list[int]]]:
-    """Let viewers look for some seconds. Returns what they saw, and (share of one core, bytes of memory) of the
-    server."""
+    """Let viewers follow the run for some seconds. Returns what they saw, and the server's (share of one core, bytes of
+    resident memory at the beginning, in the middle and at the end)."""
     seen, end = Seen(), time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=30.0, trust_env=False) as client:

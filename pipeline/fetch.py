@@ -153,8 +153,8 @@ def _pip(package: Package, scratch: str) -> list[str]:
 
 def members(archive: Path, select: Callable[[str], bool], *, max_member: int = MAX_MEMBER,
             max_total: int = MAX_TOTAL) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, bytes) of the regular files in a wheel or sdist for whose path `select` returns True, in the order
-    of the archive.
+    """Yield (path, bytes) of the regular files in a wheel or sdist, in the order of the archive. Files for whose path
+    `select` returns False are left out.
 
     Nothing is written to disk, so the paths in the archive cannot do harm. The paths in an sdist are given without its
     top folder. Raises FetchError for a damaged archive, for a selected file of more than `max_member` bytes, and when

@@ -27,11 +27,11 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result. When it raises because files of the store are damaged, withdraw the
-    commit records of these files and call it again, so that the files are made anew.
+    """Call `plan_and_run` and return its result. When it raises an error because files of the store are damaged,
+    withdraw the commit records of these files and call `plan_and_run` again, so that the files are written again.
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
-    many files are damaged, in all or of one task. Raises the original error when no commit record names any of the
+    many files are damaged, in total or of one task. Raises the original error when no commit record names any of the
     damaged files. This happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store
     verify --repair` and another run.
     """
@@ -51,13 +51,13 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
     arguments. Raises `error` when no damaged file has a record or holds such a list, and StoreError when too many files
     are damaged."""
     if len(mended) + len(damaged) > MOST_MENDED:
-        raise StoreError(f"{len(mended) + len(damaged)} files of {store.root} were damaged or gone: its disk, or "
+        raise StoreError(f"{len(mended) + len(damaged)} files of {store.root} were damaged or missing: its disk, or "
                          f"somebody who writes there, is at fault. See to that and run again; `tokenmill store verify` "
-                         f"looks at everything") from error
+                         f"checks all files") from error
     before = Counter(_task(path) for path in mended)
     for path in damaged:
         if before[_task(path)] >= MOST_REPEATED:
-            raise StoreError(f"{path} was damaged again each time it was made: the disk of {store.root}, or somebody "
+            raise StoreError(f"{path} was damaged each time it was written: the disk of {store.root}, or somebody "
                              f"who writes there, is at fault. See to that and run again") from error
     lists = [path for path in damaged if path.rpartition("/")[0] == LISTS]
     for path in lists:
@@ -65,7 +65,7 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
     if not log.retire_files(damaged) and not lists:
         raise error
     for why in damaged.values():
-        logger.warning("%s; what made it runs again", why)
+        logger.warning("%s; the task that wrote it runs again", why)
 
 
 def _task(path: str) -> str:

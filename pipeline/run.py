@@ -8,8 +8,9 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -29,8 +30,8 @@ from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
 from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.changes import run_before
-from pipeline.plan.drive import TooManyErrors, check_error_rate, drive
-from pipeline.plan.fresh import FreshNodes, our_code
+from pipeline.plan.drive import PlannedRun, TooManyErrors, check_error_rate, drive_all
+from pipeline.plan.fresh import FreshNodes, Results, our_code
 from pipeline.plan.indexes import WantedIndex
 from pipeline.plan.nodes import Node
 from pipeline.plan.objects import ListingJournal
@@ -57,6 +58,20 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
+class NamedRecipe:
+    """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
+    names under which the datasets and shards of this one are published. `shared` names nodes of the plan which this
+    recipe does not have, because it uses the results that they have in the first of the recipes. `index` names a
+    dataset whose deduplications also make indexes (`stages.dedup.index`)."""
+
+    run: str
+    recipe: Recipe
+    suffix: str = ""
+    shared: frozenset[str] = frozenset()
+    index: WantedIndex | None = None
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """The result of a run: its name, the path of its store, and its main figures."""
 
@@ -79,23 +94,33 @@ def run_name(recipe: Recipe) -> str:
 
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
-               verify_inputs: bool = False, report: bool = True, attempt: int | None = None,
-               index: WantedIndex | None = None) -> RunSummary:
+               verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
     """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
     something failed.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second, so
-    after any failure the next run of the same recipe continues after the last committed task. `make_backend` creates
-    the backend, which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped
-    them on return.
+    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
+    a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
+    which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
+    return.
 
-    `attempt` is the number of an attempt that another process has already noted in run.json and that this process
-    executes; by default a new attempt is noted. A process on any machine can stop the run with `attempts.ask_to_stop`:
-    running tasks then get a minute to finish, and Interrupted is raised. `index` names a dataset whose deduplications
-    also make indexes.
+    `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
+    and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
+    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
     """
+    [summary] = run_recipes([NamedRecipe(run or run_name(recipe), recipe)], store_root, make_backend=make_backend,
+                            show=show, dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs,
+                            report=report, attempt=attempt)
+    return summary
+
+
+def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend: Callable[[Store], Backend],
+                show: str = "quiet", dispatch_seed: int | None = None, takeover: bool = False,
+                verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> list[RunSummary]:
+    """Run several recipes as one plan, with one driver, and return their summaries. A task that several recipes have in
+    common runs once. Progress and requests to stop are those of the first run; the arguments are those of
+    `run_recipe`."""
     store = Store(store_root)
-    name = run or run_name(recipe)
+    name = recipes[0].run
     backend = make_backend(store)                 # the backend acquires nothing before it is started
     log = Log.open(store, run=name, takeover=takeover)
     state, error, trace = "failed", None, None
@@ -107,14 +132,15 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             attempt = facts_of(store, name).get("attempt", 0) + 1
             while asked_to_stop(store, name, attempt):  # run.json was lost, and the request is for an earlier attempt
                 attempt += 1
-            note_attempt(store, name, attempt, "local", recipe=recipe.name, base=recipe.base,
-                         before=run_before(store, name))
+            for one in recipes:
+                note_attempt(store, one.run, attempt, "local", recipe=one.recipe.name, base=one.recipe.base,
+                             before=run_before(store, one.run))
 
         def snapshot(doc: dict[str, Any]) -> None:
-            data = json.dumps(doc).encode()
             log.check_lease()  # a driver that was taken over must not overwrite its successor's progress
             try:
-                store.write(f"runs/{name}/progress.json", data)        # readers judge by the file's age
+                for one in recipes:                            # readers judge by the file's age
+                    store.write(f"runs/{one.run}/progress.json", json.dumps({**doc, "run": one.run}).encode())
             finally:
                 backend.emit(name, doc)
 
@@ -123,10 +149,10 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
         ending.callback(backend.close)
         try:
             progress.begin()
-            summary = _run(recipe, store, name, attempt, log, Scheduler(
-                backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report, index)
+            summaries = _run(recipes, store, attempt, log, Scheduler(
+                backend, log, progress, dispatch_seed=dispatch_seed, grace_s=grace_s), verify_inputs, report)
             state = "done"
-            return summary
+            return summaries
         except (KeyboardInterrupt, SystemExit):           # Interrupted, or a signal before or after the tasks
             state = "stopped"
             raise
@@ -135,10 +161,10 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
             raise
 
 
-def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler, verify_inputs: bool,
-         report: bool, index: WantedIndex | None) -> RunSummary:
-    """Collect garbage in the store, keep the recipe, its code and its tokenizer in the run's folder, and then plan and
-    run the recipe. When a file of the store turns out to be damaged, plan and run again.
+def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
+         verify_inputs: bool, report: bool) -> list[RunSummary]:
+    """Collect garbage in the store, keep each recipe, its code and its tokenizer in the folder of its run, and then
+    plan and run the recipes. When a file of the store turns out to be damaged, plan and run again.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
@@ -146,82 +172,123 @@ def _run(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, schedu
     our_code()                                    # early: another version may be installed while sources are listed
     finished_tombstones(store)                    # before anything is written: a takedown may have to be completed
     mended = dict(collect_garbage(log).damaged)
-    with interrupted(store, name, attempt):
-        hub = hub_tokenizer(recipe)
-    if hub is not None:
-        recipe.pin_tokenizer(hub.pinned)
-        store.write(f"{code_folder(name)}/{hub.path.name}", hub.path.read_bytes())
-    keep_recipe(store, name, recipe.canonical_yaml().encode(), recipe.text)
-    keep_code(store, name, recipe.code)
-    recipe.keep_code_at(code_folder(name))
+    for one in recipes:
+        recipe = one.recipe
+        with interrupted(store, recipes[0].run, attempt):
+            hub = hub_tokenizer(recipe)
+        if hub is not None:
+            recipe.pin_tokenizer(hub.pinned)
+            store.write(f"{code_folder(one.run)}/{hub.path.name}", hub.path.read_bytes())
+        keep_recipe(store, one.run, recipe.canonical_yaml().encode(), recipe.text)
+        keep_code(store, one.run, recipe.code)
+        recipe.keep_code_at(code_folder(one.run))
     for path, why in mended.items():
-        logger.warning("%s %s; what made it runs again", path, why)
+        logger.warning("%s %s; the task that wrote it runs again", path, why)
     return until_sound(store, log, scheduler, lambda: _plan_and_drive(
-        recipe, store, name, attempt, log, scheduler, verify_inputs, report, mended, index), mended)
+        recipes, store, attempt, log, scheduler, verify_inputs, report, mended), mended)
 
 
-def _plan_and_drive(recipe: Recipe, store: Store, name: str, attempt: int, log: Log, scheduler: Scheduler,
-                    verify_inputs: bool, report: bool, mended: Mapping[str, str],
-                    index: WantedIndex | None) -> RunSummary:
+def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
+                    verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> list[RunSummary]:
     """Make the plan, run the tasks that have no record in the commit log, and publish the results. Raises DamageFound
     or DamagedFile when a file that is needed differs from its record."""
+    name = recipes[0].run
     journal = ListingJournal(store, log.check_lease)
-    planner = Planner(recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
-                      verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal,
-                      tombstones=finished_tombstones(store), indexed=index.dataset if index else "")
     with interrupted(store, name, attempt):
-        nodes = planner.nodes() + token_nodes(recipe, planner)
-        files = {s: len(planner.source_files(s)) for s in planner.sources_used()}  # fail early on a missing input
+        plans = [_RunPlan(one, store, log, verify_inputs, journal) for one in recipes]
+        for plan in plans[1:]:
+            plan.planner.listings = plans[0].planner.listings             # each remote source is listed once
+        for plan in plans:
+            plan.make()
     journal.remove()
-    bad_files = scheduler.bad_files = BadFiles(recipe.run.max_bad_files, sum(files.values()))
+    files = {source: max(plan.files.get(source, 0) for plan in plans) for plan in plans for source in plan.files}
+    bad_files = scheduler.bad_files = BadFiles(recipes[0].recipe.run.max_bad_files, sum(files.values()))
     log.check_lease()
-    with interrupted(store, name, attempt):
-        ingredients = node_ingredients(planner, nodes)
-    write_provenance(store, name, planner, ingredients, log.epoch)
-    sums: dict[str, NodeSums] = {}
-    max_error_rate = float(recipe.run.max_error_rate)
-    read_badly: dict[str, None] = {}
-
-    def finished(node: Node, results: Mapping[str, Any], node_sums: NodeSums) -> None:
-        sums[node.name] = node_sums
-        if node.kind == "pass":
-            for source in _without_document(node_sums):
-                bad_files.check_source(source, files.get(source, 0),
-                                       _first_detail(store, results[node.name].records, source))
-            picks = bool(recipe.datasets[node.dataset].where)
-            try:
-                messages = check_error_rate(node, node_sums, max_error_rate, picks=picks)
-                read_badly.update(dict.fromkeys(messages))
-            except TooManyErrors:
-                _publish_quarantine(store, log, planner, node, results)
-                raise
-        if node.publishes:
-            _publish(store, log, [n for n in nodes if n.kind == "pass" and n.dataset == node.dataset], results, sums)
-        if node.kind == "shards":
-            _publish_lost(store, log, node, results[node.name])
-            check_error_rate(node, node_sums, max_error_rate)
-
+    runs = []
+    for plan in plans:
+        with interrupted(store, name, attempt):
+            ingredients = node_ingredients(plan.planner, plan.nodes)
+        write_provenance(store, plan.one.run, plan.planner, ingredients, log.epoch)
+        fresh = FreshNodes(log, ingredients, plan.planner.warnings, suffix=plan.one.suffix)
+        runs.append(PlannedRun(plan.nodes, partial(plan.finished, bad_files, plans), fresh, plan.results))
     with watching(store, name, attempt, lambda: scheduler.stop(grace_s=GRACE_S)):
         try:
-            results = drive(nodes, scheduler, finished, FreshNodes(log, ingredients, planner.warnings))
+            drive_all(runs, scheduler)
         except TaskFailed:
-            for message in read_badly:                       # a possible cause of the failure
+            for message in (m for plan in plans for m in plan.read_badly):    # a possible cause of the failure
                 logger.warning("%s", message)
             raise
     log.flush()
     log.check_lease()
-    warnings = [*recipe.warnings, *planner.warnings, *bad_files.warnings(read_badly),
-                *(f"{path} was damaged or gone and was made anew" for path in sorted(mended)[:SHOWN])]
-    shards = _finish_tokens(recipe, store, log, name, results, warnings)
-    log.check_lease()
-    store.write(f"runs/{name}/plan.json", json.dumps(plan_document(planner, nodes, warnings), indent=1).encode())
-    if index is not None:
-        index.take(planner.indexes.wanted(index.dataset, results))
-    write_tasks(store, name, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in nodes))
-    if report:
-        write_report(store, name, log.get, log.check_lease, sums)
-    return RunSummary(name, store.root, {d: sums[d].rows for d in recipe.datasets}, shards, scheduler.executed,
-                      scheduler.reused, warnings)
+    first_sets: dict[str, Any] = {}
+    summaries = []
+    for plan in plans:
+        run, recipe = plan.one.run, plan.one.recipe
+        warnings = [*recipe.warnings, *plan.planner.warnings, *bad_files.warnings(plan.read_badly),
+                    *(f"{path} was damaged or missing, and was written again" for path in sorted(mended)[:SHOWN])]
+        sets = _finish_tokens(plan.one, store, log, plan.results, warnings, first_sets)
+        first_sets = first_sets or sets
+        log.check_lease()
+        document = plan_document(plan.planner, plan.nodes, warnings)
+        store.write(f"runs/{run}/plan.json", json.dumps(document, indent=1).encode())
+        if plan.one.index is not None:
+            plan.one.index.take(plan.planner.indexes.wanted(plan.one.index.dataset, plan.results))
+        write_tasks(store, run, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in plan.nodes))
+        if report:
+            write_report(store, run, log.get, log.check_lease, plan.sums)
+        summaries.append(RunSummary(run, store.root, {d: plan.sums[d].rows for d in recipe.datasets},
+                                    {n: s["train"]["tokens"] for n, s in sets.items()}, scheduler.executed,
+                                    scheduler.reused, warnings))
+    return summaries
+
+
+class _RunPlan:
+    """The plan of one of the recipes that run together, and what is known about its nodes while they run."""
+
+    def __init__(self, one: NamedRecipe, store: Store, log: Log, verify_inputs: bool, journal: ListingJournal) -> None:
+        self.one, self.store, self.log = one, store, log
+        self.planner = Planner(one.recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
+                               verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal,
+                               tombstones=finished_tombstones(store), indexed=one.index.dataset if one.index else "")
+        self.nodes: list[Node] = []
+        self.files: dict[str, int] = {}                  # source → number of its files
+        self.results = Results()
+        self.sums: dict[str, NodeSums] = {}
+        self.read_badly: dict[str, None] = {}            # warnings about sources that could not be read well
+
+    def make(self) -> None:
+        """Plan the nodes, and list the files of the sources, so that a missing input ends the run early."""
+        nodes = self.planner.nodes() + token_nodes(self.one.recipe, self.planner)
+        self.nodes = [node for node in nodes if node.name not in self.one.shared]
+        self.files = {s: len(self.planner.source_files(s)) for s in self.planner.sources_used()}
+
+    def finished(self, bad_files: BadFiles, plans: Sequence[_RunPlan], node: Node, results: Results,
+                 node_sums: NodeSums) -> None:
+        """Publish what a node has finished, or raise an error if too many documents failed. If other `plans` share the
+        node, they get its result."""
+        self.sums[node.name] = node_sums
+        for other in plans:
+            if other is not self and self is plans[0] and node.name in other.one.shared:
+                other.results.put(node.name, results[node.name])
+        max_error_rate = float(self.one.recipe.run.max_error_rate)
+        if node.kind == "pass":
+            for source in _without_document(node_sums):
+                bad_files.check_source(source, self.files.get(source, 0),
+                                       _first_detail(self.store, results[node.name].records, source))
+            picks = bool(self.one.recipe.datasets[node.dataset].where)
+            try:
+                messages = check_error_rate(node, node_sums, max_error_rate, picks=picks)
+                self.read_badly.update(dict.fromkeys(messages))
+            except TooManyErrors:
+                _publish_quarantine(self.store, self.log, self.planner, node, results, self.one.suffix)
+                raise
+        if node.publishes:
+            passes = [n for n in self.nodes if n.kind == "pass" and n.dataset == node.dataset]
+            _publish(self.store, self.log, node.dataset + self.one.suffix, passes, results, self.sums)
+        if node.kind == "shards":
+            _publish_lost(self.store, self.log, node.name.removeprefix("shards:") + self.one.suffix,
+                          results[node.name])
+            check_error_rate(node, node_sums, max_error_rate)
 
 
 def _without_document(sums: NodeSums) -> list[str]:
@@ -270,67 +337,72 @@ def make_backend(kind: str, workers: int | None, address: str | None,
     return make
 
 
-def _publish(store: Store, log: Log, passes: list[Node], results: Mapping[str, Any],
+def _publish(store: Store, log: Log, name: str, passes: list[Node], results: Mapping[str, Any],
              sums: Mapping[str, NodeSums]) -> None:
-    """Publish a finished dataset: the kept rows of the last of its `passes` (scans over the documents), and the dropped
-    and quarantined rows of all of them. Does nothing when the same rows are published already."""
+    """Publish a finished dataset under `name`: the kept rows of the last of its `passes` (scans over the documents),
+    and the dropped and quarantined rows of all of them. Does nothing when the same rows are published already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[node.name].results for node in passes)]
-    if not is_published(store, passes[-1].dataset, state):
+    if not is_published(store, name, state):
         log.flush()
         parts = [node.parts or PassParts(results[node.name].records, node.publishes) for node in passes]
-        publish(store, passes[-1].dataset, parts, log.check_lease, state)
+        publish(store, name, parts, log.check_lease, state)
     for node in passes:
         node.parts = None
 
 
-def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any]) -> None:
+def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
+                        suffix: str) -> None:
     """Publish the rows that the passes of a dataset have quarantined so far. This is called before an error is raised
     whose message names the folder of these rows."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
-    publish_quarantine(store, node.dataset, chain.from_iterable(passes), log.check_lease)
+    publish_quarantine(store, node.dataset + suffix, chain.from_iterable(passes), log.check_lease)
 
 
-def _publish_lost(store: Store, log: Log, node: Node, result: StreamResult) -> None:
-    """Publish the documents that could not be encoded for a token stream, with the reasons, in the quarantine of the
-    stream."""
+def _publish_lost(store: Store, log: Log, name: str, result: StreamResult) -> None:
+    """Publish the documents that could not be encoded for the token stream `name`, with the reasons, in the quarantine
+    of the stream."""
     log.flush()
-    publish_quarantine(store, stream_quarantine(node.name.removeprefix("shards:")), result.encoded, log.check_lease)
+    publish_quarantine(store, stream_quarantine(name), result.encoded, log.check_lease)
 
 
-def _finish_tokens(recipe: Recipe, store: Store, log: Log, name: str, results: Mapping[str, Any],
-                   warnings: list[str]) -> dict[str, int]:
+def _finish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[str, Any], warnings: list[str],
+                   first_sets: Mapping[str, Any]) -> dict[str, Any]:
     """Publish the tokenizer, the shards (token files) and the curriculum of a run. Notes about the curriculum are added
-    to `warnings`. Returns the number of training tokens of each stream; {} when the recipe has no tokenizer."""
+    to `warnings`. Returns what `publish_shards` says of each stream; {} when the recipe has no tokenizer. `first_sets`
+    is this result for the first of the recipes that run together. The streams that this recipe shares with it are taken
+    from there."""
     if TOKENIZER not in results:
         return {}
-    tokenizer = results[TOKENIZER]
+    recipe, tokenizer = one.recipe, results[TOKENIZER]
     publish_tokenizer(store, tokenizer)
-    sets = {}
+    sets = {stream: info for stream, info in first_sets.items() if f"shards:{stream}" in one.shared}
     for shards, config in recipe.shards.items():
         result: StreamResult = results[f"shards:{shards}"]
         log.check_lease()
-        note_streams(store, shards, result.assembled)
+        published = {f"{stream}{one.suffix}": assembled for stream, assembled in result.assembled.items()}
+        note_streams(store, shards + one.suffix, published)
         for stream, assembled in result.assembled.items():
-            sets[stream] = publish_shards(store, stream, assembled, result.parts, tokenizer,
+            sets[stream] = publish_shards(store, stream + one.suffix, assembled, result.parts, tokenizer,
                                           check_lease=log.check_lease, source=result.source)
             sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], config.longest,
                                                     result.packed.get(stream, []), check_lease=log.check_lease)
         log.check_lease()
-        hide_stale(store, shards, result.assembled)
+        hide_stale(store, shards + one.suffix, published)
     if sets and recipe.curriculum is not None:
         curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
         warnings += notes
         log.check_lease()
-        store.write(f"runs/{name}/curriculum.json", curriculum.dumps().encode())
-    return {n: s["train"]["tokens"] for n, s in sets.items()}
+        store.write(f"runs/{one.run}/curriculum.json", curriculum.dumps().encode())
+    return sets
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
     """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
     they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
-    the signals (numbers stored beside a text) that each step computes, and the bounds that its thresholds set."""
+    the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
+    for them."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
                           "bounds": [bound._asdict() for bound in s.stage.bounds()]}
                          for s in p.chain if s.stage.signals or s.stage.bounds()]
@@ -343,12 +415,12 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "unconfined": planner.unconfined,
         "sources": {name: {"files": len(files), "bytes": files.bytes}
                     for name, files in planner.files.items()},
-        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": n.upstream, "steps": list(n.steps),
+        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
                    **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
 
 
 def default_workers() -> int:
-    """Return how many child processes a run has if nobody says: one for each core that this process may use."""
+    """Return the default number of child processes of a run: one for each core that this process may use."""
     return usable_cores()

@@ -128,14 +128,15 @@ class Barrier(Stage):
     A barrier may cut passages out of documents. It then sets `edits` to True, and its config extends
     `stages.cut.CutConfig`. The next pass carries out the cuts and drops what is then too short (`stages.cut`).
 
-    A barrier that removes documents in favour of others may list COUNT in `signals`. The planner then has the documents
-    that each kept one stands for counted, where something reads this signal (`pipeline.plan.counts`).
+    A barrier that removes documents in favour of others may list COUNT in `signals`. If a later step reads this signal,
+    the planner adds tasks that count, for each kept document, the documents for which it stands
+    (`pipeline.plan.counts`).
     """
 
     @property
     def rounds(self) -> int:
-        """The largest number of removals that lead from a document to the one that stays for it: 1 if the slices name
-        only documents that stay (`kept`)."""
+        """The length of the longest chain of removals: 2 if document A may be removed in favour of B, and B in favour
+        of C. It is 1 if every document that a slice names under `kept` stays."""
         return 1
 
     def prepare(self) -> tuple[str, dict[str, Any]]:

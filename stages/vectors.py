@@ -143,7 +143,7 @@ _RESULT_PARTS = ("reason", "text", "language", "meta", "signals", "side table")
 
 
 def _result_parts(reason: str | None, doc: Document) -> tuple[Any, ...]:
-    """Return the parts of a stage's result for a document, in the order of `_RESULT_PARTS`."""
+    """Return what a stage decides and writes for a document, as values in the order of the names in `_RESULT_PARTS`."""
     return reason, doc.text, doc.language, doc.meta, dict(sorted(doc.signals.items())), doc.side
 
 

@@ -1,7 +1,7 @@
 """Runs `python -m MODULE ARGUMENTS` in a process of its own, without the two seconds that the imports take.
 
-A server imports them once and forks for each command. It has no threads, and imports nothing that reads the environment
-while it is imported, so the fork behaves like a fresh process.
+A server process imports the needed modules once, and forks for each command. It has no threads, and it imports no
+module that reads the environment at import, so the fork behaves like a fresh process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PRELOADED = ("numpy", "pyarrow.dataset", "pyarrow.parquet", "pipeline.cli.app", 
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """The server of this process. It ends when its standard input closes, so with this process."""
+    """Start the server process of this test process. It ends when its standard input closes, and so with this
+    process."""
     return subprocess.Popen([sys.executable, "-m", "tests.commands"], cwd=ROOT, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1",
                                                               "ARROW_DEFAULT_MEMORY_POOL": "system"})
@@ -36,7 +37,8 @@ def _server() -> subprocess.Popen[str]:
 
 def command(module: str, *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT,
             timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """Run a command; `env` holds variables besides those of this process. Raises AssertionError after `timeout` s."""
+    """Run a command in a forked process, and return its result. `env` has variables that are added to the environment
+    of this process. Raises AssertionError after `timeout` seconds."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: a busy machine may stand still in the middle of any example, or while one is made: no clock says that a test fails
+#: a busy machine may stand still while an example is made or tested, so no test of hypothesis fails for taking long
 UNTIMED = (HealthCheck.too_slow,)
 settings.register_profile("fuzz", max_examples=3000, deadline=None, suppress_health_check=UNTIMED)      # make fuzz
-# the same examples every time: looking for others is what `make fuzz` is for, not for whoever changes something else
+# the same examples every time, so that a change is not blamed for an older bug; `make fuzz` looks for new examples
 settings.register_profile("steady", max_examples=30, derandomize=True, deadline=None, database=None,
                           suppress_health_check=UNTIMED)
 settings.load_profile("steady")
-# hundreds of processes would compile all they import; images of containers often forbid to keep it
+# without .pyc files, hundreds of processes would compile all they import; container images often switch them off
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# no test cuts the power, and waiting for the disk takes a third of a small run's time
+# no test cuts the power, so none needs fsync, which takes a third of a small run's time
 os.fsync = lambda fd: None
 # all processes of all tests share compiled kernels, which numba keys by their source
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "numba"))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Ray neither kills for memory that something else on this machine has filled, nor gives up a worker that starts slowly
+# Ray kills no worker because another program has filled the memory, and does not give up a worker that starts slowly
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
 
@@ -42,8 +42,9 @@ RAY_FILES = frozenset(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests go to workers file by file, those of RAY_FILES all to one. (`--dist loadgroup` marks groups in node ids,
-    which pytest 9.2 no longer shows the scheduler.)"""
+    """Distribute tests to the workers of pytest-xdist file by file, and all files of RAY_FILES to one worker. (The
+    option `--dist loadgroup` alone would not do this: it marks groups in the ids of tests, which pytest 9.2 no longer
+    shows the scheduler.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -58,8 +59,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """A command that a test before called with --quiet has silenced the warnings of this process: which one that was
-    hangs on how the tests are spread over workers."""
+    """Turn warnings of this process on again. A command with --quiet, called by an earlier test, has turned them off,
+    and which tests came earlier depends on how tests are distributed to workers."""
     logging.getLogger("tokenmill").setLevel(logging.NOTSET)
 
 
@@ -68,21 +69,24 @@ DATA = Path(os.environ["TOKENMILL_TEST_DATA"]).resolve() if os.environ.get("TOKE
 
 
 def pytest_configure(config):
-    """A mistyped folder is an error: it would skip every test that needs real data."""
+    """Fail if the folder of real data (DATA) does not exist. Without this check, a mistyped folder would skip every
+    test that needs real data."""
     if DATA is not None and not DATA.is_dir():
         raise pytest.UsageError(f"DATA={DATA}: no such folder")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """Keeps the exit status beside the tests that failed: `.ci/repeat.py` repeats those of a complete run only."""
+    """Store the exit status in pytest's cache, beside the failed tests. `.ci/repeat.py` needs it: it repeats failed
+    tests only if the run was complete."""
     cache = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
         cache.set("ci/exitstatus", int(exitstatus))
 
 
 def shared_data(*parts: str) -> Path:
-    """Path below the folder of real data; the test is skipped, visibly, where it is absent."""
+    """Return the path `parts` below the folder of real data. The test is skipped if the path, or the folder, does not
+    exist."""
     if DATA is None:
         pytest.skip(f"needs real data, make test DATA=FOLDER: {'/'.join(parts)}")
     path = DATA.joinpath(*parts)
@@ -92,7 +96,8 @@ def shared_data(*parts: str) -> Path:
 
 
 def real_files(pattern: str, *parts: str) -> list[Path]:
-    """Files below the folder of real data, sorted; none without it. For tests that real files only add to."""
+    """Return the files below `parts` in the folder of real data, sorted, or [] without that folder. It is for tests
+    that do not need real files, but are stronger with them."""
     return sorted(DATA.joinpath(*parts).rglob(pattern)) if DATA is not None else []
 
 
@@ -102,7 +107,8 @@ def data():
 
 
 class SlowClock:
-    """`time`, with a clock on which deadlines are ten times as far."""
+    """Stands in for the module `time`. Its monotonic clock runs at a tenth of the speed, so that deadlines measured
+    with it are ten times as long."""
 
     time, sleep = time.time, time.sleep
 
@@ -113,7 +119,8 @@ class SlowClock:
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """The session's one Ray: 2 CPUs on this machine, and memory whatever is free. Whoever uses it marks the test `ray`.
+    """The one Ray of the session: 2 CPUs on this machine, and all free memory. A test that uses it must have the mark
+    `ray`.
     """
     ray = pytest.importorskip("ray")
     if ray.is_initialized():
@@ -123,7 +130,7 @@ def ray_session():
 
     temp = tempfile.mkdtemp(prefix="tmr", dir="/tmp")      # short: socket paths may have 107 characters
     with pytest.MonkeyPatch.context() as patch:
-        # Ray gives its raylet 30 s to come up, whatever the machine does meanwhile, and there is no setting for that
+        # Ray waits only 30 s for its raylet to start, even on a busy machine, and has no setting for this
         patch.setattr("ray._private.node.time", SlowClock)
         # A command called in this process since it imported Ray (`--address`) may have found the user's token and asked
         # for it: Ray's servers would hear of that, its client not. Without a mode Ray itself tells both.
@@ -138,7 +145,8 @@ def ray_session():
 
 
 def pytest_collection_modifyitems(items):
-    """All tests that share the session's Ray run in one worker of pytest-xdist (`--dist loadgroup`)."""
+    """Put all tests that share the session's Ray into one group, so that one worker of pytest-xdist runs them (`--dist
+    loadgroup`)."""
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))

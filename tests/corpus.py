@@ -1,7 +1,7 @@
-"""A corpus made at test time: real English (Python's own documentation topics) as pages, with planted duplicates.
+"""Makes a corpus of web pages at test time: real English (the documentation topics of Python), with planted duplicates.
 
-Everything is derived from a seed, nothing is committed. Pages of every kind a pipeline meets: articles,
-near-duplicates, exact copies under another URL, too short ones, boilerplate, other languages, personal data.
+Everything is a function of a seed, so no data is committed. There are pages of every kind that a pipeline meets:
+articles, near-duplicates, exact copies under another URL, short pages, boilerplate, other languages, and personal data.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def pages(n: int, seed: int = 0) -> list[Page]:
 
 
 def warc(found: list[Page]) -> bytes:
-    """The pages as a WARC file, gzip per record, a warcinfo record first."""
+    """Return the pages as a WARC file: first a warcinfo record, then a record for each page, each compressed with gzip
+    by itself."""
     out = io.BytesIO()
 
     def record(kind: str, url: str, body: bytes, content_type: str) -> None:
@@ -115,7 +116,7 @@ def warc(found: list[Page]) -> bytes:
 
 
 def write_warcs(folder: Path, n: int, files: int, seed: int = 0) -> list[Page]:
-    """`n` pages over `files` WARC files in `folder`; returns the pages in file order."""
+    """Write `n` pages to `files` WARC files in `folder`. Returns the pages in the order of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     found = pages(n, seed)
     for i in range(files):

@@ -1,12 +1,12 @@
-"""What a change of the code's structure must leave as it is: `frozen.json` holds it, tests compare.
+"""Compares results with `frozen.json`, which holds what a change of the code's structure must not change.
 
-Of whole runs: the content hashes of datasets, shards and order, and the sections of the report without times. Of the
-product: commands with their options, and metric names. `FREEZE=1 make test` (and `make slow`) writes anew what differs;
-each entry that changes is a change that users see and belongs into CHANGELOG.
+Of whole runs, it holds the content hashes of datasets, shards and order, and hashes of the report's sections without
+times. Of the product, it holds the commands with their options, and the metric names. `FREEZE=1 make test` (and `make
+slow`) rewrites the entries that differ. Each changed entry is a change that users see, so it needs a line in CHANGELOG.
 
-Figures of a run hold on one Python only, and those of a run with numeric steps on the kinds of CPU named with them:
-scores may differ on others, as the keys of such steps say. Elsewhere they are skipped. On a new kind of CPU FREEZE=1
-adds it where nothing else differs.
+The figures of a run hold for one version of Python. If the run has a step whose scores depend on the CPU, they also
+hold only for the kinds of CPU that are named with them. Elsewhere the comparison is skipped. `FREEZE=1` on a new kind
+of CPU adds it to the list if the figures are equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DERIVED_KEYS = {"dropped_lengths", "match"}
 
 
 def hold(name: str, value: Any) -> None:
-    """Compare a JSON value with the frozen one of this name, or freeze it under FREEZE=1."""
+    """Compare a JSON value with the frozen value `name`. With FREEZE=1, store the value as the frozen one instead."""
     value = json.loads(json.dumps(value))
     if os.environ.get("FREEZE") == "1":
         with open(FILE, "r+", encoding="utf-8") as f:
@@ -57,8 +57,8 @@ def hold(name: str, value: Any) -> None:
 
 
 def hold_run(name: str, store: Path | str, **programs: str) -> None:
-    """Compare what the only run of a store made with the frozen figures of this name. `programs`: versions of programs
-    that had a part in it."""
+    """Compare what the only run of a store has made with the frozen figures `name`. `programs` are versions of other
+    programs on which the figures depend; with other versions, the comparison is skipped."""
     frozen = json.loads(FILE.read_text(encoding="utf-8")).get(f"run {name}", {"on": {}})
     cpus = {cpu_tag()} if numeric(store) else set()
     here: dict[str, Any] = {"on": {"python": python_version(), **programs}, **figures(store)}
@@ -73,13 +73,13 @@ def hold_run(name: str, store: Path | str, **programs: str) -> None:
 
 
 def numeric(store: Path | str) -> bool:
-    """Whether a step's output may depend on the CPU."""
+    """Return whether the output of some step in the run may depend on the kind of CPU."""
     [provenance] = Path(store).glob("runs/*/provenance.json")
     return any(key.endswith(" CPU") for node in json.loads(provenance.read_text())["nodes"].values() for key in node)
 
 
 def figures(store: Path | str) -> dict[str, Any]:
-    """Content hashes of what a run made, and a hash of each section of its report."""
+    """Return the content hashes of what a run made, and a hash of each section of its report."""
     at = Store(str(store))
     report = json.loads(at.read("report.json"))
     found: dict[str, Any] = {

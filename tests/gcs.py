@@ -1,5 +1,5 @@
-"""What a Ray cluster's GCS says to who comes with a token, and to who comes without: all that is asked of one before we
-attach to it."""
+"""Stands in for the GCS, the control process of a Ray cluster: it answers clients that send the right token, and
+refuses others. Our code asks nothing else of it before it attaches to a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import grpc
 
 
 class Gcs(grpc.GenericRpcHandler):
-    """`wants`: the token it asks for, None for an open cluster. `seen`: what it was given, request by request."""
+    """The handler of requests. `wants` is the token that it requires (None: an open cluster). `seen` lists the
+    `authorization` header of each request, or None."""
 
     def __init__(self, wants: str | None) -> None:
         self.wants, self.seen = wants, []
@@ -29,7 +30,7 @@ class Gcs(grpc.GenericRpcHandler):
 
 @contextmanager
 def gcs(wants: str | None) -> Iterator[tuple[str, Gcs]]:
-    """('127.0.0.1:port', the handler) of one that runs for as long."""
+    """A context manager that runs such a server. Yields ('127.0.0.1:port', its handler)."""
     handler = Gcs(wants)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")

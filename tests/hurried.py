@@ -1,4 +1,4 @@
-"""A clock for tests of what waits long: twenty seconds are a second."""
+"""A clock for tests of code that waits long: it sleeps a twentieth of the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pipeline.base.clock import Clock
 
 
 class HurriedClock(Clock):
-    """Sleeps a twentieth of the time, at most 0.1 s. `still`: time passes only by `passed`."""
+    """A clock that sleeps a twentieth of the requested time, but at most 0.1 s. With `still`, its time does not pass by
+    itself; a test adds seconds to `passed`."""
 
     def __init__(self, still: bool = False) -> None:
         self.passed, self._started = 0.0, super().now() if still else None

@@ -1,4 +1,4 @@
-"""The benchmarks still run as commands, with little input. What they measure then means nothing."""
+"""The benchmarks still run as commands, with little input. The figures that they measure here mean nothing."""
 
 from __future__ import annotations
 

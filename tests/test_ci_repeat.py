@@ -1,4 +1,5 @@
-"""What CI repeats: each failed test once, alone, and nothing of a run that did not come to its end."""
+"""The script `.ci/repeat.py` repeats each failed test once, alone. It repeats nothing if the run of the tests was
+incomplete."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_one(n): assert False
 
 @pytest.fixture
 def repeat(tmp_path, monkeypatch):
-    """Runs the script on tests in a folder of its own, of which is kept what is kept of this repository's."""
+    """A function that runs the script on the given tests, in a folder with the same pytest cache settings as this
+    repository."""
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_sessionfinish\n")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

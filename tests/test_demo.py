@@ -1,4 +1,5 @@
-"""`make demo`: what it installs, what it says meanwhile, and what there is to look at before it is over."""
+"""`make demo`: what it installs, what it prints meanwhile, and which files a user can already look at before it
+ends."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def dry_run(folder: Path, target: str) -> str:
-    """What make would do in a clone where nothing is installed."""
+    """Return what `make -n target` prints in a clone where nothing is installed yet."""
     (folder / "pipeline").mkdir(exist_ok=True)
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "pipeline/fetch.py"):
         shutil.copyfile(ROOT / name, folder / name)

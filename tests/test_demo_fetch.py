@@ -1,4 +1,5 @@
-"""The demo's input: pip under checksum, archives under caps, WARC that others read. Offline: pip serves a folder."""
+"""How the demo gets its input: packages from pip, compared with their checksums; archives, unpacked within limits of
+size; and WARC files that other readers can read. No network is used: pip finds its packages in a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def make_wheel(folder: Path, name: str, files: dict[str, bytes], version: str = "1.0") -> Package:
-    """A wheel with these files, as pip accepts it."""
+    """Write a wheel with these files that pip accepts."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -55,7 +56,7 @@ def make_sdist(folder: Path, name: str, files: dict[str, bytes]) -> Package:
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """pip finds packages in this folder and nowhere else."""
+    """The only folder in which pip finds packages."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")

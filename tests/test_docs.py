@@ -1,4 +1,5 @@
-"""What README, CONTRIBUTING and docs/ say of the code is so: files that they name, the layout, the worked example."""
+"""What README, CONTRIBUTING and docs/ say about the code is true: the files that they name, the layout of folders, the
+worked example."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def code(page: str, language: str) -> list[str]:
-    """The blocks of code of a page, without their indentation."""
+    """Return the code blocks of a page in one language, without their indentation."""
     blocks = re.findall(r"^( *)```(\w*)\n(.*?)^ *```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
     return [re.sub(f"^{indent}", "", text, flags=re.M) for indent, kind, text in blocks if kind == language]
 

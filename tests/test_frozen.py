@@ -1,4 +1,5 @@
-"""Commands, settings and metric names are those of `frozen.json`; whole runs are compared where e2e tests make them."""
+"""Commands, settings and metric names are those in `frozen.json`. The figures of whole runs are compared by the tests
+in tests/e2e, which make these runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The import rules of docs/architecture.md, read from the syntax trees: nothing has to be importable for this."""
+"""The import rules of docs/architecture.md. Imports are read from the syntax trees, so no module has to be
+importable."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ LAYERS = (
     "stages.text", "stages", "stages.scoring", "stages.read", "stages.adapters", "stages.dedup", "stages.scrub",
     "stages.filter", "stages.decontaminate", "stages.extract", "stages.models",
     "trainer.base", "trainer.model", "trainer.parallel", "trainer.optim", "trainer.data", "trainer.checkpoint",
-    "trainer.observe", "trainer.loop",
+    "trainer.observe", "trainer.evaluation", "trainer.loop",
     "pipeline.store", "pipeline.engine", "pipeline.cluster", "pipeline.recipe", "pipeline.passes", "pipeline.plan",
-    "pipeline.report", "pipeline.takedown", "pipeline", "pipeline.forecast", "pipeline.service",
+    "pipeline.report", "pipeline.takedown", "pipeline", "pipeline.forecast", "pipeline.study", "pipeline.service",
     "trainer", "trainer.launch", "trainer.tools",
     "pipeline.cli",
 )
@@ -67,7 +68,7 @@ def modules(folder: str) -> list[Path]:
 
 
 def imports(path: Path, root: Path = ROOT) -> Iterator[tuple[str, int]]:
-    """(module, line) of every import, wherever in the file it stands; relative ones resolved."""
+    """Yield (module, line) for every import in a file, wherever in the file it is. Relative imports become absolute."""
     package = path.relative_to(root).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -84,7 +85,7 @@ def inside(module: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def broken_rules(path: Path, root: Path = ROOT) -> list[str]:
-    """Import rules that a file below `root` breaks, one line each."""
+    """Return the imports of a file below `root` that break a rule, one line each."""
     rel = path.relative_to(root).as_posix()
     package = rel.split("/", 1)[0]
     found = []
@@ -114,7 +115,7 @@ def test_imports_run_one_way(package):
 
 
 def source_files() -> dict[str, Path]:
-    """Module → file, of all packages."""
+    """Return {module: file} for all our packages."""
     found = {}
     for path in (p for package in PACKAGES for p in modules(package)):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -123,7 +124,7 @@ def source_files() -> dict[str, Path]:
 
 
 def links() -> dict[str, set[str]]:
-    """Module → modules of ours that it imports, wherever it does so."""
+    """Return {module: modules of ours that it imports, at any place in its file}."""
     files = source_files()
 
     def module(name: str) -> str:
@@ -197,7 +198,8 @@ def test_a_name_stands_for_one_class():
 
 
 def unchecked_parquet(path: Path) -> list[str]:
-    """Calls of pyarrow.parquet that go past `pipeline.base.parquet`, one line each."""
+    """Return the calls in a file that read or write Parquet by pyarrow directly, instead of by `pipeline.base.parquet`,
+    one line each."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     return [f"{path}:{node.lineno}: {node.func.attr} of pyarrow.parquet; use pipeline.base.parquet"
             for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)

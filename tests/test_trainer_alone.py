@@ -1,4 +1,5 @@
-"""The trainer runs where only torch, numpy, pyarrow and PyYAML are installed: import hooks refuse everything else."""
+"""The trainer runs where only torch, numpy, pyarrow and PyYAML are installed. The tests use import hooks that refuse
+all other packages."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ raise SystemExit(code)
 
 
 def closure(names: list[str]) -> set[str]:
-    """Distributions that `names` require, themselves included (extras and other platforms' left out)."""
+    """Return the names of the distributions that `names` require, directly or indirectly, with `names` themselves.
+    Requirements of extras and of other platforms are left out."""
     found: set[str] = set()
     todo = [name.lower().replace("_", "-") for name in names]
     while todo:

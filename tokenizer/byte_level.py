@@ -38,7 +38,7 @@ def byte_level_json() -> str:
 
 
 class ByteLevel:
-    """Encodes and decodes without a library."""
+    """The byte tokenizer's encoder and decoder (a `tokenizer.load.CodingLibrary`). It needs no library."""
 
     name = "bytes"
     vocab_size = 256

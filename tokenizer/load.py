@@ -90,8 +90,8 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def spelled(self) -> list[bytes]:
-        """Return the bytes that each token stands for, if the tokenizer is byte-level. Such a tokenizer writes each
-        byte as a character of its alphabet, but added tokens as they are."""
+        """Return for each id the bytes that its token stands for. The tokenizer must be byte-level (each character of a
+        token stands for one byte). Added tokens, which are not spelled in this way, are returned as UTF-8."""
         byte = {char: number for number, char in enumerate(alphabet())}
         names = [self._backend.token(id) or "" for id in range(self.vocab_size)]
         return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]

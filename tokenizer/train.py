@@ -121,8 +121,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Cut the texts into pieces for the BPE trainer, which is slow on long runs. A run is RUN characters without white
-    space, or RUN characters of white space only; a piece ends after it."""
+    """Cut the texts into pieces for the BPE trainer, which is slow on long runs of characters without a boundary. A
+    piece ends after RUN characters in a row that are all white space or all not."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

@@ -13,9 +13,9 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("fc00::/7", "192.0.0.0/24", "2001::/3
 
 
 def outside(address: str) -> bool:
-    """Whether an IP address may belong to another machine. It may not if it is a loopback or link-local address, or
-    belongs to another special range, such as the services through which clouds hand out credentials. IPv4 addresses of
-    private networks may belong to another machine."""
+    """Whether an IP address may belong to another machine. It may not if it is a loopback or link-local address, or in
+    another special range, such as the addresses of services through which clouds hand out credentials. IPv4 addresses
+    of private networks may belong to another machine."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip.sixtofour or ip

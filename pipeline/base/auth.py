@@ -35,8 +35,8 @@ class ClusterError(TokenmillError):
 
 
 class NoAnswer(ClusterError):
-    """Raised when nothing answers at the address of the cluster: its head node is down, or out of reach. It may come
-    back, so a run of a queue waits for it."""
+    """Raised when nothing answers at the address of the cluster: its head node is down, or out of reach. The head node
+    may come back, so a run in a queue waits for it."""
 
 
 class BadAddress(ClusterError):
@@ -84,8 +84,8 @@ def use_token() -> str | None:
 
 def own_token() -> None:
     """Set a random authentication token for a Ray cluster that Tokenmill starts on this machine, if the user has no
-    token. Others could run code on a cluster without one, because its ports listen on all addresses. Does nothing when
-    the user has chosen another RAY_AUTH_MODE, or when Ray is already imported and has read that variable."""
+    token. Others could run code on a cluster without a token, because its ports listen on all addresses. Does nothing
+    when the user has chosen another RAY_AUTH_MODE, or when Ray is already imported and has read that variable."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 
@@ -125,8 +125,8 @@ def check_kept_server(address: str) -> None:
     token is therefore sent only to the server that the environment variable TOKENMILL_ADDRESS names, or to a loopback
     address (for example an SSH tunnel). Finally, `check_job_server` checks the server."""
     if job_server(address) != os.environ.get(ADDRESS, "").rstrip("/") and not loopback_url(address):
-        raise ClusterError(f"the store says that it is at {address}, and our token goes only where this shell says: "
-                           f"export {ADDRESS}={address} to have it asked")
+        raise ClusterError(f"the store names {address} as the job server of the run. Your token is sent only to a "
+                           f"server that you name: if this is your server, export {ADDRESS}={address}")
     check_job_server(address, insecure_local=loopback_url(address))
 
 

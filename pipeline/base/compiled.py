@@ -31,7 +31,8 @@ _lock = threading.Lock()
 
 @functools.cache
 def has_numba() -> bool:
-    """Return whether numba can be imported, which this tries. An installed numba may refuse the version of numpy."""
+    """Whether numba can be imported. The function tries the import, because an installed numba may refuse the version
+    of numpy."""
     try:
         import numba  # noqa: F401
     except ImportError:

@@ -85,8 +85,8 @@ def missing(supported: Mapping[str, Any]) -> str:
     if not supported["seccomp"]:
         gaps.append("no seccomp: parsers could open sockets")
     if not supported["landlock"]:
-        gaps.append("no Landlock: parsers could start programs their stages declare beside others, write any file of "
-                    "this user and look into its other processes")
+        gaps.append("no Landlock: parsers could write any file of this user, read its other processes and, if their "
+                    "stages declare a program, start any program")
     return "; ".join(gaps)
 
 

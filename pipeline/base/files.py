@@ -22,8 +22,8 @@ def sha256(path: str | Path) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Returns the sha256 of a file as 64 hexadecimal digits. The sha256 of a folder covers the names and hashes of all
-    files below it, except files and folders whose names begin with a dot."""
+    """Returns the sha256 of a file or a folder as 64 hexadecimal digits. The sha256 of a folder covers the names and
+    hashes of all files below it, except files and folders whose names begin with a dot."""
     if Path(path).is_dir():
         digest = hashlib.sha256()
         inside = ((p.relative_to(path).as_posix(), p) for p in Path(path).rglob("*") if p.is_file())

@@ -56,8 +56,8 @@ def status_kb(pid: int | str, fields: tuple[str, ...]) -> int:
 
 
 def data_bytes(pid: int | str = "self") -> int:
-    """Returns the bytes of a process that RLIMIT_DATA limits: its private writable memory, whether used yet or only
-    reserved."""
+    """Returns the size in bytes of the memory of a process that RLIMIT_DATA limits: its private writable memory,
+    whether used yet or only reserved."""
     return status_kb(pid, ("VmData:",)) * 1024
 
 

@@ -83,7 +83,7 @@ def secret_in(value: str) -> str | None:
     if any(pattern.search(value) for pattern in _SHAPES):
         return "a key or token"
     if any(secret in value for secret in _values(os.environ) if len(secret) >= 2 * SHORTEST):
-        return "what a secret variable of this shell holds"
+        return "the value of a secret environment variable"
     if "://" not in value:
         return None
     if any(pattern.search(value) for pattern, _ in _RULES[1:3]):

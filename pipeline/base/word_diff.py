@@ -125,8 +125,8 @@ def words(text: str) -> int:
 
 
 def shortened(pairs: list[DiffRow]) -> Iterator[DiffRow | int]:
-    """Yield the rows (pairs of paragraphs), but not all of a long stretch of equal rows: only AROUND rows next to
-    different rows are yielded, and in between the number of rows that were left out."""
+    """Yield the rows (pairs of paragraphs), but leave out the middle of each long stretch of equal rows. The AROUND
+    rows at both ends of the stretch stay. In place of the rows between them, their number is yielded."""
     start = 0
     while start < len(pairs):
         end = start

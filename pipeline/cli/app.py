@@ -43,7 +43,7 @@ STOPPED = 130                      # the exit code that Typer gives a KeyboardIn
 
 @cache
 def command_group() -> TyperGroup:
-    """Return the command with all its subcommands."""
+    """Return the command `tokenmill` with all its subcommands, as Click runs it."""
     app = typer.Typer(name="tokenmill", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                       rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
                       help="From raw web pages, PDFs, code and books to training tokens, and a trainer for them.")

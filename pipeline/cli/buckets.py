@@ -33,15 +33,15 @@ def fit(data: Annotated[list[Path], typer.Argument(
                                                       "repeat it for several signals.")],
         out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The edges, for `buckets: {edges: …}`.")],
         by: Annotated[str | None, typer.Option(
-            "--by", metavar="NAME", help="Separate edges for every language, source, or value of this signal "
-                                         "(a topic).")] = None,
+            "--by", metavar="NAME", help="Compute separate edges for each group of documents: `language`, "
+                                         "`source`, or a signal such as a topic.")] = None,
         buckets: Annotated[int | None, typer.Option(
             "--buckets", min=2, max=1000, metavar="N", help="Buckets of equal weight [default: 20].")] = None,
-        at: Annotated[str | None, typer.Option("--at", metavar="PERCENT,…",
-                                               help="Cut at these percentages instead, e.g. 30,60.")] = None,
+        at: Annotated[str | None, typer.Option(
+            "--at", metavar="PERCENT,…", help="Cut at these percentages of the weight instead, say 30,60.")] = None,
         weight: Annotated[str, typer.Option(
-            "--weight", metavar="NAME", help="What a document weighs: 'documents' (one each), 'bytes' (of its text), "
-                                             "or a signal that holds whole numbers.")] = "documents",
+            "--weight", metavar="NAME", help="Weight of a document: 'documents' (each weighs 1), 'bytes' (of its "
+                                             "text), or a signal that holds whole numbers.")] = "documents",
         json_lines: JsonOpt = False) -> None:
     """Find the edges (scores) that divide the documents of a dataset into buckets.
 

@@ -41,7 +41,7 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
               "--positive", metavar="PATH", help="Good documents (label hq): Parquet, JSON Lines or text files, or "
                                                  "folders of them.")] = None,
           negative: Annotated[list[Path] | None, typer.Option(
-              "--negative", metavar="PATH", help="The rest (label lq), likewise.")] = None,
+              "--negative", metavar="PATH", help="Other documents (label lq), in the same forms.")] = None,
           labelled: Annotated[list[Path] | None, typer.Option(
               "--labelled", metavar="PATH", help="Documents with a label each: a word, or a number (a grade).")] = None,
           reference: Annotated[list[Path] | None, typer.Option(
@@ -55,17 +55,19 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
           seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the order of texts and the "
                                              "initial weights.")] = 0,
           held_out: Annotated[float, typer.Option(
-              min=0.0, max=0.9, metavar="SHARE", help="Texts not trained on: half to calibrate, half to judge.")] = 0.2,
+              min=0.0, max=0.9, metavar="SHARE", help="Texts to hold out: half calibrate the model, half measure its "
+                                                      "accuracy.")] = 0.2,
           most: Annotated[int | None, typer.Option(
-              min=2, metavar="N", help="At most this many texts of each label, drawn by their content.")] = None,
-          dim: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Dimensions of a vector.")] = 32,
+              min=2, metavar="N", help="At most this many texts of each label, chosen by hashes of the texts.")] = None,
+          dim: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Dimensions of the word vectors.")] = 32,
           epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Passes over the texts.")] = 5,
           rate: Annotated[float, typer.Option(metavar="R", help="Learning rate, above 0.")] = 0.1,
-          word_ngrams: Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Longest run of words.")] = 2,
+          word_ngrams: Annotated[int, typer.Option(
+              min=1, max=5, metavar="N", help="Length of the longest word n-gram.")] = 2,
           buckets: Annotated[int, typer.Option(
               min=1, metavar="N", help="Buckets into which word n-grams are hashed.")] = 1 << 18,
           min_count: Annotated[int, typer.Option(min=1, metavar="N",
-                                                 help="Occurrences a word needs to get a vector.")] = 1,
+                                                 help="Least occurrences of a word that gets a vector.")] = 1,
           intended_use: Annotated[str | None, typer.Option(metavar="TEXT", help="For the model card.")] = None,
           license: Annotated[str | None, typer.Option(metavar="TEXT", help="For the model card.")] = None,
           json_lines: JsonOpt = False) -> None:
@@ -276,9 +278,9 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
           data: DataArg,
           out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Scores by document id: .jsonl or "
                                                                                  ".parquet.")] = None,
-          label: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose probability is the score; default: "
-                                                                          "that of the card.")] = None,
-          raw: Annotated[bool, typer.Option("--raw", help="Scores before calibration.")] = False,
+          label: Annotated[str | None, typer.Option(
+              metavar="LABEL", help="Label whose probability is the score (default: that in the model card).")] = None,
+          raw: Annotated[bool, typer.Option("--raw", help="Do not calibrate the scores of the model.")] = False,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:

@@ -24,8 +24,8 @@ MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool,
             full: bool = False) -> None:
-    """Compare two runs, each given by its name or folder. Print a summary, with `full` all of
-    the result, or JSON; with `html`, also write it as a page to this file."""
+    """Compare two runs, each given by its name or folder, and print the result: a summary, with `full` the whole
+    comparison, or with `json_lines` JSON. With `html`, also write the comparison as a page to this file."""
     from pipeline.report.compare import FinishedRun, compare_runs
     from pipeline.report.compare_html import render
 
@@ -88,11 +88,11 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
     if len(document["notes"]) > most:
         yield f"and {plural(len(document['notes']) - most, 'more note')}: --full has them"
     if document["equal"]:
-        yield "the two runs say the same: nothing differs but measured times"
+        yield "the two runs have the same results; only measured times differ"
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the comparison as text for people."""
+    """Yield the lines of the whole comparison, as `--full` prints them."""
     from pipeline.report.compare_html import by_difference, datasets, overview, sections
 
     yield from _head(document, len(document["notes"]))

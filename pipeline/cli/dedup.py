@@ -53,11 +53,11 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a removed or cut document, or its beginning.")],
-            dataset: Annotated[str, typer.Option(metavar="NAME", help="The dataset it was removed from, or is "
-                                                                "in.")] = "deduped",
+            dataset: Annotated[str, typer.Option(metavar="NAME", help="Dataset that dropped or kept the "
+                                                                "document.")] = "deduped",
             store: StoreOpt = "store",
             html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write the explanation as a "
-                                                      "page; of two texts, with the words marked that differ.")] = None,
+                                                      "page. Words in which the two texts differ are marked.")] = None,
             json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate, or what was cut out of it.
 
@@ -84,8 +84,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         return
     kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
     if kept is None:
-        raise UserError(f"the document {verdict['kept']} that was kept for it is not in {dataset} any more; the store "
-                        f"has changed since, run the recipe again")
+        raise UserError(f"the document {verdict['kept']}, which was kept in its place, is not in {dataset} any more, "
+                        f"because the store has changed since; run the recipe again")
     config = minhash_config(at, dataset)
     # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
     # recognised in such text
@@ -114,7 +114,8 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
-    """Return the document whose id begins with `id`: of those that the dataset dropped, or else of those it kept."""
+    """Return the first document whose id begins with `id`, from those that the dataset dropped or else from those that
+    it kept. Raises UserError when there is none."""
     for kind in ("dropped", "datasets"):
         if (row := next(rows(store, kind, dataset, None, id), None)) is not None:
             return row
@@ -153,11 +154,12 @@ def _explain_cuts(store: Store, dataset: str, row: dict[str, Any], html: Path | 
                                f"{_keeper(passage['kept'])}\n    {passage['beginning'] or _GONE}"))
 
 
-_GONE = "(the store has the text before the cuts no more)"
+_GONE = "(the store no longer has the text before the cuts)"
 
 
 def _keeper(kept: dict[str, Any] | None) -> str:
-    """Name the document that keeps a passage."""
+    """Return the end of a line about a passage: the document that keeps the passage, by id, source and URL. Returns ""
+    if this document is not known (`kept` is None)."""
     if kept is None:
         return ""
     place = "(not in the dataset any more)" if kept["source"] is None else f"{kept['source']}  {kept['url'] or ''}"
@@ -170,7 +172,8 @@ def _write_page(path: Path, page: str) -> None:
 
 
 def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) -> str:
-    """Say in one line how similar the two texts are."""
+    """Return a line that says how similar a removed text and the kept one are, and with which thresholds. `reason` is
+    the reason for which the document was removed, and `recorded` the similarity that the run noted (None if none)."""
     return (f"{reason}: similarity {comparison.similarity:.4f}"
             + (f" ({recorded:.4f} recorded)" if recorded else "")
             + (f", threshold {comparison.threshold}" if comparison.threshold else "")
@@ -239,7 +242,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
     from pipeline.cli.runs import shown
     from pipeline.index_folders import export_indexes, new_folder
     from pipeline.plan.indexes import WantedIndex
-    from pipeline.run import default_workers, make_backend, run_recipe
+    from pipeline.run import NamedRecipe, default_workers, make_backend, run_recipes
     from stages.catalog import stage_class
     from stages.dedup.index import IndexedBarrier
 
@@ -253,8 +256,9 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
         if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
             raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies, of which an index "
                             f"could be made; add one to its steps")
-        run_recipe(recipe, at.root, run=name, show=shown(quiet, False), index=WantedIndex(dataset, taken.extend),
-                   make_backend=make_backend(backend.value, workers or default_workers(), None))
+        run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
+                    show=shown(quiet, False),
+                    make_backend=make_backend(backend.value, workers or default_workers(), None))
     export_indexes(at, taken, folder)
     _tell(folder.root, taken, quiet)
 
@@ -293,7 +297,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
     table("removed by", [(r["docs"], f"{r['stage']}: {r['reason']}") for r in result["by_reason"]])
     table("in language", [(n, language or "(unknown)") for language, n in result["by_language"].items()])
-    table("from a source, for a kept document of a source",
+    table("by source  →  source of the kept document",
           [(p["docs"], f"{p['removed']}  →  {p['kept']}") for p in result["pairs"]]
           + ([(result["unknown"], "the kept document was dropped later")] if result["unknown"] else []))
     for title, key in (("from a domain", "domains"), ("ALARM: domains that lost more than half", "alarms")):
@@ -320,7 +324,7 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
     lines = ["", f"{cuts['docs']:,} documents cut: {cuts['passages']:,} passages, {cuts['bytes']:,} bytes"]
     lines += _table("bytes cut by", [(row["bytes"], f"{row['step']}: {row['reason']}, {row['passages']:,} passages")
                                      for row in cuts["by_reason"]])
-    lines += _table("bytes cut from a source, and kept in a document of a source",
+    lines += _table("bytes cut by source  →  source of the document that keeps the passage",
                     [(pair["bytes"], f"{pair['cut']}  →  {pair['kept']}") for pair in cuts["pairs"]]
                     + ([(cuts["unknown"], "the document that keeps the passage is not known")]
                        if cuts["unknown"] else []))
@@ -328,13 +332,14 @@ def _cut_lines(cuts: dict[str, Any]) -> list[str]:
                        ("ALARM: lost more than half of their text to cuts", "alarms")):
         lines += _table(title, [(row["bytes"], f"of {row['of']:,}  " + (
             row["domain"] if "domain" in row else row["source"])) for row in cuts[key]])
-    return lines + _table("bytes kept for others", [
+    return lines + _table("bytes of cut passages by the document that keeps them", [
         (row["bytes"], f"{row['passages']:,} passages  {row['id']}  {row['source'] or '(gone)'}  {row['url'] or ''}"
          .rstrip()) for row in cuts["keepers"]])
 
 
 def _one_line(text: str) -> str:
-    """Return a text on one line: a line feed in a URL must not begin a line that looks like one of this program."""
+    """Return a text on one line. A URL with a line feed could otherwise print a line that looks like output of this
+    program."""
     return text.rstrip().replace("\n", "\\n")
 
 

@@ -36,7 +36,7 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """Describe an error in one line, for a user. The line of an unexpected error says that the error is unexpected."""
+    """Describe an error in one line, for a user. The line says so if the error is unexpected (a bug of Tokenmill)."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):

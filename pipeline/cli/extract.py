@@ -32,24 +32,24 @@ MOST_NAMED = 5
 REMEDIES = {
     "not_pdf": "it does not begin like a PDF",
     "not_html": "it does not begin like a web page",
-    "no_text": "nothing of it is main text; try another --engine",
+    "no_text": "it has no main text; try another --engine",
     "html_too_deep": "its elements nest too deep, or it is too tangled; try another --engine",
     "pdf_cipher": "its fonts give other letters than they draw; read it with --set pdf.ocr=tesseract",
     "pdf_no_text": "it has no text layer (a scan); read it with --set pdf.ocr=tesseract",
     "pdf_encrypted": "take its password off first",
     "pdf_damaged": "it cannot be opened; try to repair it or fetch it again",
-    "binary": "it is no text; if it is of a kind that is read, say which by --as",
+    "binary": "it is not text; if there is a reader for it, name the reader with --as",
     "empty": "there is nothing in it",
     "too_large": "it is larger than its reader takes; see max_bytes (--set NAME.max_bytes=…)",
     "truncated": "the compressed file ends too early; fetch it again",
-    "missing_turns": "none of the formats of records; name its keys (--set sft.messages=…), or choose another --as",
+    "missing_turns": "no known format of records has its keys; name them (--set sft.messages=…), or give another --as",
     "missing_text": "there is no text under its key; name the key with --set jsonl.text=KEY",
     "bad_json": "this is no JSON object on a line",
 }
 
 
 class OutputFormat(StrEnum):
-    """Formats of the output."""
+    """The values of --format: how the texts of files are printed."""
 
     text = "text"
     markdown = "markdown"
@@ -179,7 +179,8 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield the documents, and turn errors of the reader into UserErrors."""
+    """Yield `documents`. Errors that the reader of `file` raises while it yields them become UserErrors, which are
+    shown as one line."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -294,6 +295,7 @@ def note(place: str, version: Extracted, ocr: bool) -> None:
     pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")
-        why = "OCR found none, or had read its ocr_pages" if ocr else "read them with --set pdf.ocr=tesseract"
+        why = ("OCR found none, or had read the pages that ocr_pages allows" if ocr else
+               "read them with --set pdf.ocr=tesseract")
         typer.echo(visible(f"{place}: {len(pages)} of {len(version.meta['pdf_routes'])} pages without text ({which}): "
                          f"{why}").replace("\n", " "), err=True)

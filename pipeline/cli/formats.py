@@ -31,7 +31,8 @@ PROGRESS_S = 10.0
 
 
 class TokenFormat(StrEnum):
-    """Formats of other projects, the keys of `FORMATS` in `tokenizer.export.export` and `tokenizer.imports.imports`."""
+    """The values of --format: the token formats of other projects. The names are those in `FORMATS` of
+    `tokenizer.export.export` and `tokenizer.imports.imports`."""
 
     ds = "ds"
     megatron = "megatron"
@@ -80,7 +81,7 @@ def export(format: FormatOpt,
                                         "--order.")] = None,
            order: Annotated[str | None, typer.Option(
                "--order", metavar="RUN", help="Write the samples of this run, in training order, instead of a shard "
-                                              "set. Needs its rows: materialize RUN.")] = None,
+                                              "set. `tokenmill materialize RUN` must have written them.")] = None,
            phase: Annotated[str | None, typer.Option(
                "--phase", metavar="PHASE", help="Only the samples of this phase. With --order.")] = None,
            samples: Annotated[str | None, typer.Option(
@@ -91,9 +92,9 @@ def export(format: FormatOpt,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. A file whose
-    bytes are those of a file of the store is a hard link to it if both are on one disk. Never change such a file: the
-    store would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If a file
+    has the same bytes as a file of the store, and both are on one disk, it is a hard link to that file. Never change
+    such a file: the store would change, too.
 
     \b
     Examples:
@@ -129,8 +130,9 @@ def export(format: FormatOpt,
 
 @contextlib.contextmanager
 def written(out: str, option: str) -> Iterator[Path]:
-    """A context manager for writing the new folder `out`, which `option` has given. It yields the folder to write: for
-    a URL one of this machine, whose files are uploaded at the end."""
+    """A context manager for writing the new folder `out`, the value of the command-line option `option`. It yields the
+    path of the folder to write. If `out` is a URL, this is a folder of this machine, and its files are uploaded at the
+    end."""
     with uploaded(out, option) if is_url(out) else contextlib.nullcontext(Path(out)) as folder, writing(folder, option):
         yield folder
 
@@ -177,7 +179,8 @@ def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iter
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of samples that --phase and --samples choose."""
+    """Return the range [first, stop) of samples that the values of --phase and --samples choose; all samples if both
+    are None. Raises BadUsage for a phase or range that the curriculum does not have."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}

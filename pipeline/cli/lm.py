@@ -37,12 +37,13 @@ def train(data: Annotated[list[Path], typer.Argument(
           pieces: PiecesOpt = None,
           vocab: Annotated[int, typer.Option(
               min=16, max=1 << 20, metavar="N",
-              help="Pieces of a new SentencePiece model, without --sentencepiece.")] = 65536,
+              help="Pieces of the SentencePiece model that is trained if --sentencepiece is not given.")] = 65536,
           language: Annotated[str | None, typer.Option(metavar="CODE",
                                                        help="Take only documents of this language.")] = None,
-          order: Annotated[int, typer.Option(min=1, max=10, metavar="N", help="Longest n-gram, pieces.")] = 5,
+          order: Annotated[int, typer.Option(
+              min=1, max=10, metavar="N", help="Length of the longest n-gram, in pieces.")] = 5,
           tokens: Annotated[int, typer.Option(
-              min=1000, metavar="N", help="Most pieces trained on; each takes up to 250 bytes.")] = 20_000_000,
+              min=1000, metavar="N", help="Most pieces to train on; each takes up to 250 bytes.")] = 20_000_000,
           normalize: NormalizeOpt = "ccnet",
           arpa: Annotated[Path | None, typer.Option("--arpa", metavar="FILE",
                                                     help="Write the model as ARPA, too, for other programs.")] = None,

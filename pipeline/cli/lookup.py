@@ -48,11 +48,10 @@ def index(shards: ShardsArg, quiet: QuietOpt = False, json_lines: JsonOpt = Fals
 
 def find(shards: ShardsArg,
          id: Annotated[str | None, typer.Option(metavar="ID", help="Id of a document, or its beginning.")] = None,
-         url: Annotated[str | None, typer.Option(metavar="URL", help="URL of documents, exactly as it was read.")] =
+         url: Annotated[str | None, typer.Option(metavar="URL", help="URL of documents, exactly as in the input.")] =
          None,
          domain: Annotated[str | None, typer.Option(
-             metavar="DOMAIN", help="Host of the URLs, without port and `www.`; other hosts of the domain do not "
-                                    "count.")] = None,
+             metavar="DOMAIN", help="Host of the URLs, without port and `www.`; subdomains are not included.")] = None,
          limit: Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")] = 100,
          json_lines: JsonOpt = False) -> None:
     """Find where documents stand in a shard set.

@@ -42,7 +42,7 @@ ShipOpt = Annotated[bool, typer.Option("--ship-code", help="Send this installati
 PythonOpt = Annotated[str, typer.Option(metavar="PYTHON", help="Python on the head node that runs the driver.")]
 InsecureOpt = Annotated[bool, typer.Option("--insecure-local", help="Accept a cluster without token authentication on "
                                                                    "this machine's loopback.")]
-TakeoverOpt = Annotated[bool, typer.Option("--takeover", help="Fence another driver that seems to hold the store.")]
+TakeoverOpt = Annotated[bool, typer.Option("--takeover", help="Take the store over from another driver that holds it.")]
 LimitOpt = Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")]
 CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of text shown; 0 shows everything.")]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RowFormat(StrEnum):
-    """File formats in which `tokenmill materialize` writes samples."""
+    """The values of --format: the file formats in which `tokenmill materialize` writes samples."""
 
     bytes = "bytes"
     parquet = "parquet"
@@ -41,7 +41,7 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
         dispatch_seed: Annotated[int | None, typer.Option(hidden=True)] = None,
         allow_custom_stages: opt.CodeOpt = False, ship_code: opt.ShipOpt = False,
         insecure_local: opt.InsecureOpt = False, quiet: opt.QuietOpt = False, json_lines: opt.JsonOpt = False) -> None:
-    """Run a recipe. Work that an earlier run of it has done is not repeated.
+    """Run a recipe. Work that an earlier run in the same store has done is not repeated.
 
     \b
     Examples:
@@ -109,9 +109,9 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes that run the sample "
                                                                               "(default: all cores).")] = None,
          tokens: Annotated[list[str] | None, typer.Option("--tokens", metavar="STREAM=COUNT,…|FILE",
-                                                          help="Say how often a training would read each stream, if "
-                                                               "it had so many tokens, or as many as a table in a file "
-                                                               "says; repeatable.")] = None,
+                                                          help="Numbers of tokens of the streams, or a file with "
+                                                               "a table of them: print how often a training would read "
+                                                               "each stream. Reads no input; repeatable.")] = None,
          mixture: Annotated[str | None, typer.Option("--mixture", metavar="NAME",
                                                      help="Print the mixture of a known training instead of planning a "
                                                           "recipe: deepseek, gpt3, llama, olmo3, smollm3.")] = None,
@@ -267,8 +267,8 @@ def _standing(store: Store, name: str) -> dict[str, Any]:
 
 def report(run: opt.RunArg, store: opt.StoreOpt = "store",
            compare: Annotated[str | None, typer.Option("--compare", metavar="BEFORE", help=
-                                                       "Compare with this run, of this store or by its folder, "
-                                                       "instead.")] = None,
+                                                       "Compare RUN with this run, given by its name or its "
+                                                       "folder, instead of writing a report.")] = None,
            html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the comparison as a page.")]
            = None,
            examples: Annotated[int, typer.Option(min=0, max=20, metavar="N", help=

@@ -90,8 +90,8 @@ def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: 
     return {"step": training_step.number + 1, "steps": curriculum.steps,
             "phase": curriculum.phases[training_step.phase].name,
             "samples": [training_step.first, training_step.stop], "rows": rows, "not_at_hand": (
-                f"{missing} of {len(documents)} documents are not in the datasets of the store any more; of them only "
-                f"what the shards know is shown") if missing else None}
+                f"{missing} of {len(documents)} documents are not in the datasets of the store any more; only their "
+                f"places in the shards are shown") if missing else None}
 
 
 def text(step: dict[str, Any]) -> str:

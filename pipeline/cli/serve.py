@@ -29,9 +29,11 @@ def serve(store: StoresOpt = None,
               "File with the viewers' token. Also the variable `TOKENMILL_VIEWER_TOKEN`.")] = None,
           certificate: Annotated[str | None, typer.Option(metavar="FILE", help="TLS certificate (PEM).")] = None,
           key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM).")] = None,
-          behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A proxy in front speaks TLS.")] = False,
-          proxy: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of that proxy, whose X-Forwarded-For is "
-                                                                    "believed.")] = "127.0.0.1",
+          behind_proxy: Annotated[bool, typer.Option(
+              "--behind-proxy", help="A proxy in front of the server speaks TLS.")] = False,
+          proxy: Annotated[str, typer.Option(
+              metavar="ADDRESS", help="Address of the proxy of --behind-proxy. Only its header X-Forwarded-For is "
+                                      "trusted.")] = "127.0.0.1",
           name: Annotated[list[str] | None, typer.Option(metavar="HOST", help=
               "Host name under which browsers open the server; repeatable.")] = None,
           allow_root: Annotated[list[str] | None, typer.Option(metavar="PLACE", help=

@@ -1,4 +1,4 @@
-"""The argument SHARDS of commands that read a shard set."""
+"""The argument SHARDS of commands that read a shard set: the folder STORE/shards/NAME/split=SPLIT."""
 
 from __future__ import annotations
 

@@ -25,22 +25,23 @@ def register(app: typer.Typer) -> None:
 
 
 def takedown(store: StoreOpt,
-             ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Ids, one a line.")] = None,
-             urls: Annotated[Path | None, typer.Option("--urls", metavar="FILE", help="URLs, one a line.")] = None,
+             ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Ids, one per line.")] = None,
+             urls: Annotated[Path | None, typer.Option("--urls", metavar="FILE", help="URLs, one per line.")] = None,
              domains: Annotated[Path | None, typer.Option(
-                 "--domains", metavar="FILE", help="Domains, one a line; each covers its subdomains.")] = None,
+                 "--domains", metavar="FILE", help="Domains, one per line; each covers its subdomains.")] = None,
              reason: Annotated[str | None, typer.Option(
                  "--reason", metavar="TEXT", help="Why; it is kept in the store, so name no person.")] = None,
-             only: Annotated[bool, typer.Option("--only", help="Leave near-duplicates of them alone.")] = False,
+             only: Annotated[bool, typer.Option(
+                 "--only", help="Remove only these documents, and keep their near-duplicates.")] = False,
              dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
              complete: Annotated[bool, typer.Option("--complete", help="Complete an interrupted takedown.")] = False,
              takeover: TakeoverOpt = False, json_lines: JsonOpt = False) -> None:
     """Remove documents from a store, and keep every later run from bringing them back.
 
-    The documents, and near-duplicates of them that deduplication found, leave datasets, dropped and quarantined
-    documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a training can
-    continue. The next run of a recipe writes shards without them, from which a training must begin anew. If the command
-    was interrupted, give it again: it completes what it began.
+    The documents, and near-duplicates of them that deduplication found, are removed from datasets, dropped and
+    quarantined documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a
+    training can continue. The next run of a recipe writes shards without them, from which a training must begin anew.
+    If the command was interrupted, give it again: it completes what it began.
 
     \b
     Examples:
@@ -76,12 +77,13 @@ def takedown(store: StoreOpt,
             done = carry_out(at, log, begun)
             _show(json_lines, matches, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:
-                typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} say what left; finish trainings "
-                           f"that read these shards before you run their recipes again", err=True)
+                typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} list what was removed; finish "
+                           f"trainings that read these shards before you run their recipes again", err=True)
 
 
 def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[Tombstones, dict[str, str]]:
-    """Read the lists. Returns the tombstones, and how each of their entries was written."""
+    """Read the lists of ids, URLs and domains. Returns the tombstones (entries by which later runs leave documents
+    out), and a map from each entry to the line of the list that it was made from."""
     from pipeline.base.domain import ascii_domain, domain_of
     from pipeline.store.tombstones import Tombstones, url_hash
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
 
 class TokenizerKind(StrEnum):
-    """Kinds of tokenizers, as in a recipe."""
+    """The values of --kind: the kinds of tokenizers that a recipe may name, too."""
 
     bpe = "bpe"
     sentencepiece = "sentencepiece"
@@ -29,14 +29,14 @@ class TokenizerKind(StrEnum):
 
 
 class SentencePieceModel(StrEnum):
-    """Models of SentencePiece, as in a recipe."""
+    """The values of --model: the algorithms with which SentencePiece makes a vocabulary."""
 
     unigram = "unigram"
     bpe = "bpe"
 
 
 class Digits(StrEnum):
-    """Ways to split numbers, as in a recipe."""
+    """The values of --digits: how a text's numbers are split before they are encoded."""
 
     single = "single"
     left3 = "left3"
@@ -44,7 +44,7 @@ class Digits(StrEnum):
 
 
 class Chat(StrEnum):
-    """Templates of dialogues, as in a recipe."""
+    """The values of --chat: templates of dialogues whose special tokens a tokenizer can get."""
 
     chatml = "chatml"
     llama3 = "llama3"
@@ -75,7 +75,7 @@ def train(
             Digits | None,
             typer.Option(
                 help="How numbers are split: into single digits, or groups of three from the first digit (left3) or "
-                "the last (right3). Default: left3; SentencePiece has single alone.")] = None,
+                "the last (right3). Default: left3; SentencePiece can only do single.")] = None,
         space_runs: Annotated[
             int,
             typer.Option(min=0, max=256, metavar="N", help="Give each run of 2 to N spaces a token of its own.")] = 0,

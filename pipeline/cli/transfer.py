@@ -14,7 +14,7 @@ from pipeline.cli.errors import BadUsage
 from pipeline.cli.options import check_root
 from pipeline.store.fs import Store
 
-#: an object that is beside the objects of a folder while they are uploaded
+#: name of the object that marks a folder as incomplete while its objects are uploaded
 MARK = "INCOMPLETE"
 
 
@@ -24,8 +24,9 @@ def is_url(place: str | Path) -> bool:
 
 @contextlib.contextmanager
 def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | None = None) -> Iterator[Path]:
-    """A context manager for reading a folder of object storage. It yields a folder with a copy of the objects below
-    `url`, which `option` has given, or of those that `names` returns. Errors of the body name the URL, not the copy."""
+    """A context manager for reading a folder of object storage. It yields a folder of this machine with a copy of the
+    objects below `url`, or of those that `names` returns. `option` is the command-line option that has given `url`, for
+    messages. Errors that are raised in the `with` block name the URL, not the copy."""
     check_root(url, option)
     store = Store(url)
     with Scratch() as scratch:
@@ -49,14 +50,18 @@ def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | 
 
 @contextlib.contextmanager
 def uploaded(url: str, option: str) -> Iterator[Path]:
-    """A context manager for writing a folder of object storage. It yields the path of a folder that the body creates.
-    When the body ends, its files are uploaded to `url`, which `option` has given and which must have no objects.
+    """A context manager for writing a folder of object storage. It yields a path of this machine at which the `with`
+    block creates a folder. At the end of the block, the folder's files are uploaded to `url`, below which there must be
+    no objects. `option` is the command-line option that has given `url`, for messages. Errors that are raised in the
+    block name the URL, not the folder.
 
-    Object storage has no folder that appears whole. So the object MARK is created first, which only one of two writers
-    can do, and removed last; `local_copy` reads no folder that has it. Objects are created whole, and indices after the
-    files that they name. If an upload fails, the objects are removed. If the process is killed, they stay, and MARK has
-    the sha256 of everything that belongs there: the same command then uploads what is missing, and any other refuses.
-    Errors of the body name the URL, not the folder."""
+    In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
+    first and removed last, and `local_copy` refuses a folder that has MARK. Only one of two writers can create MARK. An
+    index is uploaded after the files that it names.
+
+    If an upload fails, the objects are removed. If the process is killed, they stay, and so does MARK, which holds a
+    sha256 of the whole folder. The same command, given again, has the same sha256 and uploads the missing objects. A
+    command that would write another folder is refused."""
     check_root(url, option)
     store = Store(url)
     here = list(store.list(""))
@@ -84,9 +89,9 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
 
 
 def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
-    """Create MARK with the contents `own`. If there is one with the same sha256, of a command that was killed or that
-    uploads the same files at this moment, it is replaced. Raises BadUsage when the folder has objects of anything
-    else."""
+    """Create MARK with the contents `own`, which begin with the sha256 of the folder. A MARK with the same sha256 is
+    replaced: it is from a command that was killed, or that uploads the same files at this moment. Raises BadUsage when
+    the folder has a MARK with another sha256, or objects other than `paths`."""
     if not store.put_absent(MARK, own):
         if store.read(MARK).split(b" ")[0] != own.split(b" ")[0] or not {*store.list("")} <= {MARK, *paths}:
             raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a "
@@ -98,15 +103,16 @@ def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
 
 
 def index_last(path: str) -> tuple[bool, bool, str]:
-    """Sort the indices of a folder behind the files that they name, and the set for training behind that for
-    validation."""
+    """Return a key that sorts the paths of a folder in the order of their upload: first all other files, then the
+    indices, which name them. Among files of the same kind, those of the training set (split=train) come last."""
     name = path.rpartition("/")[2]
     return name in ("index.json", "shards.json"), "split=train" in path, path
 
 
 @contextlib.contextmanager
 def naming(folder: str, url: str) -> Iterator[None]:
-    """A context manager that puts `url` for `folder` in the messages of errors of the body."""
+    """A context manager that replaces `folder` by `url` in the messages of errors that are raised in the `with` block.
+    """
     try:
         yield
     except TokenmillError as e:

@@ -122,8 +122,8 @@ def logs(run: RunArg, store: StoreOpt = "store",
     at, name = resolve_run(run, store)
     current = look(at, name)
     if current.facts.get("how") == "local":
-        raise UserError(f"'{name}' was not submitted: what its driver said went to its own terminal; "
-                        f"{as_typed('status', name, at)} shows how it stands")
+        raise UserError(f"'{name}' was not submitted, so the output of its driver went to the terminal that started "
+                        f"it; {as_typed('status', name, at)} shows its state")
     reader, attempt = LogReader(at, name, current.attempt), current.attempt
     empty = True
     while True:

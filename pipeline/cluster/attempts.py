@@ -51,14 +51,19 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run, as the files in the store show it.
+    """The state of a run, as the files in the store show it. `state` is one of
 
-    `state` is one of: submitted (the driver, the process that plans and commits its tasks, has not begun), started (no
-    progress has been reported yet), running, stopping, done, failed, stopped, cancelled (stopped before it began), died
-    (the driver is gone without having reported an end), unknown (the run's files cannot be read). `facts` is the
-    content of run.json. `progress` is the content of progress.json, or {} when this attempt has not written it yet.
-    `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of life, or None
-    when no living driver runs the run. `age_s` is the number of seconds since the driver wrote `progress`.
+    * submitted: the driver (the process that plans the run and commits its tasks) has not begun
+    * started: the driver has not reported progress yet
+    * running, stopping, done, failed, stopped
+    * cancelled: stopped before the driver began
+    * died: the driver is gone without having reported an end
+    * unknown: the run's files cannot be read
+
+    `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
+    written it yet. `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of
+    life, or None when no living driver runs the run. `age_s` is the number of seconds since the driver wrote
+    `progress`.
     """
 
     run: str
@@ -290,8 +295,9 @@ class LogReader:
 
 # -- the recipe, and the user's own code -----------------------------------------------------------------------------
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
-    """Write the recipe of a run, in full as recipe.yaml and as its author wrote it as recipe.text.yaml. If there is no
-    such `text`, both are written in full. A run that is resumed from its recipe.yaml keeps the text that it has."""
+    """Write the recipe of a run to recipe.yaml in full, and to recipe.text.yaml as its author wrote it (`text`, with
+    secrets masked). If `text` is None, recipe.text.yaml also gets the full recipe. If the run has this recipe already,
+    recipe.text.yaml stays as it is: a run that is resumed from recipe.yaml keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):

@@ -94,11 +94,11 @@ def _scratch() -> Iterator[Check]:
     except OSError as e:
         yield check("scratch", "red", str(e), "set TMPDIR to a folder on a local disk that this user may write")
         return
-    yield from _space("scratch", folder, f"set TMPDIR to a larger local disk (it is {place}); a child needs about "
-                                         f"three partitions")
+    yield from _space("scratch", folder, f"set TMPDIR to a larger local disk (it is {place}); a child needs room "
+                                         f"for about three partitions")
     cache = Path(os.environ.get("TOKENMILL_CACHE") or folder)
     if _there(cache).stat().st_dev != folder.stat().st_dev:
-        yield check("cache", "yellow", f"{cache} is on another disk than {folder}: nothing that is downloaded is kept",
+        yield check("cache", "yellow", f"{cache} is on another disk than {folder}: downloads are not cached",
                     "put TOKENMILL_CACHE and TMPDIR on one disk, or leave TOKENMILL_CACHE out")
 
 
@@ -250,8 +250,8 @@ def _clock_of_store(store: Store, probe: str, began: float) -> Iterator[Check]:
 def clock(name: str, off: float, whose: str) -> Check:
     level = "red" if off > CLOCK_S[1] else "yellow" if off > CLOCK_S[0] else "green"
     return check(name, level, f"{off:.1f} s away from {whose}" if off >= 0.05 else f"agrees with {whose}",
-                 "let chrony or ntpd set the clocks; nothing a run decides hangs on them, but signed requests and the "
-                 "times in reports do")
+                 "let chrony or ntpd set the clocks; results do not depend on them, but signed requests and the times "
+                 "in reports do")
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

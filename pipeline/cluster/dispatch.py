@@ -124,9 +124,10 @@ class Dispatcher:
 
     def _is_abandoned(self, entry: QueueEntry) -> bool:
         """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
-        start its run). This is so when its process is dead, when no driver (the process that schedules the run) has
-        begun within START_S seconds after the claim, or when the driver is on another machine and its heartbeat has not
-        changed for UNSEEN_S seconds.
+        start its run). A driver is the process that schedules the run. The entry is abandoned in three cases: the
+        server that claimed it, or the driver that has begun it, is known to be dead; no driver has begun within START_S
+        seconds after the claim; or the driver is on another machine and its heartbeat has not changed for UNSEEN_S
+        seconds.
 
         A wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
         driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can

@@ -88,7 +88,7 @@ def state(address: str, id: str) -> JobState | None:
         except RuntimeError as e:
             if "does not exist" in str(e):
                 return None
-            raise ClusterError(f"{address} does not say how the job stands: {_line(e)}") from None
+            raise ClusterError(f"{address} does not report the state of the job: {_line(e)}") from None
     return JobState(str(info.status.value if isinstance(info.status, JobStatus) else info.status),
                     redact(info.message or ""), info.driver_exit_code)
 
@@ -184,7 +184,7 @@ def _admits(address: str, bearer: str | None) -> bool:
                 return False
             kind = NoAnswer if e.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) \
                 else ClusterError
-            raise kind(f"nothing that speaks for a Ray cluster answers at {address} ({e.code().name}); see that its "
+            raise kind(f"no head node of a Ray cluster answers at {address} ({e.code().name}); see that its "
                        f"head node runs (ray status) and the port is open") from None
     return True
 

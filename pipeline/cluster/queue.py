@@ -6,7 +6,7 @@
 A store has one driver (process that schedules a run) at a time, so its runs wait for each other in the order of their
 numbers. Every file is created by put-if-absent and never changed. An event is put at the first free number of its
 entry. If two processes decide about the same entry at the same time, one of them creates the file, and the other reads
-the file and decides anew. Two servers can therefore not start an entry twice, and a cancel and a start cannot both
+the file and decides again. Two servers can therefore not start an entry twice, and a cancel and a start cannot both
 succeed. The commit log, which alone decides which driver may commit, does not know the queue.
 
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and

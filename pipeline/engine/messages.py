@@ -202,8 +202,8 @@ class Raised:
 
 @dataclass(frozen=True)
 class NeedsFreshProcess:
-    """Answer of a child process that cannot run the task. The child has given up some rights when it ran an earlier
-    task, and the stages of this task need them. The task needs a new process."""
+    """Answer of a child process that cannot run the task. The child gave up some rights when it ran an earlier task,
+    and the stages of this task need these rights. The task needs a new process."""
 
 
 Answer = Finished | Raised | NeedsFreshProcess

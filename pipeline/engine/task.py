@@ -250,7 +250,7 @@ class TaskInputs:
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 
-    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its bytes do not have their sum") -> Exception:
+    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
         written. The store makes its own files again, but not those of an index outside it."""
         if "$file" in ref:
@@ -355,6 +355,6 @@ if TYPE_CHECKING:
 
     def as_stages_see_them(inputs: TaskInputs, cursor: CrashCursor,
                            out: TaskOutputs) -> tuple[task.Inputs, task.Cursor, task.Out]:
-        """For the type checker: `TaskInputs`, `CrashCursor` and `TaskOutputs` satisfy the protocols that barrier tasks
-        are written against."""
+        """Makes the type checker verify that `TaskInputs`, `CrashCursor` and `TaskOutputs` satisfy the protocols that
+        the code of barrier tasks uses."""
         return inputs, cursor, out

@@ -240,9 +240,9 @@ class Extrapolation:
         scaled = sum(_kept_amount(r, s) * scale for r in parts for s, scale in self.scale.items())
         grown = max(1.0, scaled / max(docs, 1))
         cpu = sum(r.cpu_s for r in records)
-        # a task works on a group of parts with limited bytes and rows, so the number of tasks grows with that of groups
+        # each task handles a group of parts of limited size, so the number of tasks grows with the number of groups
         size, rows = (sum(_text(r)[i] * self._weight(r) for r in parts) for i in (0, 1))
-        groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # in its first wave
+        groups = max(sum(r.node == records[0].node for r in records), 1) if records else 1       # tasks of first wave
         more = max(1.0, math.ceil(size / SIZES.group_bytes) / groups,
                    math.ceil(rows / SIZES.group_rows) / groups)
         return (Range(cpu * math.sqrt(grown), cpu, cpu * grown), EXCHANGE * (sum(map(_disk, records)) * grown),
@@ -257,9 +257,9 @@ class Extrapolation:
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """The pass `name` applies a deduplication: estimate how many documents of each source it removes from the whole
-        input. The estimates are added to `duplicates`, and the factor that corrects for deduplication (`through[name]`)
-        is lowered."""
+        """Estimate how many documents of each source a deduplication removes from the whole input. `name` is the pass
+        that drops these documents, and `records` are its tasks on the sample. The estimates are added to `duplicates`,
+        and the factor that corrects for deduplication (`through[name]`) is lowered."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:
@@ -272,7 +272,7 @@ class Extrapolation:
         for source, n in docs.items():
             scale, removed = self.scale.get(source, 1.0), dropped[source]
             compared, low = n * scale, removed * scale
-            # both documents of a pair must be in the sample: the other may be from the source with the smallest share
+            # upper bound assumes the source with the smallest share
             high = min((removed + 2 + 2 * math.sqrt(removed + 1)) * scale * rarest, compared) if rarest > 1 else low
             value = math.sqrt(low * max(min(low * rarest, compared), low))
             stays = max(compared - low, 1.0)                           # documents kept, scaled up from the sample
@@ -280,9 +280,9 @@ class Extrapolation:
             self.duplicates.append(
                 ExpectedDuplicates(name, source, compared, removed / max(n, 1), Range(value, low, high)))
         if self.largest > 1:
-            self.notes.append(f"{name}: duplicates do not grow evenly with the input. A sample shows few of them, for "
-                              f"both copies of a pair must be in it: what it found is the least, pairs divided by the "
-                              f"square of its share the most")
+            self.notes.append(f"{name}: duplicates do not grow evenly with the input. A sample shows few of them, "
+                              f"because both documents of a pair must be in it. The lower bound divides the number "
+                              f"found by the sample's share, the upper bound by the square of the share")
 
     # -- output --------------------------------------------------------------------------------------------------
     def datasets(self) -> list[DatasetForecast]:
@@ -313,8 +313,8 @@ class Extrapolation:
                                 for split in ("train", "val"))
             out.append(StreamForecast(node["name"].removeprefix("shards:"), tokens, held_out))
         if little and out:
-            self.notes.append(f"tokens: the tokenizer of the sample was trained on {trained_bytes:,} bytes only and "
-                              f"spells them in fewer tokens than one trained on more will")
+            self.notes.append(f"tokens: the tokenizer of the sample was trained on only {trained_bytes:,} bytes, and "
+                              f"encodes them in fewer tokens than a tokenizer trained on more text will")
         return out
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class Extrapolation:
             weights = np.full(len(records), self.scale[source])
         value, margin = float((weights * values).sum()), self._margin(weights, size, values)
         if not value and weights.max() > 1:
-            margin = 3 * float(weights.max())                 # none among n: at most 3 in n (rule of three)
+            margin = 3 * float(weights.max())   # rule of three: of what n tasks never show, at most 3 in n are likely
         return Range(value, max(0.0, value - margin), value + margin)
 
     def _arrays(self, records: Sequence[PartRecord],

@@ -104,8 +104,7 @@ def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse
     tokens of each stream. A stream that runs out is no error here. Raises CurriculumError if the curriculum is wrong
     in another way, and BadTokens if the recipe has none.
 
-    A run reads a little less of each stream, because it is cut into whole windows (training sequences).
-    """
+    A training reads a little less of each stream, because the stream is cut into whole windows (training sequences)."""
     if recipe.curriculum is None:
         raise BadTokens("--tokens: the recipe has no curriculum, so it mixes nothing; add `curriculum:`")
     sizes = {stream: exactly(float(number)) for stream, number in tokens.items()}

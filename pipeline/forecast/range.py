@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """An estimate with its bounds `low` and `high`."""
+    """An estimate `value` with its bounds `low` and `high`."""
 
     value: float
     low: float

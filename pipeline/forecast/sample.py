@@ -147,8 +147,8 @@ def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet
         nodes = json.loads(at.read("runs/sample/plan.json"))["nodes"]
         records = {n["name"]: [r for k in dict.fromkeys(tasks.keys(n["name"])) if (r := log.get(k)) is not None]
                    for n in nodes}
-        notes = tuple(f"shards.{name}: takes token files as they are, and a sample draws texts; the forecast is "
-                      f"without these shards: their tokens, the disk for a copy of their files and the time to make it"
+        notes = tuple(f"shards.{name}: imports token files, which a sample of texts cannot show; the forecast leaves "
+                      f"out their tokens, the disk space for the imported files and the time of the import"
                       for name in imported)
         return SampleRun(recipe, sources, nodes, records, time.monotonic() - began, workers, notes)
 

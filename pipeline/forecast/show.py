@@ -21,7 +21,7 @@ def between(estimate: Range, as_text: Callable[[float], str]) -> str:
 
 
 def lines(forecast: CostForecast, warnings: Sequence[str] = ()) -> list[str]:
-    """Return the printed lines of a cost forecast, with the markup of the library rich."""
+    """Return the printed lines of a cost forecast, with the markup of the library `rich`."""
     names = [*forecast.sample, *(n.name for n in forecast.nodes),
              *(f"{d.node}, {d.source}" for d in forecast.duplicates)]
     width = max(map(len, names)) + 2

@@ -5,9 +5,10 @@ for each document.
 The verdict of a stage may be `doc.signals["words"] < self.config.min_words`. A million calls take seconds. This module
 calls the function with an object that stands for many documents: each of its signals is a whole column, and each
 comparison is made for all documents at once. If the documents differ in the answer, the call continues with those that
-have the same answer as the first document. Later the function is called again for the other documents. Up to that
-comparison, the second call gets stored answers. So the function runs once for each path through it, a dozen times
-instead of a million, and a stage needs no second version of its rules.
+have the same answer as the first document. Later the function is called again for the other documents. This call gets
+the stored answers to all earlier comparisons, so that it comes to the comparison at which the documents differed. So
+the function runs once for each path through it, a dozen times instead of a million, and a stage needs no second version
+of its rules.
 
 A function raises `NotColumnwise` if it uses a number in another way than arithmetic and comparison (`math.log(value)`),
 or reads anything but signals, language and source. The caller then calls it for each document. If the function depends

@@ -56,9 +56,17 @@ SIDE_COLUMNS = (pa.field("row", pa.uint32()), pa.field("id", pa.string()))
 class DocumentPass:
     """The task of the document pass: runs the documents of one partition through a chain of stages.
 
-    The input is given by `source`, `reader` {name, key, config} and `slices` [$file…], or by `part` {text: $ref, gone:
-    $ref of a row set (list of rows that are gone) or null, removed: $ref of a removal slice (list of rows that a
-    barrier removes) or null, barrier: name}. The other args are
+    The documents come either from source files or from a part. For source files, the args are `source`, `reader` {name,
+    key, config} and `slices` [$file…]. For a part, the arg `part` is a dict:
+
+    * text: $ref of the documents
+    * gone: $ref of a row set (list of rows that are gone), or null
+    * removed: $ref of a removal slice (list of rows that a barrier removes), or null
+    * barrier: the name of this barrier
+    * counts, if the pass stores duplicate counts: $ref of a table that says for how many removed duplicates each kept
+      row stands, or null
+
+    The other args are
 
     * rewrites: true to write kept.parquet, false to write a row set
     * where {source | language: [values]}: only matching documents are taken
@@ -142,8 +150,9 @@ class _Pass:
         return self._close()
 
     def _gone(self, documents: Batch) -> set[int]:
-        """Return the rows of documents whose URL or text, as the stages have left it, was taken out of the store.
-        Documents that had such a URL or text before the stages were removed earlier."""
+        """Return the rows of documents that were taken out of the store (`tokenmill takedown`) by a URL or text which
+        they have only after the stages. Documents that were taken out by their id, or by the URL or text before the
+        stages, do not get here: `partition` has put them into quarantine."""
         tombstones = self.partition.tombstones
         return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 

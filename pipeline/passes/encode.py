@@ -63,7 +63,7 @@ class EncodePart:
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
     is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
     reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their labels.
-    SPLIT.tables then holds a table for each label, and labels.json {split: [[label, Piece], …]}.
+    SPLIT.tables then holds a table for each label, and labels.json {split: [[label, LabelPiece], …]}.
 
     Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
     not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
@@ -243,11 +243,14 @@ class AssembleShard:
     """Assembles one shard (file of tokens for training): writes the documents that start in the token range [start,
     stop) of a stream.
 
-    args: split, index, start, stop, vocab_size, eos, pieces [{tokens: $ref, table: $ref, offset, part, row (of its
-    first document, if it is not 0), loss: $ref if the piece has a loss mask, and ranges if the stream gets only
-    some of its documents (`assemble_drafts`)}]. A piece is one encoded part (output of `EncodePart`), and the pieces
-    are in plan order. Of a piece with ranges, only these are read. Writes body (the tokens), ends, table.parquet,
-    blocks (checksums of the blocks), shard.json, and loss if some token does not count for the loss.
+    args: split, index, start, stop, vocab_size, eos, pieces. A piece describes one encoded part (output of
+    `EncodePart`), and the pieces are in plan order. It has tokens and table ($ref), offset (of its first token in the
+    stream), part (the number of the part in the document table), and perhaps three more entries: row, the row of its
+    first document if that is not 0; loss ($ref), its loss mask; and ranges, if the stream gets only some of its
+    documents (`assemble_drafts`). Of a piece with ranges, only these are read.
+
+    Writes body (the tokens), ends (the end of each document), table.parquet (the document table), blocks (checksums of
+    the blocks), shard.json, and loss if some token does not count for the loss.
     """
 
     name = "assemble_shard"
@@ -309,10 +312,13 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                     ranges: Mapping[str, Sequence[list[LabelPiece]]] | None = None,
                     stream: str = "", places: Sequence[tuple[int, int]] | None = None) -> list[TaskDraft]:
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
-    the tasks of `encode_drafts`, in plan order. For a stream that gets only some of their documents, `ranges` says for
-    each split and each of `encoded` where these are (a list of `LabelPiece`). `stream` names the stream in the labels
-    of the tasks. `places` has for each of `encoded` what the document table has as `part`, and the `row` of its first
-    document; without it, these are the number of the part and 0."""
+    the tasks of `encode_drafts`, in plan order. `stream` names the stream in the labels of the tasks.
+
+    `ranges` is given if the stream gets only some of the encoded documents. It maps each split to a list that says
+    where these documents are: for each of `encoded`, the `LabelPiece` objects. `places` has a pair (part, row) for each
+    of `encoded`: the number that its documents have as `part` in the document table, and the `row` of the first of
+    them. Without `places`, the part is the position in `encoded`, and the row is 0.
+    """
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []
     for split in SPLITS:
@@ -350,7 +356,7 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
 
 
 class ImportedShards(TokenmillError):
-    """A run would replace shards that were imported and cannot be made again."""
+    """Raised when a run would replace shards that were imported and cannot be made again."""
 
 
 def refuse_imported(store: Store, name: str) -> None:

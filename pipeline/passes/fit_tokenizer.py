@@ -125,8 +125,8 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
             strata: Strata | None = None) -> dict[str, int]:
     """Draws a sample of documents, and returns {id: bytes of text}. In each stratum, the documents are taken by rising
-    PRF (a pseudo-random number for each id), as long as they have at most the bytes of the stratum's share. At least
-    one document is taken."""
+    PRF (a pseudo-random number for each id), as long as together they have at most the bytes of the stratum's share. At
+    least one document is taken."""
     strata = strata or Strata(None)
     candidates: dict[int, _Candidates] = {}
     totals: dict[str, int] = {}

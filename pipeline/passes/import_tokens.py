@@ -1,7 +1,7 @@
 """Takes token files of another project into a stream, for the sources of a recipe with `read: tokens`.
 
-`ImportTokens` stands where the `EncodePart` tasks of other streams do: its files have the same names and contents, so
-that shards are assembled, packed, published and counted in the same way.
+In such a stream, `ImportTokens` tasks take the place of `EncodePart` tasks. They write files with the same names and
+formats, so that shards are assembled, packed, published and counted in the same way.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class ImportTokens:
     """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
     tokenizer {sha256, vocab_size, eos}, val {share, seed}, $volatile {tombstones: which documents to leave out}.
 
-    Writes the files of EncodePart; a row is the number of a document in these files. The size of texts is unknown and
-    counts as 0. Writes files.json, too, and if the files give ids to documents, ids: the hashes of these, which
-    `CheckIds` compares. A file that is not as the format wants it is an error that ends the run: no part of it can be
-    trusted. Memory: the tokens of a block, or of one document if that is longer.
+    Writes the files that EncodePart writes, and files.json. A row in them is the number of a document in the token
+    files. The size of texts is unknown and counts as 0. If the token files give ids to documents, the task also writes
+    ids, the hashes of these ids, which `CheckIds` compares. If a file does not have the given format, the run ends with
+    an error, because no part of the file can be trusted. Memory: the tokens of a block, or of one document if that is
+    longer.
     """
 
     name = "import_tokens"
@@ -96,12 +97,12 @@ class _Import:
                 "quarantined": {TAKEN_DOWN: self.left_out} if self.left_out else {}, "masked": self.masked}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
-        """Write documents of which the first has the number `row`."""
+        """Write the next documents. They are numbered from `row` on."""
         name, val, lengths = self.args["source"], self.args["val"], documents.lengths
         if row + len(lengths) > MOST:
             raise TokenFileError(f"{self.source.folder / documents.file}: has more than {MOST:,} documents; divide it")
         ids = ids_of(self.source, documents, lambda file, number: document_id(name, file, "", number))
-        if documents.ids is not None:                     # others differ, because their places do
+        if documents.ids is not None:                     # ids that are made from places always differ
             self.hashes.add(ids)
         self.masked = documents.targets is not None
         ends = np.cumsum(lengths)
@@ -156,9 +157,10 @@ def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
 
 def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
                  share: float, tombstones: Mapping[str, Any] = MappingProxyType({}), memory_mb: int = 0) -> TaskDraft:
-    """Return an ImportTokens task. `files` are its files as arguments ($file), of `size` bytes together, `tokenizer` is
-    the result of `fit_tokenizer.tokenizer_info`, and `share` the share of documents held out. `tombstones` says which
-    documents to leave out (`Planner.tombstones`); to read them takes `memory_mb`."""
+    """Return an ImportTokens task. `files` are the files that it reads, as arguments ($file), and have `size` bytes
+    together. `tokenizer` is the result of `fit_tokenizer.tokenizer_info`, and `share` is the share of documents held
+    out. `tombstones` says which documents to leave out (`Planner.tombstones`); reading them takes `memory_mb` MB of
+    memory."""
     args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
     if tombstones:

@@ -53,8 +53,8 @@ class Index:
 class ListUnits:
     """Finds which files of a source must be read together. args: reader {name, key, config}, files [$file].
 
-    Writes `units.json`: a list of lists of paths (`Reader.units`). A source whose files do not belong together is an
-    error that ends the run.
+    Writes `units.json`: a list of lists of paths (`Reader.units`). If the files of the source do not belong together,
+    the run ends with an error.
     """
 
     name = "list_units"

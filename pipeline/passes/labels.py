@@ -31,7 +31,8 @@ LABEL_CHARS = 24
 
 
 class TooManyStreams(TokenmillError):
-    """An entry of `shards:` would be split into more than MOST_STREAMS streams, or into one with too long a name."""
+    """Raised when an entry of `shards:` would be split into more than MOST_STREAMS streams, or into a stream with too
+    long a name."""
 
 
 class ShardLabels:
@@ -71,9 +72,9 @@ def bucket_name(number: int) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Return the name of a label in the names of streams: letters, digits, `_` and `-`. If a value cannot be kept as it
-    is, its name ends in a hash of the value, so that different values have different names. A missing value is
-    `none`."""
+    """Return the form of a label that the names of streams contain. It has only letters, digits, `_` and `-`. If a
+    value cannot be kept as it is, the form ends in a hash of the value, so that different values have different forms.
+    A missing value becomes `none`."""
     if value is None or value == "":
         return NONE
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -87,9 +88,10 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
     """Return the stream of each label, for the entry `name` of `shards:`. `tokens` has the training tokens of each
     label. Raises TooManyStreams.
 
-    A label with fewer than `least` tokens has no stream of its own: with others of its kind, it goes to the stream
-    `other` beside them. If that stream has too few tokens as well, it goes to the stream `other` one level higher. So
-    of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`."""
+    A label with fewer than `least` tokens has no stream of its own. It goes to the stream `other` of its level, which
+    collects all such labels. If that stream has too few tokens as well, it goes to the stream `other` one level higher.
+    So of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`.
+    """
     place = dict(zip(tokens, tokens))
     levels = max(map(len, tokens), default=0)
     for level in reversed(range(levels)):

@@ -55,9 +55,9 @@ SEGMENT_BYTES = 16 << 20
 
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
-    """Returns the dtype of one record of the exchange, which is one sample of L = `sequence` tokens: the sample number,
-    its origin (stream, epoch, window), L + 1 tokens, L bits that mark the document boundaries, and with `masked` L bits
-    that mark the tokens that count for the loss."""
+    """Returns the dtype of one record of the exchange, which is one sample of L = `sequence` tokens of `itemsize`
+    bytes. Its fields are the sample number, the origin (stream, epoch, window), L + 1 tokens, L bits that mark the
+    document boundaries and, with `masked`, L bits that mark the tokens that count for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
                      ("bounds", bits), *([("loss", bits)] if masked else [])])
@@ -69,14 +69,19 @@ def rows_per_file(sequence: int, itemsize: int, file_bytes: int) -> int:
 
 # -- map ---------------------------------------------------------------------------------------------------------
 class ScatterWindows:
-    """A map task: writes the windows (samples) in a range of super-windows of one stream to the output files that need
-    them. A super-window is a stretch of `longest` tokens of the stream.
+    """A map task: writes the windows (training samples) in a range of super-windows of one stream into exchange files,
+    from which the reduce tasks collect them. A super-window is a stretch of `longest` tokens of the stream. The args
+    are
 
-    args: curriculum (JSON), stream (index), first, stop (range of super-windows), shards [{body, ends, blocks: $ref,
-    offset, tokens, documents, and loss: $ref if the shard has a loss mask, and packed if its rows are packed}] of the
-    stream that hold the range, file_bytes, masked (true if samples may have a loss mask). Writes an exchange file
-    phaseP.seg for each phase P that draws from the range, with one bucket per output file. Memory: one block of tokens
-    and its records.
+    * curriculum (JSON), and stream (its index in the curriculum)
+    * first, stop: the range of super-windows
+    * shards: the shards that hold the range, each as {body, ends, blocks: $ref; offset, tokens, documents}, with loss
+      ($ref) if the shard has a loss mask, and with packed if its rows are packed
+    * file_bytes: the bytes of tokens in an output file of a reduce task
+    * masked: true if samples may have a loss mask
+
+    Writes an exchange file phaseP.seg for each phase P that draws from the range. It has one bucket for each output
+    file. Memory: one block of tokens and its records.
     """
 
     name = "scatter_windows"
@@ -140,8 +145,8 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
     """A reduce task: collects the training samples of one output file and writes the file. args: segments [$ref of
-    phaseP.seg], bucket, first (sample number), rows, sequence, dtype, streams [names], format bytes | parquet, masked
-    (true if a shard has a loss mask).
+    phaseP.seg], bucket (of this output file), first (sample number), rows, sequence, dtype, streams [names], format
+    bytes | parquet, masked (true if samples may have a loss mask).
 
     With format bytes, the output consists of tokens, bounds, origin, and loss if some token does not count for the
     loss. With format parquet it is rows.parquet. Memory: one output file and one segment.
@@ -230,7 +235,8 @@ def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = Non
     missing."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
-        raise CurriculumError("curriculum: its order hash is not the one this Tokenmill makes: resolve it again")
+        raise CurriculumError("curriculum: this version of Tokenmill would order the samples in another way; run the "
+                              "recipe again")
     used = [number for number, _ in enumerate(curriculum.streams) if any(row[number] for row in order.extents)]
     read = sum(order.supers[number] * curriculum.longest * np.dtype(curriculum.streams[number].dtype).itemsize
                for number in used)
@@ -269,10 +275,11 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
     folder, sha256 = stream.train, stream.sha256
     path = f"{folder}/shards-{sha256[:16]}.json"
     if not store.exists(path):
-        raise ShardError(f"{path}: the shard set the curriculum pins is not in the store: encode it again")
+        raise ShardError(f"{path}: the shard set that the curriculum names is not in the store; run the recipe again")
     manifest = Manifest.from_json(json.loads(store.read(path)), path)
     if manifest.sha256 != sha256:
-        raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum pins: resolve it again")
+        raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum names; run the recipe "
+                         f"again")
     out, offset = [], 0
     for shard in manifest.shards:
         kinds = ("body", "ends", "blocks", *(["loss"] if shard.loss else []))

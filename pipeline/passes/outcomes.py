@@ -26,11 +26,11 @@ from stages.stage import Stage
 
 #: why an outcome is unknown, and what one can do
 REASONS = {
-    "signals": "the steps behind have not seen this document; a run with `signals: all` computes what they need",
+    "signals": "later steps have not seen this document; a run with `signals: all` computes what they need",
     "pass": "the next pass has not seen this document, and `signals: all` reaches no further than a pass; run the "
             "recipe with the change",
-    "edit": "a step that edits the text would do it otherwise, and the steps behind would see another text; run the "
-            "recipe with the change",
+    "edit": "a step would edit the text in another way, and later steps would see another text; run the recipe with "
+            "the change",
     "barrier": "a step over all documents at once would see other documents; run the recipe with the change",
     "verdict": "the step does not decide by stored signals alone; run the recipe with the change",
     "overwritten": "a later step may have overwritten a signal that the verdict needs; run the recipe with the change",
@@ -119,8 +119,8 @@ class ChangedSteps:
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
 
     def before(self, end: int, reason: str) -> Outcome:
-        """Return the outcome of a document in the run itself. The step at place `end` dropped the document for
-        `reason`; for a document that no step dropped, `end` is the number of steps."""
+        """Return what became of a document in the run. The step at place `end` dropped the document for `reason`; for a
+        document that no step dropped, `end` is the number of steps."""
         return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
 
     def outcome(self, doc: Any, end: int, reason: str) -> Outcome:
@@ -142,9 +142,9 @@ class ChangedSteps:
         return KEPT
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
-        """Return the outcome of a document at a step that the document went through in the run, or None if the step
-        would let it pass. `end` is the place of the step that dropped the document in the run; if none did, `end` is
-        greater than `place`."""
+        """Return the outcome of a document at the step `place`, which the document went through in the run, or None if
+        the step would let it pass. `end` is the place of the step that dropped the document in the run; if none did,
+        `end` is greater than `place`."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")
@@ -175,8 +175,8 @@ class ChangedSteps:
         return None
 
     def _behind(self, walk: _Walk, doc: Any, place: int, end: int, last: int) -> Outcome | None:
-        """Return the outcome of a document at a step after the step that dropped it in the run and would now let it
-        pass. Returns None if the step at `place` would let it pass, too."""
+        """Return the outcome of a document at the step `place`. In the run, the step at the earlier place `end` dropped
+        the document, but would now let it pass. Returns None if the step `place` would let it pass, too."""
         link, new = self.links[place], self.now.get(place, self.links[place].stage)
         if new is None:
             walk.leave_out(link.stage)
@@ -198,8 +198,8 @@ class ChangedSteps:
         return None
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
-        """Return why stored signals do not determine the verdict of a later step on a document that the step at place
-        `end` dropped (a key of REASONS). Returns "" if they may determine it."""
+        """Return why (a key of REASONS) stored signals do not determine the verdict of the step `place` on a document
+        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"

@@ -55,12 +55,14 @@ def pack_drafts(places: Sequence[ShardPlace], assembled: Sequence[TaskResult], l
 
 def publish_packed(store: Store, train: Mapping[str, Any], longest: int, packed: Sequence[TaskResult],
                    check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Link the packed rows of a published shard set beside its shards, and write their manifest, first under a name
-    that contains its hash. `train` describes the set, as `publish_shards` returns it. Without packed rows, the manifest
-    `packed.json` of rows published earlier is removed; the rows themselves stay, as older curricula may name them.
+    """Link the packed rows of a published shard set beside its shards. Their manifest is written to two files: to one
+    whose name contains its hash, and to the current manifest, `packed.json`. `train` describes the set, as
+    `publish_shards` returns it. If `packed` is empty, `packed.json` of rows published earlier is removed; the rows
+    themselves stay, because older curricula may name them.
 
     Returns what is to be added to `train`: {} or {"packing": {sha256, longest, rows, filled}}. `check_lease`
-    (`Log.check_lease`) raises if another driver has taken over the store."""
+    (`Log.check_lease`) raises if another driver has taken over the store.
+    """
     folder = train["path"]
     check_lease()
     if not packed:

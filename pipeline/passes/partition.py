@@ -271,9 +271,9 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> QuarantinedRecord | None:
-        """Returns the quarantine entry of a document that killed or hung a process, either in an earlier attempt at
-        this task (`TaskInputs.skip`) or according to the commit log, or of a document that was taken out of the store.
-        Returns None for other documents."""
+        """Returns the quarantine entry of a document that must not be processed: it was taken out of the store, or it
+        killed or hung a process, either in an earlier attempt at this task (`TaskInputs.skip`) or according to the
+        commit log. Returns None for other documents."""
         if self.tombstones.cover(doc.id, doc.url, doc.text):
             return taken_down(doc)
         if row in self._skip:

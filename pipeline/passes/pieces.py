@@ -22,7 +22,7 @@ TABLE_BATCH, BATCH = 4096, 256
 
 def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], table: pq.ParquetFile,
               body: np.ndarray, loss: np.ndarray | None) -> None:
-    """Append the documents of an encoded part that start in the token range of the shard."""
+    """Append to the shard those documents of an encoded part that start in the shard's token range."""
     begin = 0
     for batch in table.iter_batches(TABLE_BATCH):
         ends = batch.column("end").to_numpy().astype(np.int64)

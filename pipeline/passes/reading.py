@@ -4,8 +4,8 @@ The reading of a file ends early in three cases: its reader yields a fatal `BadR
 or the process dies while it reads the file. The unread rest of the file (or of the piece that the task reads) is then
 quarantined as one record and counted under `bad_files` in the counters, and the task continues with the next file. If
 the process died and the file is Parquet, only the unread rows of the row group are lost. A record that killed a process
-is written to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file stops at
-this record.
+is written to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file loses the
+same records, without trying them.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ class SourceFiles:
 
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
-        """Returns a bad record that stands for all records of a unit (a piece of a file, or files that are read
-        together) that cannot be read. They begin after the record `last` and end at the slice `resume_at`, if reading
-        resumes there. With `look`, the file may be read to find how many bytes are lost."""
+        """Returns a bad record that stands for all unreadable records of a unit (a piece of a file, or files that are
+        read together). These records begin after the record `last` and end at the slice `resume_at`, if reading resumes
+        there. With `look`, the file may be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:

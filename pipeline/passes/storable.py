@@ -113,7 +113,7 @@ def check(doc: Document, reason: Any, before: State) -> None:
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
     if (doc.id, doc.source) != before[5:7]:
-        raise ValueError("the stage changed the id or the source of the document, which are what it is known by")
+        raise ValueError("the stage changed the id or the source of the document, by which the document is identified")
     _check_columns(doc, "stage")
     _check_places(doc, "stage")
     check_spans(doc, before[0], before[-1])

@@ -45,12 +45,13 @@ class Strata:
         return json.dumps(self.sizes(dict(zip(map(str, unique.tolist()), totals.tolist()))), sort_keys=True)
 
     def sizes(self, totals: Mapping[str, int]) -> dict[str, Any]:
-        """Return {key of a stratum: {"names": values of its columns, "bytes": …}}."""
+        """Return {key of a stratum: {"names": the values of its columns, "bytes": its bytes}}, for the strata in
+        `totals` (key → bytes)."""
         return {key: {"names": list(self._names[int(key)]), "bytes": total} for key, total in totals.items()}
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:
         """Return how many of `size` bytes each stratum gets, by its key. `files` are results of `sizes`, whose bytes
-        are added up. What a stratum cannot use, because it has less text, the others get in proportion to their
+        are added up. If a stratum has less text than its share, the other strata get the rest, in proportion to their
         weights. Strata of weight 0 are left out."""
         totals: dict[int, int] = {}
         names: dict[int, list[str]] = {}
@@ -88,9 +89,9 @@ def _key(names: tuple[str, ...]) -> int:
 
 
 class Cut:
-    """Cuts a list of documents, which come by rising rank (a pseudo-random number), where the share of their stratum
-    ends: before the first document that would make it too large. If all documents are too large, the sample is the
-    document of the lowest rank alone."""
+    """Decides which documents of a list are in the sample. The list is sorted by rising rank (a pseudo-random number).
+    Each stratum gets its documents up to the first one with which they would exceed the stratum's share of bytes. If
+    this leaves the sample empty, it consists of the document of the lowest rank alone."""
 
     def __init__(self, shares: Mapping[int, int]) -> None:
         self._left = dict(shares)                                # bytes, of the strata that have not ended

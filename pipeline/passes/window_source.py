@@ -20,15 +20,16 @@ BLOCK_BYTES = 1 << 20
 
 
 def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum, stream: int) -> _Windows:
-    """Returns what reads the samples of stream number `stream` of a curriculum from `shards`, an argument of a map task
-    (`materialize.ScatterWindows`)."""
+    """Returns an object that reads the samples of stream number `stream` of a curriculum. `shards` is an argument of a
+    map task (`materialize.ScatterWindows`)."""
     kind = _Windows if curriculum.streams[stream].packing is None else _Packed
     return kind(inputs, shards, curriculum, stream)
 
 
 def memory_mb(curriculum: Curriculum, stream: int) -> int:
-    """Returns how much memory a task needs that reads samples of a stream. Rows of a block are read together, from up
-    to two blocks of tokens; each of them takes up to 12 bytes, with its flags and its copy in a row."""
+    """Returns how many MB of memory a task needs that reads samples of a stream. For packed rows, a task holds up to
+    two blocks of tokens at a time, with 12 bytes for each token: the token itself, its flags, and copies of both in a
+    row."""
     block = max(BLOCK_TOKENS, BLOCK_ROWS * curriculum.longest)
     return 500 if curriculum.streams[stream].packing is None else max(500, 300 + 24 * block // 10**6)
 
@@ -45,8 +46,8 @@ class _Windows:
         self._ends: dict[str, np.ndarray] = {}
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what `read` returns, for the super-windows [first, stop) with the last target of the last of
-        them."""
+        """Returns the super-windows [first, stop), and the one token after them that is the last target, in the form of
+        `read`."""
         return self.read(first * self.longest, stop * self.longest + 1)
 
     def starts(self, windows: np.ndarray, first: int, length: int) -> np.ndarray:
@@ -78,8 +79,8 @@ class _Windows:
                 i, j = np.searchsorted(ends, np.array([max(0, start - offset), stop - offset], ENDS))
                 flags[ends[i:j].astype(np.int64) + (offset - start)] = 1
         if filled != stop - start:
-            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) the curriculum reads: they were "
-                             f"replaced since; resolve it again")
+            raise ShardError(f"shards hold {filled} of the tokens [{start}, {stop}) that the curriculum reads: they "
+                             f"were replaced since; run the recipe again")
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
@@ -121,8 +122,8 @@ class _Packed(_Windows):
                                 maps[file.index][first:stop], curriculum.streams[stream].train)
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the rows [first, stop) back to back, in the form of `read`. Padding begins like a document, is filled
-        with EOS, and does not count for the loss."""
+        """Returns the packed rows [first, stop) back to back, in the form of `read`. Padding consists of EOS tokens.
+        Its first token is flagged like the first token of a document, and none of its tokens counts for the loss."""
         width, row = self.longest + 1, first
         tokens = np.full((stop - first) * width, self.eos, self.dtype)
         flags, counts = np.zeros_like(tokens, np.uint8), np.zeros_like(tokens, np.uint8)

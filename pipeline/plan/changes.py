@@ -38,8 +38,9 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def run_before(store: Store, run: str) -> str:
-    """Return the name of the run that finished last before `run` begins ("": none), to be noted in its run.json. An
-    attempt that begins after the run itself has finished keeps the name that an earlier attempt noted."""
+    """Return the name of the latest finished run at the time when `run` begins, to be noted in the run.json of `run`.
+    Returns "" if there is none. If `run` itself is the latest finished run and is started again, the name that its
+    earlier attempt noted is returned."""
     latest = latest_run(store)
     return str(facts_of(store, run).get("before", "")) if latest == run else latest or ""
 

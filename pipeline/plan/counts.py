@@ -1,15 +1,16 @@
-"""Decides which barriers of a recipe count duplicates: which write the signal `dup_count` (`stages.dedup.counts`).
+"""Decides which barriers of a recipe count duplicates, that is, write the signal `dup_count` (`stages.dedup.counts`).
 
-A barrier is a step that needs all documents at once, such as `exact`. One that can count (`dup_count` is among its
-`signals`) does so if
+A barrier is a step that needs all documents at once, such as `exact`. A barrier can count if `dup_count` is among its
+`signals`. It does count if
 
-  * something behind it reads the signal: a later step of its dataset, a step of a dataset that is made from this one,
+  * something after it reads the signal: a later step of its dataset, a step of a dataset that is made from this one,
     or shards that are split by the signal; or
-  * a barrier before it counts, because its documents carry the signal, which would otherwise become wrong.
+  * a barrier before it counts. The documents then already have the signal, and it would become wrong if this barrier
+    removed duplicates without counting them.
 
-A barrier of another kind, such as `repeats`, that stands behind one that counts hands the counts on.
+If a barrier that cannot count, such as `repeats`, comes after one that counts, it hands the counts on unchanged.
 
-The keys of all tasks of a recipe that reads the signal nowhere are those that they would be without this module.
+In a recipe that reads the signal nowhere, no barrier counts, and nothing about counting enters the keys of its tasks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,74 +35,89 @@ class TooManyErrors(TokenmillError):
 Finished = Callable[[Node, Results, NodeSums], None]
 
 
+@dataclass(eq=False)
+class PlannedRun:
+    """The nodes of one recipe's plan, as `drive_all` runs them. `finished` is called for each node that ends. A node is
+    not run if `fresh` finds that the store already has the results of all its tasks. `results` are those of the nodes
+    that have ended. A caller may put the result of a node of another run there, in place of a node that is left out."""
+
+    nodes: list[Node]
+    finished: Finished
+    fresh: FreshNodes | None = None
+    results: Results = field(default_factory=Results)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The list to which nodes add warnings while they are planned."""
+        return self.fresh.warnings if self.fresh else []
+
+
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run the nodes of a plan (groups of tasks, such as passes) and return their results by name. `finished` is called
-    for each node that ends. A node is not run if `fresh` finds that the store already has the results of all its
-    tasks."""
+    """Run the nodes of a plan (groups of tasks, such as passes) and return their results by name. `finished` and
+    `fresh` are those of `PlannedRun`."""
+    run = PlannedRun(nodes, finished, fresh)
+    drive_all([run], scheduler)
+    return run.results
+
+
+def drive_all(runs: Sequence[PlannedRun], scheduler: Scheduler) -> None:
+    """Run the plans of several recipes as one: their tasks share the workers, and a task that several plans ask for
+    runs once."""
     # closed here even when a second signal interrupts: the scheduler must end before the caller continues
-    with contextlib.closing(steps(nodes, scheduler, finished, fresh)) as going:
-        while True:
-            try:
-                next(going)
-            except StopIteration as stop:
-                results: Results = stop.value
-                return results
+    with contextlib.closing(steps(runs, scheduler)) as going:
+        for _ in going:
+            pass
 
 
-def steps(nodes: list[Node], scheduler: Scheduler, finished: Finished,
-          fresh: FreshNodes | None = None) -> Generator[None, None, Results]:
-    """Run the nodes of a plan, as `drive` does, but yield after each step of the scheduler. The generator returns the
-    results of the nodes."""
-    results = Results()
-    waiting = list(nodes)
-    active: dict[int, tuple[Node, Work]] = {}             # by number of the batch the node waits for
-    warnings: dict[str, list[str]] = defaultdict(list)    # those that each node has added
-    all_warnings = fresh.warnings if fresh else []
+def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, None, None]:
+    """Run plans, as `drive_all` does, but yield after each step of the scheduler."""
+    waiting = [(run, node) for run in runs for node in run.nodes]
+    active: dict[int, tuple[PlannedRun, Node, Work]] = {}         # by number of the batch the node waits for
+    warnings: dict[int, list[str]] = defaultdict(list)            # those that each node has added, by its `id`
 
-    def begin(node: Node) -> None:
-        node_fresh = fresh.find(node) if fresh else None
-        if fresh is None or node_fresh is None:
-            go_on(node, node.work(results), None)
+    def begin(run: PlannedRun, node: Node) -> None:
+        node_fresh = run.fresh.find(node) if run.fresh else None
+        if run.fresh is None or node_fresh is None:
+            go_on(run, node, node.work(run.results), None)
             return
         node.batches += node_fresh.batches
         scheduler.reuse(node_fresh.sums)
-        results.put_later(node.name, partial(fresh.made_again, node, results, node_fresh.batches))
-        finished(node, results, node_fresh.sums)
+        run.results.put_later(node.name, partial(run.fresh.made_again, node, run.results, node_fresh.batches))
+        run.finished(node, run.results, node_fresh.sums)
 
-    def go_on(node: Node, work: Work, records: Any) -> None:
+    def go_on(run: PlannedRun, node: Node, work: Work, records: Any) -> None:
         """Resume the generator of a node, which runs until it yields its next batch of tasks or ends."""
-        before = len(all_warnings)
+        before = len(run.warnings)
         try:
             specs = next(work) if records is None else work.send(records)
         except StopIteration as stop:
-            warnings[node.name] += all_warnings[before:]
-            results.put(node.name, stop.value)
+            warnings[id(node)] += run.warnings[before:]
+            run.results.put(node.name, stop.value)
             sums = _sums(node)
-            finished(node, results, sums)
-            if fresh:
-                fresh.ended(node, sums, warnings[node.name])
+            run.finished(node, run.results, sums)
+            if run.fresh:
+                run.fresh.ended(node, sums, warnings[id(node)])
             return
-        warnings[node.name] += all_warnings[before:]
-        awaited = any(node.name in other.deps for other in nodes)
-        active[scheduler.add(specs, awaited).number] = (node, work)
+        warnings[id(node)] += run.warnings[before:]
+        awaited = any(node.name in other.deps for other in run.nodes)
+        active[scheduler.add(specs, awaited).number] = (run, node, work)
 
     with scheduler:
         while waiting or active:
-            ready = [n for n in waiting if all(d in results for d in n.deps)]
-            waiting = [n for n in waiting if n not in ready]
-            for node in ready:
-                begin(node)
+            ready = [(run, node) for run, node in waiting if all(d in run.results for d in node.deps)]
+            waiting = [pair for pair in waiting if pair not in ready]
+            for run, node in ready:
+                begin(run, node)
             if not ready:
                 if not active:
-                    raise RuntimeError(f"nodes wait for each other: {', '.join(n.name for n in waiting)}")
+                    raise RuntimeError(f"nodes wait for each other: {', '.join(n.name for _, n in waiting)}")
                 scheduler.step()
                 for batch, records in scheduler.finished():
-                    node, work = active.pop(batch.number)
+                    run, node, work = active.pop(batch.number)
                     node.batches.append(records)
-                    go_on(node, work, records)
+                    go_on(run, node, work, records)
                 yield
         scheduler.check_stop()
-    return results
 
 
 def _sums(node: Node) -> NodeSums:
@@ -166,8 +182,8 @@ def _unkept_values(source: str, columns: dict[str, dict[str, int]]) -> str:
     column and reason."""
     listed = [f"'{name}' ({_listing(columns[name])})" for name in sorted(columns)]
     more = f", and {len(listed) - 8} more" if len(listed) > 8 else ""
-    return (f"source '{source}': not kept are values of {', '.join(listed[:8])}{more}; list the columns you want under "
-            f"`keep:` of the source, or make them smaller before")
+    return (f"source '{source}': documents cannot keep some values of {', '.join(listed[:8])}{more}; list the columns "
+            f"that you want under `keep:` of the source, or make their values smaller")
 
 
 def _listing(reasons: dict[str, int]) -> str:

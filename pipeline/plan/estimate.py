@@ -125,7 +125,8 @@ def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_doc
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a recipe, made with regard to the results that a store already holds."""
+    """The plan of a recipe for a store: the nodes to run, and the store's log, which tells which of their results
+    exist."""
 
     store: Store
     log: LogView
@@ -135,8 +136,7 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """Make the plan of a recipe with regard to the results that the store already holds. Nothing is written, and the
-    store need not exist."""
+    """Make the plan of a recipe for the store at `store_root`. Nothing is written, and the store need not exist."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -148,8 +148,8 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Make the plan of a recipe, and return a description of it (`describe_plan`). Nothing is written, and the store
-    need not exist."""
+    """Make the plan of a recipe for the store at `store_root`, and return its description (`describe_plan`). Nothing is
+    written, and the store need not exist."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
 

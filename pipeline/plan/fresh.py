@@ -14,8 +14,8 @@ conditions hold:
 
 * `inputs` in the file is equal to the `inputs` computed by the later plan. It is a hash of everything that decides
   which tasks the node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its
-  sources, and the `results` (`NodeSums`) of the nodes it depends on. These differ when any record of those nodes
-  differs.
+  sources, and the `results` (`NodeSums`) of the nodes it depends on. The `results` of a node differ when any record
+  of the node differs.
 * Since the node ended, the commit log has merely grown, and no record was retired (made invalid;
   `LogView.retired_at`). That the log has merely grown is known if its segment (file) number `segment` still has the
   checksum `sum`. All records that were valid when the node ended are then still there. Of several records for a key
@@ -106,11 +106,13 @@ class FreshNodes:
     `ingredients` is the result of `provenance.node_ingredients`: for each node, the settings and versions that its
     results depend on. `code` is a hash of Tokenmill's code, by default `our_code()`. `warnings` is the list to which
     nodes add warnings while they are planned. A fresh node is not planned again; the warnings in its file are added to
-    the list instead.
+    the list instead. `suffix` is appended to the names of the files, so that variants of a recipe that run together do
+    not replace each other's files.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
-                 code: str | None = None) -> None:
+                 code: str | None = None, suffix: str = "") -> None:
+        self._suffix = suffix
         self._log, self._ingredients, self.warnings = log, ingredients, warnings
         self._code = our_code() if code is None else code
         self._results: dict[str, str] = {}               # node → `NodeSums.results`
@@ -123,7 +125,7 @@ class FreshNodes:
         if inputs is None:
             return None
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, StoreError):
-            head, keys = _decode(self._log.store.read(path_of(node.name)))
+            head, keys = _decode(self._log.store.read(path_of(node.name + self._suffix)))
             segment = head["segment"]
             if head["format"] != FORMAT or head["inputs"] != inputs or not (
                     self._log.retired_at <= segment <= self._log.segments) or self._sum(segment) != head["sum"]:
@@ -155,7 +157,7 @@ class FreshNodes:
         with contextlib.suppress(OSError, StoreError, LookupError, ValueError):     # the next plan walks the node
             head = {"format": FORMAT, "inputs": inputs, "segment": segment, "sum": self._sum(segment),
                     "sums": sums.to_json(), "warnings": list(warnings), "batches": batches}
-            self._log.store.write(path_of(node.name), _encode(head, bytes(keys)))
+            self._log.store.write(path_of(node.name + self._suffix), _encode(head, bytes(keys)))
 
     def made_again(self, node: Node, results: Mapping[str, Any], batches: Sequence[TaskRecords]) -> Any:
         """Compute the result of a fresh node (all of whose tasks are done). This runs the generator of the node
@@ -182,7 +184,7 @@ class FreshNodes:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _sum(self, segment: int) -> str:
-        """Return the checksum of a segment (file) of the commit log, as its head states it."""
+        """Return the checksum of a segment (file) of the commit log. It is read from the beginning of the segment."""
         if segment not in self._segments:
             self._segments[segment] = segment_head(self._log.store, segment).split(b'"')[3].decode()
         return self._segments[segment]

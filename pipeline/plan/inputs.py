@@ -25,7 +25,7 @@ class InputError(TokenmillError):
 
 
 def common_root(roots: list[str]) -> str:
-    """Return the longest directory path that contains all `roots`."""
+    """Return the deepest folder that contains all `roots`, which are paths or URLs of folders."""
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*(root.split("/") for root in roots)))
     return "/".join(names[0] for names in shared) or "/"
 
@@ -138,14 +138,14 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
             yield rel.replace(os.sep, "/"), info.st_size, etag, bad, hashed
         if not matched:
             raise InputError(f"source '{name}': no file matches '{written}' (looked in {os.path.dirname(pattern)}); "
-                             + (f"{_named(links.leading_out, top)} leads out of it: allow that with "
+                             + (f"the link {_named(links.leading_out, top)} leads out of it; allow such links with "
                                 f"`follow_symlinks: true`" if links.leading_out else
                                 "check `path:` of the source, or pass --input"))
     if skipped:
-        warnings.append(f"source '{name}': {len(skipped)} skipped for being links to nothing, or no regular "
-                        f"files: {_named(skipped, top)}; fix or remove them")
+        warnings.append(f"source '{name}': {len(skipped)} skipped, which are broken links or not regular files: "
+                        f"{_named(skipped, top)}; fix or remove them")
     if links.leading_out:
-        warnings.append(f"source '{name}': {len(links.leading_out)} skipped for being links that lead out of its "
+        warnings.append(f"source '{name}': {len(links.leading_out)} skipped, which are links that lead out of its "
                         f"folder: {_named(links.leading_out, top)}; `follow_symlinks: true` at the source follows them")
 
 
@@ -172,7 +172,7 @@ def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], lin
                 yield from _matching(prefix, os.path.relpath(pattern, prefix).split("/"), (), False, links)
         elif os.path.lexists(pattern):
             if not os.path.isfile(pattern):
-                raise InputError(f"source '{name}': '{written}' is a link to nothing, or no regular file; fix `path:`")
+                raise InputError(f"source '{name}': '{written}' is a broken link or not a regular file; fix `path:`")
             yield pattern
     except OSError as e:
         raise InputError(f"source '{name}': cannot read '{e.filename}': {e.strerror}; give this user permission, or "

@@ -40,7 +40,8 @@ class LabelPieces:
         self._parts += 1
 
     def of(self, labels: Sequence[Label]) -> dict[str, list[list[LabelPiece]]]:
-        """Return for each split and each part the pieces of some labels, as `assemble_drafts` takes them."""
+        """Return the pieces of the documents with one of these labels, as {split: [pieces of the first part, pieces of
+        the second part, …]}, the form that `assemble_drafts` takes."""
         pieces: dict[str, list[list[LabelPiece]]] = {split: [[] for _ in range(self._parts)] for split in SPLITS}
         for label in sorted(labels):
             for split, part, place in self._db.execute("SELECT split, part, place FROM piece WHERE label = ?",

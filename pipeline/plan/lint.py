@@ -103,12 +103,12 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
                       and (_is_barrier(s) or not _is_barrier(step))]
             if dearer:
                 yield (*_steps(name), i), (f"'{step.name}' is cheaper than '{dearer[0]}' before it; put it first, so "
-                                           f"that what it drops costs nothing more")
+                                           f"that '{dearer[0]}' need not process what '{step.name}' drops")
         extractors = [i for i, s in enumerate(dataset.steps) if stage_class(s.name).extracts]
         for i, step in enumerate(dataset.steps):
             if not stage_class(step.name).reads_text and extractors and extractors[0] < i:
                 yield (*_steps(name), i), (f"'{step.name}' needs no text; put it before "
-                                           f"'{dataset.steps[extractors[0]].name}', which is dear")
+                                           f"'{dataset.steps[extractors[0]].name}', which is expensive")
         for i, step in enumerate(dataset.steps):
             cutting = [s.name for s in dataset.steps[:i] if _is_barrier(s) and stage_class(s.name).edits]
             if cutting and _is_barrier(step) and not stage_class(step.name).edits:
@@ -118,9 +118,9 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
             behind = [(s, c) for s, c in zip(dataset.steps[i + 1:], costs[i + 1:]) if c is not None and _filters(s)]
             # (the rule above names a much cheaper filter; a much more expensive one belongs after the barrier)
             if _is_barrier(step) and behind and cost and cost / CHEAPER < behind[0][1] < CHEAPER * cost:
-                yield (*_steps(name), i), (f"'{step.name}' compares documents that '{behind[0][0].name}' behind it "
-                                           f"drops anyway, and may keep of two copies the one that is dropped; filter "
-                                           f"first")
+                yield (*_steps(name), i), (f"'{step.name}' compares documents that '{behind[0][0].name}' after it "
+                                           f"drops, and of two copies it may keep the one that is then dropped; put "
+                                           f"'{behind[0][0].name}' first")
 
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
@@ -148,8 +148,8 @@ def _language(recipe: Recipe) -> Iterator[Finding]:
             if keeps := stage_class(step.name).keeps:
                 only = only or _english(step.config.get(keeps))
             elif stage_class(step.name).made_for == ("en",) and not only:
-                yield (*_steps(name), i), (f"'{step.name}' is made for English, but documents of other languages get "
-                                           f"there; put 'language: {{keep: [en]}}' before it")
+                yield (*_steps(name), i), (f"'{step.name}' is made for English, but documents of other languages reach "
+                                           f"it; put 'language: {{keep: [en]}}' before it")
                 only = True                                # one warning per dataset
         english[name] = only
 
@@ -171,9 +171,9 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
         selected = set(map(short, dataset.where.get("language", ())))
         languages = [_languages(way) for way in ways]
         if selected and languages and all(passed is not None and passed.isdisjoint(selected) for passed in languages):
-            yield ("datasets", name, "where"), (f"no document is left: of the languages before, "
-                                                f"{_list(set().union(*(k or set() for k in languages)))}, it takes "
-                                                f"none")
+            yield ("datasets", name, "where"), (f"no document is left: steps before it keep only "
+                                                f"{_list(set().union(*(k or set() for k in languages)))}; select one "
+                                                f"of these languages, or keep others before")
         for i, step in enumerate(dataset.steps):
             so_far = [[*way, *dataset.steps[:i]] for way in ways]
             messages = [_superfluous(way, step) for way in so_far]
@@ -182,9 +182,9 @@ def _lineage(recipe: Recipe) -> Iterator[Finding]:
             passed = [_languages(way) for way in so_far]
             keep = set(map(short, _kept_languages(step)))
             if keep and passed and all(k is not None and k.isdisjoint(keep) for k in passed):
-                yield (*_steps(name), i), (f"no document passes: steps before it kept "
-                                           f"{_list(set().union(*(k or set() for k in passed)))} only; keep both in "
-                                           f"one step, or make two datasets of them")
+                yield (*_steps(name), i), (f"no document passes: steps before it keep only "
+                                           f"{_list(set().union(*(k or set() for k in passed)))}; keep all these "
+                                           f"languages in one step, or make two datasets")
         # with more than MOST_WAYS paths no warning is given, because an unexamined path might lack the step
         before[name] = [[*way, *dataset.steps] for way in ways] if len(ways) <= MOST_WAYS else [[]]
 
@@ -214,7 +214,7 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
     for earlier in reversed(way):
         if earlier.name == step.name:
             if earlier.config == step.config:
-                return f"'{step.name}' ran before with the same settings; once is enough, take one out"
+                return f"'{step.name}' ran before with the same settings; remove one of the two"
             return _implied(earlier, step) if stage.drops else None
         if ":" in earlier.name or (stage_class(earlier.name).edits and not stage.scrubs):
             return None                                    # a step between them has changed the text
@@ -274,10 +274,10 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
             ways = list(_ways(recipe, name, source))
             identified = any(stage_class(s.name).sets_language for way in ways for s in way)
             if not identified and not _by_language(recipe, name):
-                yield ("datasets", name), (f"pages of '{source}' get here in any language; add "
+                yield ("datasets", name), (f"pages of '{source}' reach it in any language; add "
                                            f"'language: {{keep: [en]}}' (or the languages you want)")
             if not all(any(stage_class(s.name).scrubs for s in way) for way in ways):
-                yield ("datasets", name), (f"pages of '{source}' get here with e-mail and IP addresses in them; add "
+                yield ("datasets", name), (f"pages of '{source}' reach it with e-mail and IP addresses in them; add "
                                            f"'pii' as the last step before deduplication")
 
 
@@ -325,7 +325,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
             used |= set(recipe.tokenizer.train.inputs)
         for name in recipe.datasets:
             if name not in used:
-                yield ("datasets", name), "no dataset, tokenizer or shards read it; name it there, or take it out"
+                yield ("datasets", name), "no dataset, tokenizer or shards read it; use it there, or remove it"
     if recipe.curriculum is not None:
         mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
@@ -371,8 +371,8 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
     for i, name in enumerate(train.inputs):
         picked = [s for s in recipe.sources_of(name) if s in train.where.get("source", [s])]
         if picked and fed.isdisjoint(picked):
-            yield ("tokenizer", "train", "from", i), (f"the tokenizer is trained on '{name}', of which nothing is in "
-                                                      f"the mixture; train it on what the model will read")
+            yield ("tokenizer", "train", "from", i), (f"the tokenizer is trained on '{name}', but the mixture reads "
+                                                      f"none of it; train it on the data that the model will read")
 
 
 # -- the user's own code -----------------------------------------------------------------------------------------------
@@ -387,8 +387,8 @@ def _code(recipe: Recipe) -> Iterator[Finding]:
                           if os.path.isfile(os.path.join(folder, p))), None)
             if imported and os.path.realpath(os.path.join(folder, imported)) not in named:
                 yield ("code", i), (f"{os.path.basename(path)} imports '{module}' ({imported} beside it), which "
-                                    f"workers do not get, and whose changes would make nothing stale; name it under "
-                                    f"`code:`, before this file")
+                                    f"`code:` does not list, so workers do not get it and its changes make no result "
+                                    f"stale; list it under `code:`, before this file")
 
 
 def _imports(path: str) -> set[str]:

@@ -166,7 +166,9 @@ class BarrierResult:
         return zip(self.parts, self.slices, strict=True)
 
     def counted(self) -> Iterator[tuple[PartRef, FileRef | None, FileRef | None]]:
-        """Yield (part, removal slice, counts). The counts of a barrier that does not count are those from before it."""
+        """Yield (part, removal slice, counts) for each part. `counts` is the file that says for how many documents each
+        row stands, or None. If this barrier does not count duplicates, it is the file that came with the part from an
+        earlier barrier."""
         counts = (part.counts for part in self.parts) if self.counts is None else self.counts
         return zip(self.parts, self.slices, counts, strict=True)
 

@@ -11,8 +11,9 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
     barrier runs in the last pass of each input dataset.
-  * A barrier that edits names bytes of the stored texts. Its `prepare` stage is therefore the last of its pass, and the
-    next pass begins with the stage that carries out the cuts (`stages.cut`). Such a pass always writes its documents.
+  * A barrier that cuts passages out of texts (`edits`) names them by ranges of bytes in the stored texts. Its `prepare`
+    stage is therefore the last one of its pass, so that no later stage changes the texts. The next pass begins with
+    the stage that carries out the cuts (`stages.cut`), and always writes its documents.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class PassPlan:
     chain: list[ChainStep]
     barrier: str | None = None                    # node whose removal slices this pass applies
     barrier_name: str = ""
-    counting: bool = False                        # the barrier has counts of duplicates (`plan.counts`)
+    counting: bool = False                        # the barrier counts duplicates or hands counts on (`plan.counts`)
     signals: tuple[str, ...] = ()
-    where: dict[str, list[str]] = field(default_factory=dict)   # selects the documents of the inputs to take
+    where: dict[str, list[str]] = field(default_factory=dict)   # selects documents of the inputs (`where:`)
     final: bool = False
-    prepares: bool = True                         # it runs no step of the recipe, only `prepare` stages of barriers
+    prepares: bool = True                         # runs no step of the recipe, only `prepare` stages of barriers
 
     @property
     def rewrites(self) -> bool:
@@ -62,9 +63,9 @@ class PassPlan:
 
     @property
     def reads_counts(self) -> bool:
-        """Whether the pass gives documents the signal `dup_count` by the counts of its barrier. A pass that writes no
-        documents leaves this to a later one, so that what it computes does not depend on counts, unless it reads
-        them."""
+        """Whether the pass writes the counts of its barrier into the signal `dup_count` of its documents. A pass that
+        writes no documents does so only if one of its stages reads the signal. Otherwise a later pass does it, and the
+        results of this pass stay fresh when only counts change."""
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
@@ -87,7 +88,7 @@ class DatasetPasses:
         self.barriers: dict[str, tuple[str, Barrier, list[str], list[str]]] = {}
 
     def divide(self) -> None:
-        """Plan the passes of all datasets."""
+        """Fill `passes` and `barriers` for all datasets of the recipe."""
         counting = counting_steps(self.recipe)
         for name in self.recipe.dataset_order():
             self._dataset(name, {number for dataset, number in counting if dataset == name})
@@ -117,7 +118,7 @@ class DatasetPasses:
         plans[-1].final = True
         for i, plan in enumerate(plans):
             if plan.name == name and not plan.final:
-                plan.name = f"{name}:{i + 1}"      # no dataset can be called that
+                plan.name = f"{name}:{i + 1}"      # a dataset's name has no colon, so this one is unique
             if plan.inputs == [("previous", "")]:
                 plan.inputs = [("pass", plans[i - 1].name)]
         self.passes[name] = plans
@@ -153,7 +154,8 @@ class DatasetPasses:
         return nxt
 
     def _cut(self, placed: ChainStep) -> list[ChainStep]:
-        """Return the stage with which the pass after a barrier begins, if the barrier cuts passages out of texts."""
+        """Return a list with the stage that carries out a barrier's cuts, with which the next pass begins; [] if the
+        barrier does not cut passages out of texts."""
         if not placed.stage.edits:
             return []
         return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]

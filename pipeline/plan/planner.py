@@ -67,11 +67,11 @@ class Planner:
 
     `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files. `quarantined`
     takes a list of stage keys, and returns the documents that these stages have put into quarantine. `earlier` takes a
-    `replay_key`, and returns the latest record of a task that has this `replay_key`: it differs from the new task only
-    in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`). `journal` continues
-    an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run. `tombstones` says which
-    documents tasks must leave out. `indexed` is a dataset whose deduplications make indexes, even if nothing in the
-    recipe reads these.
+    `replay_key`, and returns the latest record of a task with this `replay_key`, that is, of a task that differs from
+    the new one only in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`).
+    `journal` continues an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
+    `tombstones` says which documents tasks must leave out. `indexed` is a dataset whose deduplications make indexes,
+    even if nothing in the recipe reads these.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,

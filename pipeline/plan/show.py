@@ -25,7 +25,7 @@ def print_plan(document: dict[str, Any]) -> None:
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """Return the lines of text that describe a plan, with markup of the library rich."""
+    """Return the lines of text that describe a plan, with the markup of the library `rich`."""
     rows = [r for r in document["nodes"] if r["kind"] != "index" or r["partitions"]]
     width = max(len("inputs"), *(len(r["name"]) for r in rows), *(len(n) for n in document["inputs"])) + 2
     out = [f"[bold]{escape(document['recipe'])}[/] → {escape(document['store'])}", "", "[bold]inputs[/]"]
@@ -86,7 +86,7 @@ def _what_reruns(document: dict[str, Any]) -> list[str]:
     if document["total"]["tasks_fresh"]:
         runs = [f"{name} ({r['tasks']} of {r['of']})" for name, r in document["reruns"].items()]
         out += _listed("to run:   ", runs)
-        out += _listed("after it: ", [*document["waits"]], "  (whatever of it the new results change)")
+        out += _listed("after it: ", [*document["waits"]], "  (as far as the results before them change)")
         out += _listed("unchanged:", document["unchanged"])
     return out
 

@@ -53,10 +53,12 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
 
     `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
     to its splits, {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in `indexes`.
-    Files with the same `group` (`Reader.group`) stay together, however many they are. `target` is the uncompressed size
-    of a partition (`run.partition`). `units` are given in place of groups for files of which only a look into them says
-    which ones stay together (`Reader.units`), in their order.
-    """
+    `target` is the wanted number of uncompressed bytes in a partition (`run.partition`).
+
+    Some files must be read by the same task. Consecutive files for which `group` (`Reader.group`) returns the same
+    text, other than "", stay together, however many they are. For some formats, only the contents of the files tell
+    which of them belong together. Then `units` (`Reader.units`) lists the files in groups, in the order in which they
+    are read, and replaces `group`."""
     pending: list[SourceFile] = []
     size = 0.0
 

@@ -39,8 +39,8 @@ class StreamResult:
     `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
     tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
     documents that could not be encoded. `packed` are the results of the tasks that packed the documents of training
-    shards into rows, by stream; empty without `packing`. `source` says for the manifests which token files the tokens
-    are from; empty if they are from datasets."""
+    shards into rows, by stream; empty without `packing`. `source` describes the imported token files, for the manifests
+    of the shards; it is empty if the tokens are from datasets."""
 
     assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
@@ -57,8 +57,8 @@ def token_nodes(recipe: Recipe, planner: Planner) -> list[Node]:
         return []
     hub = hub_tokenizer(recipe)                      # fetched before anything runs
     if hub is not None and hub.pinned != recipe.tokenizer.load:
-        planner.warnings.append(f"tokenizer.load: '{recipe.tokenizer.load}' is what the hub has today; write "
-                                f"'{hub.pinned}' to have the same whenever this is run")
+        planner.warnings.append(f"tokenizer.load: '{recipe.tokenizer.load}' names no revision, so a later run may load "
+                                f"another tokenizer; write '{hub.pinned}' to load the same one always")
     trained = recipe.tokenizer.train
     deps = tuple(trained.inputs) if trained else ()
     nodes = [Node(TOKENIZER, "tokenizer", deps, lambda results: _tokenizer(recipe, planner, results),
@@ -173,9 +173,10 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
 
 def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
               drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
-    """Return two lists. The first has, for each task of `drafts`, (number of its source, number of its first document
-    in the source). The second has, for each source, a list of (file, number of its first document in the source).
-    Raises InputError if a source has no documents or too many, or if only some of its files have loss masks."""
+    """Return a list and a dict. The list has, for each task of `drafts`, (number of its source, number of its first
+    document in the source). The dict has, for each source, a list of (file, number of its first document in the
+    source). Raises InputError if a source has no documents or too many, or if only some of its files have loss masks.
+    """
     rows = dict.fromkeys(sources, 0)
     masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
     places: list[tuple[int, int]] = []
@@ -188,7 +189,7 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
         if task.counters["masked"] is not None:
             masks[source].setdefault(task.counters["masked"], starts[0][0])
         rows[source] += sum(task.counters[split]["docs"] for split in SPLITS)
-        rows[source] += sum(task.counters["quarantined"].values())       # taken down: they keep their numbers
+        rows[source] += sum(task.counters["quarantined"].values())   # left out by a takedown, but keep their numbers
     for source, count in rows.items():
         root = planner.source_files(source).root
         if not count:
@@ -204,7 +205,8 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
 
 def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
             drafts: Sequence[TaskDraft]) -> Iterator[TaskDraft]:
-    """Yield the tasks that compare the ids which the files of a source have given to documents."""
+    """Yield the tasks that check whether two documents of a source have the same id. Sources whose files give no ids to
+    documents need no such task."""
     for source in sources:
         tasks = [task for task, draft in zip(imported, drafts, strict=True) if draft.args["source"] == source]
         if any(task.files[IDS]["bytes"] for task in tasks):
@@ -213,8 +215,8 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 def _split(recipe: Recipe, planner: Planner, name: str,
            encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[LabelPiece]]]]]:
-    """Yield each stream of split shards, sorted by name, and where its documents are in the encoded parts, as
-    `assemble_drafts` takes it."""
+    """Yield (stream, pieces) for each stream of split shards, sorted by name. The pieces say where the documents of the
+    stream are in the encoded parts (`LabelPieces.of`)."""
     shards = recipe.shards[name]
     files = (r.files[LABELS] for r in encoded)
     pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)

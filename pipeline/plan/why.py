@@ -106,12 +106,12 @@ class _Why:
             causes = [Cause(change) for change in changed]
         late = [d for d in node.deps if self.states[d].stale or self.states[d].pending or self.states[d].unknown]
         if state.pending:
-            causes.append(Cause(f"{_tasks(state.pending)} of it will be known when {_list(late)} "
-                                f"{'is' if len(late) == 1 else 'are'} done: a part that comes out as it was is not "
-                                f"processed again", state.pending))
+            causes.append(Cause(f"whether {_tasks(state.pending)} of it must run is known only when {_list(late)} "
+                                f"{'is' if len(late) == 1 else 'are'} done: a part that is made again with the same "
+                                f"content is not processed again", state.pending))
         elif state.unknown:
-            causes.append(Cause(f"what of it is stale is known when {_list(late)} {'is' if len(late) == 1 else 'are'} "
-                                f"done: it looks at all of that at once"))
+            causes.append(Cause(f"its tasks are known only when {_list(late)} {'is' if len(late) == 1 else 'are'} "
+                                f"done, because it needs all results of that at once"))
         return {"node": name, "state": "stale" if state.stale else "waits" if waits else "fresh",
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "compared_with": run,
                 "causes": [c.to_json() for c in causes], "notes": self._notes(node, state),
@@ -135,7 +135,7 @@ class _Why:
         if run is None or was is None:
             change = "no run of this store has made it" if self.runs else (
                 "nothing was run in this store yet" if not len(self.plan.log) else
-                "the runs of this store were made by a version that did not write down what it used")
+                "the runs of this store were made by a version that did not record what it used")
             return [Cause(change, len(stale), _labels(stale))]
         causes = [Cause(change, len(stale)) for change in differences(was, self.ingredients[node.name])]
         causes += self._of_inputs(node, stale, run, settled=bool(causes))
@@ -166,17 +166,17 @@ class _Why:
                     what = f"input files {kind} in source '{source}': {_examples(kinds[kind])}"
                     if kind == "named otherwise":
                         one, two = ("content", "time") if _is_hash(now[hashed[0]][1]) else ("time", "content")
-                        what = (f"input files of source '{source}' go by their {one} here and went by their {two} "
-                                f"there (--verify-inputs): {_examples(hashed)}")
+                        what = (f"input files of source '{source}' are compared by {one} now, but were compared by "
+                                f"{two} in that run (--verify-inputs): {_examples(hashed)}")
                     causes.append(Cause(what, len(touched), _labels(t for t, _ in touched)))
             moved = [x for x in unexplained if not settled and any(kinds.values())]
             if kinds["removed"]:
                 causes.append(Cause(f"input files removed from source '{source}': {_examples(kinds['removed'])}"
-                                    + ("; small files that shared a partition with them are packed anew" if moved
+                                    + ("; small files that were in a task with them are now in others" if moved
                                        else ""), len(moved), _labels(t for t, _ in moved)))
             elif moved:
-                causes.append(Cause(f"small files of source '{source}' packed anew, for files that are next to them "
-                                    f"were added or changed", len(moved), _labels(t for t, _ in moved)))
+                causes.append(Cause(f"small files of source '{source}' are now in other tasks, because files next to "
+                                    f"them were added or changed", len(moved), _labels(t for t, _ in moved)))
         return causes
 
     def _of_parts(self, node: Node, stale: Sequence[TaskSpec], run: str) -> list[Cause]:
@@ -188,16 +188,17 @@ class _Why:
             if was is not None:
                 inherited += [f"{dep}: {s} (since run {before})" for s in differences(was, self.ingredients[dep])]
         if inherited:
-            return [Cause(f"parts it reads came out different: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
+            return [Cause(f"parts that it reads have changed: {'; '.join(inherited[:EXAMPLES])}", len(stale))]
         if not self.plan.store.exists(f"runs/{run}/plan.json"):
-            return [Cause(f"run {run} had the same settings and did not get to it", len(stale), _labels(stale))]
+            return [Cause(f"run {run} had the same settings, but ended before it reached this node", len(stale),
+                          _labels(stale))]
         if not self._committed[node.name] and not any(n.startswith(f"{node.name}/") for n in self._committed):
             return [Cause("it has no record in the log", len(stale), _labels(stale))]
         upstream = [d for d in node.deps if not d.startswith("index:")]
         if not upstream:
             return [Cause("the log has no record under this key: the input was cut differently, or read under another "
                           "path", len(stale), _labels(stale))]
-        return [Cause(f"parts of {_list(upstream)} are new or came out different from those it has processed",
+        return [Cause(f"parts of {_list(upstream)} are new, or differ from those that it has processed",
                       len(stale), _labels(stale))]
 
     def _notes(self, node: Node, state: NodeState) -> list[str]:
@@ -281,7 +282,7 @@ def _value(value: Any) -> str:
 
 
 def lines(document: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Return the explanation that `explain` made as lines of text."""
+    """Return the lines of text that `tokenmill plan --why` prints. `document` is the result of `explain`."""
     state = {"fresh": "is fresh", "stale": f"{_tasks(document['stale'])} to run, {document['fresh']:,} fresh",
              "waits": "waits"}[document["state"]]
     out = [f"{indent}{document['node'].rstrip(':')}: {state}"

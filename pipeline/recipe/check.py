@@ -33,12 +33,12 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
-        checker.fail(("datasets", name), f"'{name}' is what Tokenmill calls work of its own; give the dataset another "
-                                         f"name")
+        checker.fail(("datasets", name), f"'{name}' is a name that Tokenmill uses for nodes of its plans; give the "
+                                         f"dataset another name")
     for name in recipe.sources:
         if name.isdigit():                                                  # DATASET:2 names the second pass of DATASET
-            checker.fail(("sources", name), f"'{name}' is what the passes of a dataset are called, which are numbered; "
-                                            f"give the source a name with a letter in it")
+            checker.fail(("sources", name), f"'{name}' is a number, as in the names of a dataset's passes; give the "
+                                            f"source a name with a letter in it")
     if recipe.input is not None:
         checker.check_name(recipe.input, recipe.sources, ("input",), "source")
     if recipe.code and not checker.allow_custom:
@@ -230,17 +230,17 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
             for source in recipe.sources_of(name):
                 for twice in sorted(source_signals[source] & set(stage.signals)):
                     checker.fail(("sources", source, "signals"),
-                                 f"'{twice}' is what the step '{step.name}' of dataset '{name}' calls a signal of its "
-                                 f"own; take it out here (the column stays in meta), or take out that step")
+                                 f"the step '{step.name}' of dataset '{name}' writes a signal with the same name "
+                                 f"'{twice}'; remove it here (the column stays in meta), or remove that step")
             here |= set(stage.signals)
         written[name], ends[name] = here, current
 
 
 @dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after it cannot read. The barrier's `prepare`
-    stage runs in the pass, before the first step that removes personal data. `late` maps a signal to (step that writes
-    it, step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after the pass cannot read. They are the signals
+    that are written after the first step that removes personal data, because the barrier's `prepare` stage runs before
+    this step. `late` maps a signal to (step that writes it, step that removes personal data before)."""
 
     late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
@@ -251,7 +251,8 @@ class _ScrubbedPass:
         return cls({signal: names for one in passes for signal, names in one.late.items()})
 
     def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
-        """Return the pass with one more step, or the pass that the step begins (`pipeline.plan.planner`)."""
+        """Return the pass after a step was added to it. If the step begins a new pass by the rules of
+        `pipeline.plan.pass_plans`, return this new pass. `first` says that the step is the first of its dataset."""
         if isinstance(stage, Barrier):
             return _ScrubbedPass()
         begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))

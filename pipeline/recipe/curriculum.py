@@ -39,17 +39,19 @@ def _phases(curriculum: CurriculumSettings) -> Iterator[tuple[KeyPath, PhaseSett
 def _shards(recipe: Recipe, checker: Checker) -> None:
     """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
     reserves tokens) and the same `val` (share of documents held out for evaluation). Shards of token files may have
-    another `val`, because no deduplication has compared their documents with those of others."""
+    another `val`, because no deduplication has compared their documents with those of others. So may shards that hold
+    everything out, because nothing of them is trained on."""
     first, shards = next(iter(recipe.shards.items()))
-    texts = [name for name, other in recipe.shards.items() if not token_sources(recipe, other.inputs)]
+    texts = [name for name, other in recipe.shards.items()
+             if other.val < 1 and not token_sources(recipe, other.inputs)]
     for name, other in recipe.shards.items():
         if other.longest != shards.longest:
             checker.fail(("shards", name, "longest"), f"{other.longest:,} differs from {shards.longest:,} of '{first}';"
                          f" all shards of a curriculum have the same `longest`")
         if name in texts and other.val != (val := recipe.shards[texts[0]].val):
             checker.fail(("shards", name, "val"), f"{percent(other.val)} differs from {percent(val)} of "
-                         f"'{texts[0]}': near-duplicates of what one holds out would be trained on in the other; give "
-                         f"all shards of a curriculum the same `val`")
+                         f"'{texts[0]}', so that the training would read near-duplicates of documents that one of them "
+                         f"holds out; give all shards of a curriculum the same `val`")
 
 
 def _inheritance(curriculum: CurriculumSettings, checker: Checker) -> None:
@@ -78,7 +80,7 @@ def _ends(curriculum: CurriculumSettings, checker: Checker) -> None:
                 checker.fail((*at, "until"), f"'{phase.until}' is not after the phase before it; `until` counts from "
                                              "the start of the run")
             if beyond:
-                checker.fail((*at, "until"), "a phase before it lies beyond the total: let `extra` come last")
+                checker.fail((*at, "until"), "a phase before it is beyond the total; put phases with `extra` last")
             before, last = end, i
         beyond = beyond or phase.extra is not None
     if before != curriculum.total:
@@ -165,7 +167,8 @@ def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 
 def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
-    """Check how the streams of the split shards `entry` divide their share."""
+    """Check the rule by which the streams of the split shards `entry` divide their share, and the rules inside it
+    (`within`): its label must be one of those that split the shards, and only one rule may be given."""
     shards = recipe.shards.get(entry)
     if shards is None:
         return                                                     # reported by `_stream`

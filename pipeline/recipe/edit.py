@@ -27,7 +27,7 @@ def edit_recipe(text: str, file: str, dataset: str, thresholds: Mapping[int, Map
     steps = _value_at(data, ("datasets", dataset, "steps"))
     path: KeyPath = ("datasets", dataset, "steps")
     if not isinstance(steps, list) or not all(0 <= number < len(steps) for number in {*thresholds, *off}):
-        raise _refused(marks, path, f"the dataset '{dataset}' has no such step; give its own recipe")
+        raise _refused(marks, path, f"the dataset '{dataset}' of this text has no such step; give the run's recipe")
     expected = copy.deepcopy(data)
     new_steps = _value_at(expected, path)
     for number, config in thresholds.items():

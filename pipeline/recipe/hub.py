@@ -53,8 +53,8 @@ def fetch(load: str) -> HubTokenizer:
     try:
         from huggingface_hub import constants
     except ImportError:
-        raise TokenizerError(f"tokenizer.load: there is no file '{load}', and to fetch a tokenizer of that name from "
-                             f"the Hugging Face hub takes a package: pip install 'tokenmill[hf]'") from None
+        raise TokenizerError(f"tokenizer.load: there is no file '{load}', and a package is needed to fetch a tokenizer "
+                             f"of that name from the Hugging Face hub: pip install 'tokenmill[hf]'") from None
     matched = _NAME.fullmatch(load)
     assert matched is not None
     repository, revision = matched.groups()
@@ -100,8 +100,8 @@ def _download(repository: str, revision: str | None, *, local: bool) -> HubToken
         if path is not None:
             get("tokenizer_config.json")                 # names the token that ends a text
     except GatedRepoError:
-        raise TokenizerError(f"tokenizer.load: '{repository}' is shown only to who has agreed to its terms; agree on "
-                             f"its page of the hub and set HF_TOKEN") from None
+        raise TokenizerError(f"tokenizer.load: '{repository}' is given only to users who have agreed to its terms; "
+                             f"agree to them on its page of the hub, and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise TokenizerError(f"tokenizer.load: there is no file '{repository}', and no repository of that name on the "
                              f"Hugging Face hub; fix the name (a private one needs HF_TOKEN)") from None

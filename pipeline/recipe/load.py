@@ -94,8 +94,8 @@ def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
         for i, inner in enumerate(value):
             _no_secrets(inner, checker, (*path, i))
     elif isinstance(value, str) and (what := secret_in(value)) is not None:
-        checker.fail(path, f"this has {what}, and a recipe is kept with its run; give credentials in the "
-                           f"environment (AWS_ACCESS_KEY_ID …, fsspec's configuration)")
+        checker.fail(path, f"this contains {what}, and a run keeps its recipe, which others can read; give "
+                           f"credentials in the environment (AWS_ACCESS_KEY_ID …, fsspec's configuration)")
 
 
 def _error(file: str, message: str, path: KeyPath = ()) -> RecipeError:
@@ -208,8 +208,8 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
     data["sources"] = {name: source for name, source in sources.items() if name in needed}
     if (feeds := data.get("input")) in list(sources) and feeds not in needed:
         if fed:
-            raise _error("--input", f"it goes into the source '{feeds}', which is left out by until={last}; leave out "
-                                    "one of the two")
+            raise _error("--input", f"the files go into the source '{feeds}', which until={last} leaves out; leave "
+                                    "out one of the two options")
         del data["input"]
     for key in ("tokenizer", "shards", "curriculum", "train"):
         data.pop(key, None)

@@ -111,7 +111,8 @@ def _purpose(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
 
 
 def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Return the keys that `model` allows at `loc`, a location in pydantic's form."""
+    """Return the keys that may stand at a place of a recipe, for a message about an unknown key. `loc` is the place in
+    pydantic's form, below `model`."""
     inner = _model_at(model, loc)
     return [f.alias or name for name, f in inner.model_fields.items()] if inner else []
 
@@ -132,7 +133,8 @@ def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] |
 
 
 def _plain_type(annotation: Any) -> Any:
-    """Return the type inside a type annotation with Annotated or Optional."""
+    """Return the type inside a type annotation: `int` for `Annotated[int, …]` and for `int | None`. Of several types,
+    the first is returned."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):
         options = [a for a in get_args(annotation) if a is not type(None)]
         annotation = options[0]

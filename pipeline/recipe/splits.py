@@ -12,7 +12,8 @@ from stages.catalog import reader_class, stage_class
 
 def label_sources(recipe: Recipe, name: str) -> list[dict[str, Any]]:
     """Return where `shards.NAME.by` finds the labels of a document, as `pipeline.passes.labels.ShardLabels` takes it;
-    [] if the shards are not split. Raises ValueError if no step writes a signal, or if `bucket` may mean several."""
+    [] if the shards are not split. Raises ValueError if `by` names a signal that no step writes, or `bucket` although
+    several signals hold a bucket."""
     written = signals_written(recipe, recipe.shards[name].inputs)
     sources: list[dict[str, Any]] = []
     for item in recipe.shards[name].by or ():

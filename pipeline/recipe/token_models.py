@@ -168,8 +168,9 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class Curve(RecipeModel):
-    """How often quality buckets are read: C·x^`power`·e^(`rate`·x) times, where x rises from 0 (worst) to 1 (best), at
-    most `cap` times, and not below the share `drop`. `buckets` is their number."""
+    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times. x
+    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read. C is chosen so that the
+    tokens read add up to the share of these streams (`tokenizer.mixture.split`)."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
@@ -179,8 +180,10 @@ class Curve(RecipeModel):
 
 
 class LabelRule(RecipeModel):
-    """How the streams of split shards divide their share (`tokenizer.mixture.split`): between the values of the label
-    `by`, with at most one rule. `within` divides what each value gets."""
+    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`). At most one
+    rule (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`) divides the share among the values of the
+    label `by`, or without `by` among all streams. `within` is the rule by which the streams of one value divide what
+    the value gets."""
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -193,7 +196,7 @@ class LabelRule(RecipeModel):
 
     @property
     def rules(self) -> list[str]:
-        """Return the names of the rules that are given."""
+        """Return the names of the rules (`alpha`, `unimax` …) that the recipe gives."""
         return [rule for rule in ("alpha", "temperature", "unimax", "weights", "upsample", "curve")
                 if getattr(self, rule) is not None]
 

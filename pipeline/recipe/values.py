@@ -23,7 +23,7 @@ def checked_name(value: str) -> str:
 
 
 def listed(value: Any) -> Any:
-    """Turn one text into a list of it, so that a recipe may leave out the brackets."""
+    """Turn a single text into a list with this text, so that a recipe may write `from: web` for `from: [web]`."""
     return [value] if isinstance(value, str) else value
 
 

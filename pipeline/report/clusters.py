@@ -41,14 +41,15 @@ COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
 
 
 def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
-    """Make the report's section about one deduplication: {barrier, step, read, groups, sizes, largest, pairs, unknown}.
+    """Make the report's section about the groups of duplicates that one deduplication found: {barrier, step, read,
+    groups, sizes, largest, pairs, unknown} and, for near-duplicates, `components`. `read` says how many removed
+    documents were read, `groups` is the number of groups among them, and `largest` describes the largest groups.
 
     `sizes` counts groups (a kept document with its removed duplicates) by log2 of their number of documents.
-    `components` is given for near-duplicates only. It counts the connected groups of documents that were candidates for
-    comparison, over all documents. `pairs` counts removed documents by their source and the source of the kept
-    document. `unknown` counts the removed documents whose kept document was not found, because its part (file of
-    documents) was not read or a later step dropped it.
-    """
+    `components` counts the connected groups of documents that were candidates for comparison, by log2 of their number
+    of documents; unlike the other figures, it covers all documents. `pairs` counts removed documents by their source
+    and the source of the kept document. `unknown` counts the removed documents whose kept document was not found,
+    because its part (file of documents) was not read or a later step dropped it."""
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]
     removed = _removed(appliers, step)

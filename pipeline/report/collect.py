@@ -80,8 +80,8 @@ def add_training(store: Store, run: str) -> bool:
 def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
                 check_lease: Callable[[], None] = lambda: None) -> None:
     """Write report.json, report.md and report.html into the folder of the run, and contamination.jsonl if items of
-    evaluation sets were found. With `latest`, report.json is also
-    written to the root of the store. `check_lease` is called before anything is written. It raises if another driver (a
+    evaluation sets were found. With `latest`, report.json is also written to the root of the store, where it marks this
+    run as the latest finished one. `check_lease` is called before anything is written. It raises if another driver (a
     process that plans and commits a run) has taken over the store."""
     from pipeline.report.card import render_card
     from pipeline.report.contamination import contamination_lines
@@ -96,7 +96,7 @@ def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
     store.write(f"runs/{document['run']}/report.html", page)
     if latest:
         store.write("report.json", data)
-    store.write(f"runs/{document['run']}/report.json", data)     # last: `tokenmill takedown` trusts that it is so
+    store.write(f"runs/{document['run']}/report.json", data)     # last, as `tokenmill takedown` assumes
 
 
 def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:

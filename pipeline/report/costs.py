@@ -28,8 +28,8 @@ def pass_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
 
 
 def _before(node: NodeFigures) -> float:
-    """Return the CPU seconds of earlier tasks whose results were reused. After a change of thresholds, the tasks of
-    `node` (a pass of the plan) replay, that is, they derive their results from these stored results."""
+    """Return the CPU seconds of the earlier tasks whose results the tasks of `node` (a pass of the plan) reused. After
+    a change of thresholds, a pass derives new results from the stored ones instead of running all stages again."""
     return node.counters.get("replayed", {}).get("cpu_s", 0.0)
 
 
@@ -42,7 +42,7 @@ def stage_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0
         stages = node.counters.get("stages", {})
-        # a barrier has judged all that the pass read; its counters, if it has any, hold what it removed
+        # the barrier has judged all documents that the pass read; a barrier that removed none has no counters
         rows += [{"pass": node.name, "stage": name, "in": docs, "cpu_s": 0.0,
                   "dropped": _dropped(stages.get(f"barrier:{name}", {"dropped": {}}))}
                  for step in node.steps if (name := step.removeprefix("apply ")) != step]

@@ -136,7 +136,7 @@ def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], fl
 
 
 def keys(course: Mapping[str, Any], color: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the legend of the chart as (token stream, number of its colour)."""
+    """Return the legend of the chart: a pair (token stream, number of its colour) for each stream."""
     totals = {name: sum(s["realised"]) for name, s in course["streams"].items()}
     ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
     return [*((n, color.get(n, OTHERS)) for n in ordered[:STREAMS]),

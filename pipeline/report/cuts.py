@@ -35,7 +35,8 @@ BEGINNING, MARGIN = 160, 400
 
 def noted_cuts(meta: str | None, steps: list[str]) -> dict[str, dict[str, Any]]:
     """Return what each of these steps noted of its cuts in the metadata of a document, {step: {cuts, bytes, passages}}.
-    Steps that cut nothing are left out. Input data may hold any value under the same name, which is no note."""
+    Steps that cut nothing are left out. A value that does not have the form of a note is ignored: it comes from the
+    input data, which may use the same name."""
     if not meta or '_cut"' not in meta:
         return {}
     values = json.loads(meta)
@@ -58,10 +59,10 @@ def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dic
     """Describe the passages that were cut out of a document, given as a row of a published folder of `dataset`.
 
     The result has an entry for each step that cut: {step, passages, bytes, listed}. `listed` describes the passages
-    that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the place in the text before the
-    cuts. `beginning` is masked; it is None if the store no longer has the text before the cuts. `kept` is the document
-    that keeps the passage, {id, source, url}; source and url are None if it is not in the dataset any more.
-    """
+    that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the byte in the text before the cuts
+    at which the passage begins. `beginning` is masked; it is None if the store no longer has the text before the cuts.
+    `kept` is the document that keeps the passage, {id, source, url}; source and url are None if it is not in the
+    dataset any more."""
     notes = noted_cuts(row["meta"], steps_of(store, dataset))
     wanted = {passage["match"] for note in notes.values() for passage in note["passages"] if passage.get("match")}
     keepers = dict(_places(store, dataset, wanted)) if wanted else {}
@@ -82,7 +83,7 @@ def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dic
 
 
 def _places(store: Store, dataset: str, ids: set[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield (id, (source, url)) of those of the documents that the dataset kept or dropped."""
+    """Yield (id, (source, url)) for each of the documents `ids` that the dataset kept or dropped."""
     for kind in ("dropped", "datasets"):
         for batch in iter_batches(store, f"{kind}/{dataset}", ["id", "source", "url"]):
             for id, source, url in zip(*(batch.column(name).to_pylist() for name in ("id", "source", "url"))):
@@ -126,14 +127,17 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
     """Count the passages that deduplications cut out of documents of `dataset`; with `step`, only those that this step
     cut. Returns None if there are none.
 
-    The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. Bytes are those
-    of UTF-8. `sources` and `domains` count documents and bytes that were cut, and in `of` the bytes before the cuts of
-    all documents that were kept or cut. `alarms` lists the sources, and the domains with at least LEAST documents, that
-    lost more than half of these bytes. `pairs` counts passages and bytes by the source of the document that was cut and
-    that of the document that keeps the passage; `unknown` counts bytes for which it is not known: the document is
-    gone, or the passage was not noted, because a document notes only its first 32. `keepers` lists the documents that
-    keep the most bytes. At most `most` entries of a list are returned.
-    """
+    The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. All sizes are
+    in bytes of UTF-8. `sources` and `domains` list the sources and domains that lost the most: how many of their
+    documents were cut and how many bytes these lost. Their field `of` has the bytes that all their kept or cut
+    documents had before the cuts. `alarms` lists the sources, and the domains with at least LEAST documents, that lost
+    more than half of the bytes in `of`.
+
+    `pairs` counts passages and bytes by two sources: that of the document that was cut, and that of the document that
+    keeps the passage. `unknown` is the number of cut bytes for which the second source is not known. Either the
+    document that keeps the passage is gone, or the passage is not in the metadata of the cut document, which lists only
+    its first 32 passages. `keepers` lists the documents that keep the most bytes. At most `most` entries of a list are
+    returned."""
     steps = [name for name in steps_of(store, dataset) if step in (None, name)]
     reasons: dict[tuple[str, str], list[int]] = {}
     by: dict[str, dict[str, list[int]]] = {"source": {}, "domain": {}}       # [documents, bytes, documents cut, cut]
@@ -196,7 +200,8 @@ def _entry(what: str, name: str, by: dict[str, dict[str, list[int]]]) -> dict[st
 
 
 def _largest(by: dict[str, dict[str, list[int]]], what: str, most: int) -> list[dict[str, Any]]:
-    """Return the sources or domains of which the most bytes were cut."""
+    """Return the sources or domains that lost the most bytes to cuts, at most `most`. `what` is "source" or "domain".
+    """
     cut = [name for name, counts in by[what].items() if counts[3]]
     return [_entry(what, name, by) for name in heapq.nsmallest(most, cut, key=lambda name: (-by[what][name][3], name))]
 
@@ -218,7 +223,8 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str
 
 
 def _keepers(db: sqlite3.Connection, store: Store, dataset: str, most: int) -> list[dict[str, Any]]:
-    """Return the documents that keep the most bytes which were cut out of others."""
+    """Return the documents that keep the most bytes of passages that were cut out of other documents, at most `most`.
+    """
     rows = db.execute("SELECT kept, sum(passages), sum(bytes) AS n FROM cut GROUP BY kept ORDER BY n DESC, kept "
                       "LIMIT ?", (most,)).fetchall()
     places = dict(_places(store, dataset, {kept for kept, _, _ in rows}))

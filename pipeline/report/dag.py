@@ -1,9 +1,8 @@
 """Draws the plan of a run as a graph from top to bottom, with the number of documents on each arrow.
 
 The nodes are the passes (groups of steps that run together), the deduplications and the other parts of the plan. Each
-node is drawn one row below the lowest node that it gets documents from. An arrow across several rows passes between the
-boxes of the rows in the middle.
-"""
+node is drawn one row below the lowest node that it gets documents from. An arrow that spans several rows runs between
+the boxes of the rows that it crosses."""
 
 from __future__ import annotations
 
@@ -66,7 +65,8 @@ def _rows(names: list[str], edges: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _chain(start: str, end: str, row: Mapping[str, int], number: int) -> list[Place]:
-    """Return the places that an arrow passes, one in each row from its start to its end."""
+    """Return the places that an arrow passes, one in each row from the node `start` to the node `end`. `number` is the
+    number of the arrow."""
     return [(start, row[start]), *((f"\0{number}", r) for r in range(row[start] + 1, row[end])), (end, row[end])]
 
 

@@ -129,7 +129,7 @@ def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: 
 
 
 def _least(number: int) -> float:
-    """Return the smallest value that falls into a histogram bin."""
+    """Return the smallest value that falls into the histogram bin with this number."""
     near, far = bin_edges(number)
     return near if number > 0 else -far if number < 0 else 0.0
 

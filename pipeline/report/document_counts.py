@@ -1,9 +1,9 @@
-"""Counts what a training reads by the labels of documents: their source, their language and their buckets.
+"""Counts the tokens that a training reads, grouped by the labels of the documents that they are from: source, language
+and quality buckets.
 
 The order says which windows (training samples) of a stream are read, and the document tables say which documents are in
-them. The labels are in the published datasets. The stream is read from its beginning to its end, in blocks, so that
-document tables and datasets are read in their order, and memory is bounded.
-"""
+them. The labels are in the published datasets. A stream is read from its beginning to its end, in blocks. So the files
+of document tables and datasets are read one after the other, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ BUCKET = "_bucket"
 
 @dataclass
 class Sums:
-    """Sums over blocks of a stream: tokens y of the documents with one value of a label. x are those of all."""
+    """Sums over the blocks of a stream that were read, for the documents with one value of a label, such as one
+    language. In a block, a phase reads x tokens, and y of them belong to these documents."""
 
     tokens: int = 0
     targets: int = 0
@@ -50,7 +51,8 @@ class Sums:
 
 @dataclass
 class Reads:
-    """What one phase reads in the blocks of a stream."""
+    """Sums of what one phase reads in the blocks of a stream that were read: x tokens in a block. `cells` maps (label,
+    value) to the sums for the documents with this value."""
 
     tokens: int = 0                           # Σ x
     squares: float = 0.0                      # Σ x²
@@ -58,24 +60,28 @@ class Reads:
 
 
 class PackedStream(TokenmillError):
-    """The documents of packed rows cannot be counted by label."""
+    """Raised for a curriculum that reads packed rows, because the labels of their documents cannot be counted."""
 
 
 class TooSmallShare(TokenmillError):
-    """A phase reads nothing in the blocks that were read."""
+    """Raised when none of the blocks that were read has a token that some phase reads, so that nothing is known about
+    this phase."""
 
 
 def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple[int, int]],
                     share: float = 1.0, block: int = BLOCK) -> dict[str, Any]:
-    """Count the tokens of the samples in `ranges` by the labels of documents. Only about the given share of each stream
-    is read, evenly spaced: at least LEAST blocks of about `block` tokens. Returns {exact, read, missing, rows}: whether
-    all was read, the share that was read, the documents that are in no dataset of the store any more, and the rows.
+    """Count the tokens of training samples by the labels of the documents that they are from. `ranges` are ranges
+    [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens, and about the given
+    share of the blocks is read, at least LEAST, evenly spaced. Returns {exact, read, missing, rows}: whether all blocks
+    were read, the share of the tokens that was read, the number of documents that are in no dataset of the store any
+    more, and the rows.
 
-    A row is {label, value, phase, tokens, targets, error}. `tokens` are positions of windows whose target is a token of
-    such documents; their sum over all values is the number of tokens of the phase. `targets` leaves out those that do
-    not count in the loss: the first token of each document, and tokens that the loss mask excludes. `error` is half the
-    width of the 95 % interval of `tokens`; 0 if all was read.
-    """
+    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase.
+
+    A row is {label, value, phase, tokens, targets, error}. `tokens` is the number of tokens in the phase's windows that
+    belong to documents with this value of the label; the sum over all values is the number of tokens of the phase.
+    `targets` leaves out the tokens that do not count in the loss: the first token of each document, and tokens that the
+    loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read."""
     packed = [stream.name for stream in curriculum.streams if stream.packing is not None]
     if packed:
         raise PackedStream(f"--rows: stream '{packed[0]}' is packed (shards.{packed[0]}.packing), and the documents in "
@@ -110,8 +116,8 @@ def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple
 
 
 def _variance(reads: Reads, sums: Sums, n: int, of: int) -> float:
-    """Return the variance of the share Σy/Σx, a ratio that is estimated from n of N blocks (Cochran, Sampling
-    Techniques, §6.4)."""
+    """Return the variance of the share Σy/Σx (see `Sums`), a ratio that is estimated from `n` of `of` blocks (Cochran,
+    Sampling Techniques, §6.4)."""
     if n == of:
         return 0.0
     share = sums.tokens / reads.tokens
@@ -120,8 +126,8 @@ def _variance(reads: Reads, sums: Sums, n: int, of: int) -> float:
 
 
 def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """Return the names of the signals that hold a bucket, of the datasets from which shard sets were made. All parts of
-    a dataset have the same signals."""
+    """Return the names of the signals that hold a quality bucket, in the datasets from which the shard sets were made.
+    All parts of a dataset have the same signals, so one part of each dataset is opened."""
     names: set[str] = set()
     used = {key for shards in sets for key in shards.manifest.parts}
     for _, parts in datasets:
@@ -135,8 +141,8 @@ def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str,
 
 def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
             share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
-    """Read the blocks of one stream. Returns what each phase reads in them, (number of blocks read, of how many), and
-    how many documents are in no dataset."""
+    """Read a share of the blocks of one stream. Returns the sums for each phase, (number of blocks read, number of all
+    blocks), and how many documents are in no dataset."""
     longest = order.longest
     size = max(1, block // longest)
     firsts = range(0, order.supers[stream], size)
@@ -161,8 +167,9 @@ def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, rang
 
 
 def _reads(order: Order, phase: int, windows: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return how often each token of super-windows [first, stop) is a target, without regard to documents: int64, for
-    tokens first · longest + 1 to stop · longest."""
+    """Return how often a phase reads each token of the super-windows [first, stop) as a target, for the tokens first ·
+    longest + 1 to stop · longest of the stream, as int64. `windows` are the numbers of the windows that the phase
+    reads. The loss mask and the borders of documents are not taken into account."""
     length = order.curriculum.phases[phase].sequence
     ratio = order.longest // length
     return np.repeat(np.bincount(windows - first * ratio, minlength=(stop - first) * ratio), length)
@@ -193,12 +200,13 @@ class _Origins:
 
 def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: dict[str, list[str]], start: int,
          reads: np.ndarray) -> None:
-    """Add a block to the sums of a phase. `reads` says how often the tokens from `start` on are targets."""
+    """Add a block of a stream to the sums of a phase. `reads` says how often each token of the block, which begins with
+    token `start`, is read as a target (`_reads`)."""
     begins = np.array([span.start for span in spans])
     edges = np.clip(np.array([[span.start, span.stop] for span in spans]) - start, 0, len(reads))
     counts = shards.counts(start, start + len(reads))
     learned = reads.copy() if counts is None else reads * counts
-    learned[begins[begins >= start] - start] = 0                # predicted from the end of another document
+    learned[begins[begins >= start] - start] = 0                # a document's first token does not count in the loss
     tokens, targets = (np.diff(np.concatenate([[0], np.cumsum(values)])[edges], axis=1)[:, 0]
                        for values in (reads, learned))
     x = int(reads.sum())

@@ -23,7 +23,7 @@ def domain_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:
-        by_scale: dict[float, Counter[str]] = defaultdict(Counter)             # by documents per row
+        by_scale: dict[float, Counter[str]] = defaultdict(Counter)   # key: number of documents that a row stands for
         for batch, scale in part.rows(store, ["url"]):
             by_scale[scale].update(map(domain_of, batch.column("url").to_pylist()))
         for scale, by in by_scale.items():

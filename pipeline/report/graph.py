@@ -59,7 +59,7 @@ def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curri
         drawn.append({"name": "curriculum", "kind": "curriculum", "steps": [p.name for p in curriculum.phases],
                       "tasks": 0})
         tokens_from: dict[str, int] = {}
-        for s in curriculum.streams:                 # the streams of split shards have the name of their node and more
+        for s in curriculum.streams:                 # node shards:web made the stream `web`, or `web.en`, `web.de` …
             origin = max((n for n in by_name if f"shards:{s.name}.".startswith(f"{n}.")), key=len, default="")
             tokens_from[origin] = tokens_from.get(origin, 0) + s.tokens
         edges += [{"from": origin, "to": "curriculum", "tokens": n} for origin, n in tokens_from.items() if origin]
@@ -99,7 +99,7 @@ def joined(document: Mapping[str, Any]) -> dict[str, Any]:
     the same kind, steps and (if they have one) `state`, and hand their documents to the same nodes. Their counts are
     added up."""
     nodes, edges = list(document["nodes"]), list(document["edges"])
-    for _ in range(3):                                   # sources are alike once the passes that read them are joined
+    for _ in range(3):        # repeated: when passes have been joined, the sources that they read may be joined, too
         after: dict[str, set[str]] = {n["name"]: set() for n in nodes}
         for edge in edges:
             after[edge["from"]].add(edge["to"])

@@ -189,7 +189,7 @@ class Margins:
         if math.isnan(rule.distances(np.array([value]))[0]):
             return False
         before, after = _beside(value, rule)
-        # at the threshold itself, the number before it lies on the other side of the threshold
+        # not asked if the value equals the threshold: the number just before would then be beyond the threshold
         config = _with_number(stage.config, rule.key, before)
         if value != rule.threshold and _verdict(stage, config, document) != key[1]:
             return False

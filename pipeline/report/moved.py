@@ -198,8 +198,8 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: NameNumbers,
            sources: NameNumbers) -> np.ndarray:
-    """Return a record (`FACT`) for each document of a batch, without its file and row. A quarantined record without an
-    id gets the id 0."""
+    """Return a record (`FACT`) for each document of a batch. The fields `file` and `row` are left 0. A quarantined
+    record without an id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
     ids = [id or "" for id in batch.column("id").to_pylist()]
     try:
@@ -242,8 +242,9 @@ _NONE["file"], _NONE["distance"] = _NOWHERE, np.nan
 
 
 def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
-    """Join what is known of the documents of two runs by id. Returns an array [n, 2] with a row for each id, sorted by
-    id. Column r has what run r knows of the document, or _NONE if run r does not have the document."""
+    """Join the records (`FACT`) of the documents of two runs by id. Returns an array of records of shape [n, 2], with a
+    row for each of the n ids, sorted by id. Column r has the record of run r, or _NONE if run r does not have the
+    document."""
     both = list(pair)
     # as big-endian bytes, which sort as the numbers do
     keys = [np.frombuffer(np.stack([f["high"], f["low"]], axis=1).astype(">u8").tobytes(), "S16") for f in both]

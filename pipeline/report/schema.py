@@ -73,14 +73,14 @@ class SourceFigures(ReportPart):
     records: int = fact("records read, the unreadable and skipped ones included", "records")
     skipped: Counts = fact("reason → records that the reader leaves out on purpose", "records")
     bad: Counts = fact("reason → records that could not be read", "records")
-    lost: Nested | None = maybe("column → reason → values that got into no document; left out for readers without "
+    lost: Nested | None = maybe("column → reason → values that documents could not keep; left out for readers without "
                                 "columns", "values")
     bad_files: UnreadFiles = fact("quarantined input files")
 
 
 class FunnelRow(ReportPart):
-    """A row of a funnel: how many documents of a source are left after a step. Rows of token streams have `tokens`,
-    all other rows have `bytes`."""
+    """A row of a funnel: how many documents of a source are left after reading, after a dataset, or in a token stream.
+    Rows of token streams have `tokens`, all other rows have `bytes`."""
 
     step: str = fact("`read`, the name of a dataset, or `tokens (STREAM)`")
     docs: int = fact("documents left", "documents")
@@ -90,13 +90,15 @@ class FunnelRow(ReportPart):
 
 
 class TotalStep(FunnelRow):
-    """A row of the funnel over all sources: how many documents are left after a step."""
+    """A row of the funnel over all sources: how many documents are left after reading, after a dataset, or in a token
+    stream."""
 
     sources: int = fact("sources whose documents reach this step", "sources")
 
 
 class SourceTotals(ReportPart):
-    """The sums for one source of documents, from its files to its tokens."""
+    """The figures of one source of documents: its files and records, and the documents and tokens that were made from
+    them."""
 
     files: int = fact("input files", "files")
     bytes: int = fact("their size, as stored", "bytes")
@@ -110,7 +112,7 @@ class SourceTotals(ReportPart):
 
 
 class Totals(SourceTotals):
-    """The sums over all sources of documents."""
+    """The sums over all sources: their files and records, and the documents and tokens that were made from them."""
 
     skipped: Counts = fact("reason → records that readers left out on purpose", "records")
     unreadable: Counts = fact("reason → records that could not be read", "records")
@@ -150,7 +152,7 @@ class Size(ReportPart):
 
 
 class PdfPages(ReportPart):
-    """Counts of the pages of PDFs, by how they were read."""
+    """Counts of the PDFs of a dataset and of their pages, by the way in which the pages were read."""
 
     docs: int = fact("PDFs read", "documents")
     unread: int = fact("PDFs with pages that are not blank but could not be read", "documents")
@@ -193,8 +195,8 @@ class Pair(ReportPart):
     """A document that a deduplication removed, and the kept document that it resembles."""
 
     similarity: float | None = fact("0 to 1; null if not verified")
-    removed: Excerpt = fact("the removed document, from where the two differ")
-    kept: Excerpt = fact("the kept document, from where the two differ")
+    removed: Excerpt = fact("the removed document; its excerpt begins shortly before the first difference")
+    kept: Excerpt = fact("the kept document; its excerpt begins shortly before the first difference")
 
 
 class Alarm(ReportPart):
@@ -231,8 +233,8 @@ class DuplicateFigures(ReportPart):
     dataset: str = fact("dataset it belongs to")
     looked_at: Counts = fact("source → documents compared", "documents")
     removed: Nested = fact("reason → source → documents removed", "documents")
-    candidates: int | None = maybe("documents that share a band with another; left out for exact deduplication",
-                                   "documents")
+    candidates: int | None = maybe("documents that share a band of their MinHash signature with another document; "
+                                   "left out for exact deduplication", "documents")
     clusters: int | None = maybe("connected components of the candidates; left out for exact deduplication", "clusters")
     max_cluster: int | None = maybe("documents in the largest of them; left out for exact deduplication", "documents")
     cut: CutFigures | None = maybe("passages that it cut out of documents; left out if it only removes documents")
@@ -243,7 +245,7 @@ class DuplicateFigures(ReportPart):
 
 
 class SourceTokens(ReportPart):
-    """The documents and tokens of one source in a token stream."""
+    """How many documents and tokens of a token stream come from one source."""
 
     docs: int = fact("documents, training and held out", "documents")
     tokens: int = fact("tokens, training and held out", "tokens")
@@ -253,15 +255,16 @@ class PackingFigures(ReportPart):
     """The rows (training samples of one length) that the training documents of a stream are packed into."""
 
     rows: int = fact("rows", "rows")
-    pieces: int = fact("documents, full rows of longer ones and their rests", "pieces")
+    pieces: int = fact("pieces in the rows: whole documents, and the full rows and rests into which longer documents "
+                       "are cut", "pieces")
     documents: int = fact("documents packed", "documents")
-    longer: int = fact("documents that are longer than a row, and are cut for that", "documents")
+    longer: int = fact("documents that were cut because they are longer than a row", "documents")
     tokens: int = fact("tokens in the rows; the last token of a full row is also the first of the next piece", "tokens")
     padding: int = fact("places of the rows without a token", "tokens")
 
 
 class StreamFigures(ReportPart):
-    """A stream of tokens for training."""
+    """A token stream: its documents and tokens for training, and those held out for evaluation."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")
@@ -277,14 +280,16 @@ class StreamFigures(ReportPart):
 
 
 class MixtureRow(ReportPart):
-    """The share of one token stream in a phase of the curriculum."""
+    """What one phase of the curriculum reads of one token stream, as planned and as the order of samples realises it.
+    """
 
     phase: str = fact("the phase")
     stream: str = fact("the stream")
-    planned: float = fact("the stream's share of the phase", "windows")
-    realised: int = fact("what the order gives it", "windows")
-    tokens: int = fact("realised windows in tokens", "tokens")
-    padding: int | None = maybe("about how many of them are padding; left out if the stream is not packed", "tokens")
+    planned: float = fact("windows of the phase that the stream's weight gives it", "windows")
+    realised: int = fact("windows of the phase that the order of samples gives it", "windows")
+    tokens: int = fact("tokens in the realised windows", "tokens")
+    padding: int | None = maybe("about how many of these tokens are padding; left out if the stream is not packed",
+                                "tokens")
     epochs: float = fact("how often the stream has been read by the end of the phase", "epochs")
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 
@@ -304,7 +309,7 @@ class TrainingFigures(ReportPart):
     heldout_loss: float | None = fact("held-out loss after training", "nats per token")
     unigram_entropy: float | None = fact("entropy of single tokens of the held-out text", "nats per token")
     ratio: float | None = fact("held-out loss divided by this entropy")
-    gap: float | None = fact("held-out loss less training loss", "nats per token")
+    gap: float | None = fact("held-out loss minus training loss", "nats per token")
     streams: dict[str, dict[str, Any]] | None = fact("stream → its held-out figures, as the trainer names them")
     sample: str | None = fact("text that the model generated, masked")
     sample_skipped: str | None = fact("why there is no sample")

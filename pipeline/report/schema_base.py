@@ -1,4 +1,5 @@
-"""Defines the base class of all parts of the schema of report.json, and the part that most others use."""
+"""Defines what the modules of the report's schema share: the functions that declare a field, the base class of all
+parts, and the excerpt of a document."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 def fact(meaning: str, unit: str = "", **how: Any) -> Any:
-    """Declare a field of the report with its meaning and its unit."""
+    """Declare a field of the report, with its meaning and its unit for the documentation."""
     return Field(description=meaning, json_schema_extra={"unit": unit}, **how)
 
 
@@ -38,7 +39,8 @@ class Excerpt(ReportPart):
     chars: int = fact("length of its whole text", "characters")
     excerpt: str = fact("the beginning of its text")
     kept: str | None = maybe("id of the kept document it resembles; left out for other drops")
-    match: list[list[str]] | None = maybe("an excerpt around what the rule matched: pairs of `text`, `mark` or `cut`, "
-                                          "and letters; left out where the step names no place")
+    match: list[list[str]] | None = maybe("an excerpt around the passage for which the rule dropped the document, as a "
+                                          "list of [kind, text]. The kind is `mark` (such a passage), `text` (other "
+                                          "text) or `cut` (omitted text); left out if the step names no passage")
     similarity: float | None = maybe("its similarity to that document, 0 to 1; null if not verified; left out for "
                                      "other drops")

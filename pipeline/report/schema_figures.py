@@ -9,7 +9,8 @@ from pipeline.report.schema_base import Counts, Excerpt, ReportPart, fact, maybe
 
 
 class ReadExtent(ReportPart):
-    """How many documents were read to compute a figure."""
+    """How many of the documents were read to compute figures, and whether the figures are therefore exact or estimates.
+    """
 
     docs: int = fact("documents read", "documents")
     of: int = fact("documents in all", "documents")
@@ -28,7 +29,8 @@ class Try(ReportPart):
 
 
 class StepThreshold(ReportPart):
-    """A threshold of a step for a signal (a number per document)."""
+    """A threshold of a step that is compared with a signal (a number per document), and other values that are tried for
+    it."""
 
     key: str = fact("setting of the step")
     side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
@@ -93,8 +95,9 @@ class Graph(ReportPart):
 class RemovedDocument(Excerpt):
     """A document of a group of duplicates that was removed."""
 
-    diff: list[list[str]] | None = fact("its words beside those of the kept text: pairs of `both`, `kept`, `removed` "
-                                        "or `cut`, and words; null if the kept text was not found")
+    diff: list[list[str]] | None = fact("its text compared with the kept text, as a list of [kind, words]. The kind "
+                                        "says which text has the words: `both`, `kept` or `removed`; `cut` marks words "
+                                        "that are left out. Null if the kept text was not found")
 
 
 class DuplicateGroup(ReportPart):
@@ -103,7 +106,7 @@ class DuplicateGroup(ReportPart):
     kept_id: str = fact("id of the kept document")
     size: int = fact("documents, the kept one included", "documents")
     kept: Excerpt | None = fact(
-        "the kept document; null if it is in none of the parts read, or a later step dropped it")
+        "the kept document; null if it was not found: its part was not read, or a later step dropped it")
     removed: list[RemovedDocument] = fact("at most 2 removed documents")
 
 
@@ -128,8 +131,8 @@ class ClusterFigures(ReportPart):
                                       "out for exact deduplication", "clusters")
     largest: list[DuplicateGroup] = fact("at most 4 groups, the largest first")
     pairs: list[SourcePair] = fact("at most 40 pairs of sources, the most documents first")
-    unknown: int = fact("removed documents whose kept one is in none of the parts read, or a later step dropped it",
-                        "documents")
+    unknown: int = fact("removed documents whose kept document was not found: its part was not read, or a later step "
+                        "dropped it", "documents")
 
 
 class CoursePhase(ReportPart):
@@ -141,7 +144,7 @@ class CoursePhase(ReportPart):
 
 
 class CourseStream(ReportPart):
-    """The tokens of one token stream in each stretch of the order of training."""
+    """The tokens that are read of one token stream, for each stretch of the training (`at` of the course)."""
 
     planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
     realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
@@ -157,7 +160,7 @@ class Course(ReportPart):
 
 
 class LossPoint(ReportPart):
-    """The losses of a training at one step or one evaluation."""
+    """The losses of a training at one step or in one evaluation."""
 
     tokens: float = fact("tokens trained on so far", "tokens")
     loss: float = fact("loss", "nats per token")
@@ -193,19 +196,19 @@ class StreamOrder(ReportPart):
     """How well the windows (training samples) of one stream are spread over the order of training. The figures are
     about the samples that were examined."""
 
-    windows: int = fact("its windows", "windows")
+    windows: int = fact("its windows that were examined", "windows")
     neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
-    expected: float = fact("such pairs to expect in a random order of the whole stream", "pairs")
+    expected: float = fact("number of such pairs to expect in a random order of the whole stream", "pairs")
     spread: float = fact("mean distance in the stream of windows that follow each other in the order, divided by the "
-                         "distance to expect; 1 in a random order")
+                         "mean distance in a random order")
 
 
 class Lag(ReportPart):
     """Pairs of windows (training samples) of one step that are a given number of samples apart. In a perfect shuffle,
-    each share is on average as large as the expected one."""
+    the shares `stream` and `document` are on average as large as `stream_expected` and `document_expected`."""
 
     lag: int = fact("how far apart they are in the order", "samples")
-    pairs: int = fact("such pairs", "pairs")
+    pairs: int = fact("number of such pairs", "pairs")
     stream: float = fact("share of them that are of one stream, 0 to 1")
     stream_expected: float = fact("this share in a perfect shuffle, 0 to 1")
     document: float | None = fact("share of them that have a document in common, 0 to 1; null if the shards are not on "
@@ -218,14 +221,14 @@ class LongestRun(ReportPart):
 
     windows: int = fact("its length", "windows")
     stream: str = fact("the stream")
-    expected: float = fact("about the length in a perfect shuffle", "windows")
+    expected: float = fact("estimate of the longest run in a perfect shuffle", "windows")
 
 
 class Repeats(ReportPart):
     """Pairs of windows (training samples) of one step that have a document in common."""
 
-    pairs: int = fact("such pairs", "pairs")
-    expected: float = fact("such pairs in a perfect shuffle of each stream", "pairs")
+    pairs: int = fact("number of such pairs", "pairs")
+    expected: float = fact("number of such pairs to expect in a perfect shuffle of each stream", "pairs")
 
 
 class OrderQuality(ReportPart):
@@ -233,10 +236,11 @@ class OrderQuality(ReportPart):
     perfect shuffle, the windows (training samples) of a step are in random order, and are drawn at random from all
     windows of their streams."""
 
-    steps: int = fact("steps looked at", "steps")
+    steps: int = fact("steps examined", "steps")
     of: int = fact("steps of the curriculum", "steps")
     samples: int = fact("samples of these steps", "samples")
-    deviation: float = fact("largest difference of a stream's windows in a step from its share", "windows")
+    deviation: float = fact("largest difference between the number of windows that a stream has in a step and the "
+                            "number that its weight gives it", "windows")
     streams: dict[str, StreamOrder] = fact("stream → its order")
     lags: list[Lag] = fact("pairs of windows at several distances")
     run: LongestRun = fact("the longest run of one stream")

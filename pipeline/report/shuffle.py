@@ -3,8 +3,7 @@ or have a document in common, how long one stream is read without a break, and h
 a batch.
 
 In a perfect shuffle, the samples of a batch are in random order, and the windows that a batch reads of a stream are
-drawn at random from all its windows. What is expected then is computed, not simulated.
-"""
+drawn at random from all its windows. The figures that a perfect shuffle would have are computed, not simulated."""
 
 from __future__ import annotations
 
@@ -29,8 +28,9 @@ BLOCK, BLOCKS = 1 << 16, 256
 
 
 class StreamDocuments:
-    """The documents of a stream in its `windows` windows of `length` tokens each. The document ends are not compared
-    with their checksums, because only a few figures depend on them."""
+    """Tells which documents of a stream are in which of its `windows` windows (training samples) of `length` tokens
+    each. For this, it reads where documents end from the stream's shards. These files are not compared with their
+    checksums, because only a few figures depend on them."""
 
     def __init__(self, shards: ShardSet, windows: int, length: int) -> None:
         self._shards, self._windows, self._length = shards, windows, length
@@ -60,8 +60,8 @@ class StreamDocuments:
 
 
 class Shuffle:
-    """Collects figures about batches. Without the shards (on object storage, or if they are gone), and for packed rows,
-    which hold whole documents, nothing is said of documents."""
+    """Collects figures about the order of samples, batch by batch. Figures about documents are None if the shards
+    cannot be read (because they are on object storage or gone), and for packed rows, which hold whole documents."""
 
     def __init__(self, curriculum: Curriculum, store: Store | None) -> None:
         self._curriculum = curriculum
@@ -79,7 +79,7 @@ class Shuffle:
         self._repeats, self._expected_repeats = 0, 0.0
 
     def add(self, located: Located) -> None:
-        """Add a batch, all of one phase."""
+        """Add a batch. All of its samples must be of one phase."""
         streams, length, samples = located.stream, int(located.sequence[0]), len(located.stream)
         counts = np.bincount(streams)
         self._mixes.append((samples, counts[counts > 0]))
@@ -101,8 +101,9 @@ class Shuffle:
 
     def _add_documents(self, located: Located, length: int,
                        pairs_of: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Add the repeats of documents in a batch. Returns the expected number of pairs with a common document, and the
-        first and the last document of each sample."""
+        """Count the pairs of windows in a batch that have a document in common. `pairs_of` has the number of pairs of
+        samples of each stream. Returns the number of pairs with a common document that a perfect shuffle would have,
+        and two int64 arrays with the numbers of the first and the last document of each sample."""
         first, last = np.zeros((2, len(located.stream)), np.int64)
         expected = 0.0
         for stream in np.unique(located.stream).tolist() if self._sets is not None else ():

@@ -30,7 +30,8 @@ NAMES, BARS, NUMBERS, BAR = 190, 560, 90, 11
 
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page. `rows` are those of `tokenizer.evaluate.rows_of`."""
+    """Return the HTML page. `rows` are those of `tokenizer.evaluate.rows_of`: one for each tokenizer and group of
+    texts."""
     names = list(dict.fromkeys(row["tokenizer"] for row in rows))
     colors = {name: i % len(COLORS) for i, name in enumerate(names)}
     keys = tag("p", *(tag("span", tag("span", "■ ", class_=f"c{colors[name]}"), visible(name), class_="key")
@@ -47,7 +48,8 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _chart(rows: Sequence[Mapping[str, Any]], figure: str, colors: Mapping[str, int]) -> Element:
-    """Draw a bar for each row that has the figure, group by group."""
+    """Draw a bar chart of one figure: a bar for each row that has the figure, under the name of the row's group of
+    texts. `colors` maps a tokenizer to the number of its colour."""
     shown = [row for row in rows if row[figure] is not None]
     top = max((row[figure] for row in shown), default=0) or 1
     parts: list[Element] = []

@@ -78,7 +78,8 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _recipe(text: str | None, rows: int, cut: dict[str, int]) -> str | None:
-    """Return the beginning of the recipe's text, cut at the end of a line."""
+    """Return the beginning of the recipe's text, cut at the end of a line. The number of lines that are left out is
+    added to `cut`."""
     if text is None or len(text) <= rows * RECIPE_CHARS:
         return text
     head = text[:rows * RECIPE_CHARS].rpartition("\n")[0]

@@ -126,7 +126,9 @@ class Guard:
 
     # -- before the route ----------------------------------------------------------------------------------------
     def _check(self, request: Request) -> None:
-        """Raise Problem unless the request may reach its route."""
+        """Raise HttpProblem for a request that must not reach its route: the sender has sent too many requests or wrong
+        tokens, the URL or the body is too large, the header Host or Origin is not allowed, or the sender lacks the role
+        that the path or the method demands."""
         address = self._client(request)
         if not self._requests.take(address):
             raise HttpProblem(429, "Too many requests", f"more than {self._settings.rate:.0f} requests per second",
@@ -193,8 +195,9 @@ class Guard:
                            headers={"Retry-After": "10"})
 
     def _counted(self, receive: Receive) -> Receive:
-        """Wraps `receive` so that it raises HTTPException (413) once a request's body is larger than allowed. This
-        covers requests without a Content-Length."""
+        """Return `receive` (the ASGI function that reads a request's body), wrapped so that it raises HTTPException
+        (413) once the body is larger than allowed. A request may have no Content-Length, so the size is known only
+        while the body is read."""
         taken = 0
 
         async def limited() -> Message:
@@ -266,9 +269,9 @@ async def operator(request: Request) -> Role:
 
 
 async def known_parameters(request: Request) -> None:
-    """A dependency that refuses query parameters which a route of the API does not have. If a misspelt filter were
-    ignored, the answer would include what the client wanted to filter out. HTML pages are exempt, because they parse
-    the query of their URL themselves."""
+    """A dependency that refuses query parameters which the requested route of the API does not have. If a misspelt
+    filter were ignored, the answer would include what the client wanted to filter out. HTML pages are exempt, because
+    they parse the query of their URL themselves."""
     route = request.scope.get("route")
     if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
         known = _parameters(route.dependant)
@@ -284,10 +287,10 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 async def check_intended(request: Request) -> None:
-    """Raise Problem for a write that a page of another site could have caused (CSRF). Such a page can use the cookie of
-    a signed-in user; on a server without tokens, it needs none. To be accepted, the write must have a header that such
-    a page cannot send (a bearer token or `X-Tokenmill`), or the hidden form field `csrf`, which such a page cannot
-    read."""
+    """Raise HttpProblem for a write that a page of another site could have caused (CSRF). Such a page can use the
+    cookie of a signed-in user; on a server without tokens, it needs none. To be accepted, the write must have a header
+    that such a page cannot send (a bearer token or `X-Tokenmill`), or the hidden form field `csrf`, which such a page
+    cannot read."""
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")
@@ -298,7 +301,7 @@ async def check_intended(request: Request) -> None:
 
 async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a URL-encoded form, or {} for a body of another type. If a field occurs more than once, its
-    last value counts. Raises Problem for a body that is no valid form."""
+    last value counts. Raises HttpProblem for a body that is no valid form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}

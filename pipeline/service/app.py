@@ -43,10 +43,13 @@ from pipeline.store.fs import Store
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Return the web application that serves the stores of `settings`. `app.state` has `settings`, `stores` (name →
-    Store), `queues` (name → Queue), `sessions`, `checks`, `plans`, `watch`, `streams` (number of open event streams),
-    `queries`, `playgrounds`, `labels`, `metrics` (of trainings) and `children` (trainings that this server started).
-    While the application runs, it starts the runs that wait in the queues of the stores."""
+    """Return the web application that serves the stores of `settings`. While the application runs, it starts the runs
+    that wait in the queues of the stores.
+
+    The routes share the objects in `app.state`: `settings`; `stores` (name → Store) and `queues` (name → Queue);
+    `sessions` (Sessions), `checks` (CheckRoom), `plans` (Plans), `watch` (RunWatch), `queries` (Queries), `playgrounds`
+    (Playgrounds), `labels` (Books) and `metrics` (MetricsFiles); `streams`, the number of open event streams; and
+    `children`, the processes of the trainings that this server started."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,

@@ -36,8 +36,8 @@ KEPT, COLUMNS = FOLDERS["kept"], pa.schema([MANIFEST_SCHEMA.field(name) for name
 
 def dataset_checks(at: Store, figures: Figures, stop: Stop, most: int = MOST_FILES) -> dict[str, list[Check]]:
     """Check each published dataset of a run. Returns {dataset: [{name, result, message}]}, where `result` is passed,
-    warning or failed. At most `most` published files are compared with a listing. Raises the errors of `stop.check`,
-    and StoreError when the storage does not answer."""
+    warning or failed. At most `most` published files are compared with a listing. Raises TooDear when the time is up,
+    Cancelled when the client has disconnected (`stop`), and StoreError when the storage does not answer."""
     left = most
     out: dict[str, list[Check]] = {}
     for dataset in figures.names.datasets:
@@ -128,7 +128,7 @@ def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, s
         for number, entry in enumerate(at.entries(place)):
             if number % PAGE == 0:
                 stop.check()
-            if (part := entry.path.removeprefix(f"{place}/")) in manifest:      # others may lie there, too
+            if (part := entry.path.removeprefix(f"{place}/")) in manifest:      # other files are ignored
                 listed[part] = entry.size
         wrong += [f"{place}/{part} {'has another size' if part in listed else 'is missing'}"
                   for part, size in manifest.items() if listed.get(part) != size]
@@ -152,7 +152,7 @@ def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
 
 
 def _quarantined(figures: Figures, dataset: str) -> Check:
-    """Warn of quarantined records and documents."""
+    """Warn if records or documents of the dataset were quarantined, with their number by reason."""
     reasons = figures.datasets[dataset].quarantined
     if not (total := sum(reasons.values())):
         return _check("quarantine", "passed", "no record is in quarantine")
@@ -173,7 +173,7 @@ def _warnings(figures: Figures, dataset: str) -> Check:
               for alarm in section.cut.alarms]
     begins = tuple(f"{node.name}{end}" for node in nodes for end in (" ", ":"))
     removals = tuple(f"{section.barrier} {did} " for section in figures.duplicates
-                     for did in ("removed", "cut"))                                     # alarms, in other words
+                     for did in ("removed", "cut"))                        # the alarms above, as the run worded them
     setting = re.compile(rf"\bdatasets\.{re.escape(dataset)}(?![\w-])")
     about += [text for text in figures.warnings if not text.startswith(removals) and (
         text.startswith(begins) or setting.search(text) or any(f"source '{name}'" in text for name in sources))]

@@ -47,7 +47,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if one section names a dataset, node or pass that the section about it lacks."""
+        """Raise ValueError if a section names a dataset, node or pass of which the section about datasets, nodes or
+        passes has no figures."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}
@@ -59,7 +60,7 @@ class Figures(BaseModel):
 
 
 def read_figures(at: Store, run: str) -> Figures:
-    """Read the figures of a run's report. Raises Problem when the run has no report.json, or a damaged one."""
+    """Read the figures of a run's report. Raises HttpProblem when the run has no report.json, or a damaged one."""
     try:
         return Figures.model_validate_json(run_file(at, run, "report.json", REPORT))
     except ValidationError as e:
@@ -84,7 +85,7 @@ def entered(figures: Figures, dataset: str) -> int:
     for node in own:
         if names.isdisjoint(node.deps):
             total += read[node.name]
-        else:                                # beside its own earlier passes, it may read other datasets as a whole
+        else:          # a later pass of the dataset: only what it reads from other datasets enters here
             total += sum(figures.datasets[dep].docs for dep in node.deps if dep in figures.datasets)
     return total
 
@@ -112,7 +113,7 @@ def documents_of(figures: Figures) -> dict[str, Documents]:
             kept, lost = _kept(figures, node), dropped.get(node.name)
         elif node.kind == "shards" and (stream := figures.tokens.get(node.name.removeprefix("shards:"))):
             counts = [edge.docs for edge in figures.graph.edges if edge.to == node.name and edge.docs is not None]
-            imports = any(dep.startswith("index:") for dep in node.deps)        # each edge has those of a source
+            imports = any(dep.startswith("index:") for dep in node.deps)     # then there is one edge for each source
             docs_in = None if not counts else sum(counts) if imports else counts[0]
             kept, lost = stream.docs + stream.val_docs, stream.near_held_out
         out[node.name] = {"in": docs_in, "kept": kept, "dropped": lost}

@@ -72,7 +72,7 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
     """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. If the recipe and the log of
-    finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead. Raises Problem
+    finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead. Raises HttpProblem
     when the sender is no operator, when the recipe cannot be planned, or when planning takes more than half of the time
     limit of a request."""
     if role is not Role.operator:

@@ -1,10 +1,9 @@
 """Keeps the audit log, which records who has requested which write. Each entry is a file in the store's folder
 `audit/`; entries are not part of the store's commit log.
 
-An entry is created under a name that begins with the time, and never overwritten. So servers cannot overwrite each
-other's entries, and the files sorted by name are in the order of time. A write whose entry cannot be written is
-refused.
-"""
+An entry is created under a name that begins with the time, and no entry is ever overwritten. So servers cannot destroy
+each other's entries, and the names in sorted order are in the order of time. A write whose entry cannot be written is
+refused."""
 
 from __future__ import annotations
 

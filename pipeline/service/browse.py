@@ -83,7 +83,8 @@ class BrowseView:
         return query_text([*pairs, ("after", view.after)] if view.after else pairs)
 
     def only(self, column: str, value: str) -> str:
-        """Return the query of this view's URL, with `value` as the only value of a column."""
+        """Return the query of this view's URL, with a filter that accepts only `value` in the column `column`.
+        Conditions on other columns stay."""
         return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
 
     def chips(self) -> list[tuple[str, str, str]]:
@@ -96,7 +97,7 @@ class BrowseView:
 
 
 def _in_words(range: str) -> str:
-    """Return the range of a signal as people write it, such as `0.5 ≤ quality`."""
+    """Return a range such as `quality:0.5:` (NAME:LEAST:MOST) as people write it: `0.5 ≤ quality`."""
     name, *bounds = range.rsplit(":", 2)
     if len(bounds) != 2:
         return range

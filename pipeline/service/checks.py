@@ -59,8 +59,8 @@ class CheckRoom:
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `check` on this request in a new process and return its result. Raises Problem when it takes too long,
-        when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
+        """Run `check` on this request in a new process and return its result. Raises HttpProblem when it takes too
+        long, when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
         process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":

@@ -39,7 +39,8 @@ class Cube:
     """Counts of documents as a function of one threshold. `start`, with the axes (group, side, weight), has the counts
     at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
     is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS) are
-    documents, bytes and, if the run made shards, tokens: estimated, and the lower and upper end of their range."""
+    documents, bytes and, if the run made shards, three counts of tokens: the estimate, and the lower and the upper end
+    of its range."""
 
     step: int
     key: str
@@ -56,8 +57,9 @@ class Cube:
 
     def at(self, value: float) -> dict[str, Any]:
         """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
-        {estimate, low, high}. `low` and `high` are the counts at the two edges (limits of a bin) around the value; for
-        tokens, they are the ends of the range at these edges. Raises PlaygroundError for a value outside the edges."""
+        {estimate, low, high}. `low` and `high` are the smaller and the larger of the counts at the two edges (limits of
+        a bin) around the value, and `estimate` is their mean. Tokens are themselves estimated, so for them `low` and
+        `high` also include the range of that estimate. Raises PlaygroundError for a value outside the edges."""
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)
@@ -112,12 +114,13 @@ def _by_columns(key: str) -> Iterator[None]:
     try:
         yield
     except NotColumnwise:
-        raise PlaygroundError("the step cannot judge by columns with this key moving; ask for each value",
-                              key) from None
+        raise PlaygroundError("the step cannot judge many documents at once under other values of this key; ask for "
+                              "each value", key) from None
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:
-    """Return the builder of a threshold's cube, and the present value of the threshold."""
+    """Return an object that builds the cube of a threshold, and the value that the threshold has under `changes`.
+    Raises PlaygroundError for a setting that can have no cube."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -141,8 +144,8 @@ class _CubeBuilder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges of the bins and, for these edges, what `_switches` returns: each document's side (kept,
-        dropped or unknown) at both ends, and where it changes."""
+        """Return the edges of the bins and, for these edges, the three arrays that `_switches` returns: each document's
+        side (kept, dropped or unknown) at the lowest and at the highest edge, and where the side changes."""
         edges = self._edges(value)
         for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(values) < 2:
@@ -174,8 +177,9 @@ class _CubeBuilder:
         return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, for each document, its side (kept, dropped or unknown) at the lowest edge, its side at the highest
-        edge, and the number of the first edge at which it is on the latter side."""
+        """Return three arrays with a value for each document: its side (an index in SIDES: kept, dropped or unknown) at
+        the lowest edge, its side at the highest edge, and the number of the first edge at which it has the latter side.
+        """
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)

@@ -76,7 +76,7 @@ QueriesOf = Annotated[Queries, Depends(queries_of)]
 
 async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
     """Run `call` in a thread and return its result. `stop` tells it to end when the client disconnects or the request
-    times out. Raises Problem when the query fails."""
+    times out. Raises HttpProblem when the query fails."""
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -99,8 +99,8 @@ async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
 
 
 async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: dict[str, Any]) -> None:
-    """If the request is for unmasked personal data, raise Problem unless an operator sent it, and note the request in
-    the audit log."""
+    """If the request is for unmasked personal data, raise HttpProblem unless an operator sent it, and note the request
+    in the audit log."""
     if unmasked:
         require_operator(request)
         entry = {**await audit.request_entry(request), "unmasked": what}
@@ -108,7 +108,7 @@ async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: d
 
 
 def may_search(request: Request, filter: Filter) -> None:
-    """Raise Problem when a viewer searches in texts. From the number of documents found, or from whether there is a
+    """Raise HttpProblem when a viewer searches in texts. From the number of documents found, or from whether there is a
     next page, a viewer could find out masked personal data letter by letter."""
     if filter.text and request.state.role is not Role.operator:
         raise HttpProblem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",

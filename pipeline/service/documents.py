@@ -101,7 +101,7 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
     facts["twin"] = _twin(queries, store, dataset, row, verdict["kept"], masked, stop) if verdict and verdict.get(
         "kept") else None
     facts["windows"] = find(queries, store, row["id"], stop, exact=True)["places"] if kind == "kept" else []
-    # documents that no stream of split shards has got are in the quarantine of the entry of `shards:`
+    # a document that belongs to no stream of split shards is quarantined under the name of the entry in `shards:`
     entries = sorted({name for stream in set_names(store)
                       for name in accumulate(stream.stream.split("."), "{}.{}".format)})
     lost = [] if kind != "kept" else [entry for name in entries for entry in _entries(
@@ -111,7 +111,8 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
 
 def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
     """Return {id, source, locator} of a kept or dropped document, as they are stored. The locator is the document's
-    place in the source. Raises QueryError."""
+    place in the source. Raises QueryError when the dataset has no such document, or more than one, and for a
+    quarantined record, which has no text."""
     kind, row = _find(queries, store, dataset, id, 0, stop)
     if kind == "quarantined":
         raise NoDocument("a quarantined record has no text", "id", "its entry names its file and record")
@@ -138,7 +139,7 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
             return kind, (exact or page.rows)[0]
     assert known
     raise NoDocument("no kept, dropped or quarantined document has this id", "id",
-                     "see the pages of documents for those there are")
+                     "see the pages of documents for the ids of this dataset")
 
 
 def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ class QueryLimits:
 
 
 class Stop:
-    """Ends a query when its time is up, or when `cancel` is called from another thread."""
+    """Tells the code of a query to end: when its time is up, or when `cancel` is called from another thread."""
 
     def __init__(self, seconds: float, clock: Clock = SYSTEM) -> None:
         self._clock, self._until, self._seconds = clock, clock.now() + seconds, seconds

@@ -41,7 +41,7 @@ class Events(StreamingResponse):
 
 
 def room_for_stream(app: FastAPI) -> None:
-    """Raise Problem when as many streams are open as the settings allow."""
+    """Raise HttpProblem when as many streams are open as the settings allow."""
     if app.state.streams >= app.state.settings.streams:
         raise HttpProblem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
                           headers={"Retry-After": "10"})

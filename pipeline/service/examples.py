@@ -53,8 +53,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
 
 
 def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """Return, for each document, where between the new threshold (0) and the old one (1) it is on its old side again.
-    Returns None unless exactly one number was changed, or if the step cannot judge documents by columns."""
+    """Return, for each document, at which point between the new threshold (0) and the old one (1) the document changes
+    back to its old side. Returns None unless exactly one number was changed, or if the step cannot judge documents by
+    columns."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

@@ -21,9 +21,10 @@ MEMORY, RECORD = 1 << 30, 64 << 20
 
 
 def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch the object that a document comes from to the new file `target`. Bytes that are not needed are left out as a
-    hole. Returns {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or
-    {"size": bytes}. The caller has checked that the patterns of the source lie below `roots`."""
+    """Fetch the object that a document comes from to the new file `target`. Only the needed bytes are fetched; the rest
+    of the file is a hole (bytes that take no disk space). Returns {"refused": true} if the object does not lie below
+    one of the URLs in `roots`, {"failed": why}, or {"size": bytes}. The caller has checked that the patterns of the
+    source lie below `roots`."""
     url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
     if refusal(url, os.sep, request["roots"]) is not None:
         return {"refused": True}

@@ -144,7 +144,8 @@ def fingerprint(*of: Any) -> str:
 
 
 def cursor(query: str, *place: str | int | float | None) -> str:
-    """Encode a position in the results of a query, after a document, as text for a URL."""
+    """Encode a position in the results of a query as text for a URL. `place` holds the values that identify the
+    document just before this position."""
     packed = [v if not isinstance(v, float) else {"f": v.hex()} for v in place]
     return base64.urlsafe_b64encode(json.dumps([query, *packed], separators=(",", ":")).encode()).decode().rstrip("=")
 

@@ -1,5 +1,5 @@
-"""Reads from a finished run what is needed to judge its documents under other thresholds: the steps of a dataset, as
-objects that can judge, and the files that its passes (groups of consecutive steps) wrote."""
+"""Reads from a finished run what is needed to judge its documents under other thresholds: the stages that judged the
+documents of a dataset, and the files that the dataset's passes (groups of consecutive steps) wrote."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
     html = environment().get_template(template).render(
         **context, nonce=state.nonce, csrf=getattr(state, "csrf", ""), role=state.role, tokens=settings.tokens,
         here=place_of(request))
-    # a lone surrogate has become an escape, so this never fails
+    # encoding to UTF-8 cannot fail: the templates show lone surrogates as escapes
     return HTMLResponse(html, status, headers)
 
 

@@ -70,8 +70,8 @@ class Books:
         self._lock = threading.Lock()
 
     def get(self, store: Store, dataset: str) -> Labels:
-        """Return the labels given to documents of a dataset. Raises Problem when the store has published no dataset of
-        this name."""
+        """Return the labels given to documents of a dataset. Raises HttpProblem when the store has published no dataset
+        of this name."""
         try:
             published(store, "kept", dataset)
         except NoDataset as e:

@@ -3,10 +3,9 @@
     labels/DATASET/00000001.json    one label: of which document, by whom, and which text was read
 
 Each label is a separate file, created under the first free number and never changed. If a person labels a document
-again, another file is added, and only this person's last label of the document counts. So all servers of a store give
-the same answers, and no label is lost when two people label at the same time. A file holds only a hash of the text that
-was read, so labels keep no copy of a document that is removed from the store.
-"""
+again, another file is added, and only this person's last label of the document counts. So no label is lost when two
+people label at the same time, and all servers of a store count the same labels. A file holds only a hash of the text
+that was read, so labels keep no copy of a document that is removed from the store."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _FILE = re.compile(r"(\d{8})\.json")
 
 
 class DamagedLabel(StoreError):
-    """A file with a label is damaged, or was written by another version of Tokenmill."""
+    """A file that holds a label is damaged, or another version of Tokenmill has written it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Labels:
                     return new
 
     def _read_on(self) -> None:
-        """Read the labels that were added since the last call."""
+        """Read the labels that any server has added since the last call."""
         if not self._next:
             numbers = [int(m[1]) for path in self._store.list(self._folder)
                        if (m := _FILE.fullmatch(path.rpartition("/")[2]))]

@@ -21,8 +21,8 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Yield the finished runs that made a dataset, the latest first. Only the NEWEST latest finished runs are
-    searched."""
+    """Yield the finished runs that made a dataset, the latest first. The search ends after the latest NEWEST (a number)
+    finished runs of the store."""
     last = latest_run(at)
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
@@ -42,8 +42,8 @@ def _is_finished(at: Store, run: str) -> bool:
 
 
 def latest_with(at: Store, dataset: str) -> str:
-    """Return the name of the latest finished run that made a dataset. Raises Problem when none of the NEWEST latest
-    finished runs made it."""
+    """Return the name of the latest finished run that made a dataset. Raises HttpProblem when `runs_with` finds no such
+    run."""
     for name in runs_with(at, dataset):
         return name
     raise HttpProblem(404, "No such run", f"no run that has finished made a dataset {visible(dataset)[:80]!r}",

@@ -28,8 +28,8 @@ class LogPlace:
 
     @classmethod
     def parse(cls, text: str, key: str) -> LogPlace | None:
-        """Return the place that `text` denotes, or None for "". Raises Problem for a text that denotes no place; the
-        problem names the parameter `key`."""
+        """Return the place that `text` denotes, or None for "". Raises HttpProblem for a text that denotes no place;
+        the problem names the parameter `key`."""
         if not text:
             return None
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
@@ -52,7 +52,8 @@ class LogStretch:
 def read_log(store: Store, run: str, place: LogPlace | None) -> LogStretch:
     """Read the log of a run from `place` on, at most one piece (file) of it. If `place` is None, read from the
     beginning of the latest attempt's log (an attempt is one execution of the run). When the log of an earlier attempt
-    is at its end, `next` is the beginning of the following attempt's log. Raises Problem for a run without a log."""
+    is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem for a run without a log.
+    """
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":

@@ -112,7 +112,8 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _if_there(read: Callable[[], str]) -> str | None:
-    """Return what `read` returns, or None when it raises Problem. For example, a run has no recipe before it begins."""
+    """Return what `read` returns, or None when it raises HttpProblem. For example, a run has no recipe before it
+    begins."""
     try:
         return read()
     except HttpProblem:
@@ -160,7 +161,7 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
 
 
 def _kind_of(view: BrowseView) -> Kind:
-    """Return the kind of documents that a view names. Raises Problem when there is no kind of that name."""
+    """Return the kind of documents that a view names. Raises HttpProblem when there is no kind of that name."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
         if kind == view.kind:

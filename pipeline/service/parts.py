@@ -80,7 +80,7 @@ def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
     except KeyError as e:
         raise DamagedFile(f"{folder}/.manifest", f"has no column {e}") from None
     except StoreError as e:
-        remedy = str(e).partition("; ")[2]                        # the rest names the folder on the server
+        remedy = str(e).partition("; ")[2]      # the first half names a folder on the server
         raise NoDataset(f"there is no dataset '{dataset}' here", "dataset", remedy) from None
     if odd := [name for name in columns[0] if not _PART.fullmatch(name or "")]:
         raise DamagedFile(f"{folder}/.manifest", f"names a part '{visible(str(odd[0]))[:80]}'")
@@ -136,7 +136,7 @@ class Checked:
                 os.symlink(source, link)
             yield links
             for part, source, identity in zip(parts, sources, before):
-                if _identity(part, source)[:-1] != identity[:-1]:     # a new hard link changes the ctime, too
+                if _identity(part, source)[:-1] != identity[:-1]:     # without the ctime: a new hard link changes it
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
     def _compared(self, parts: Sequence[PublishedPart], paths: Sequence[str], stop: Stop) -> list[Identity]:

@@ -1,5 +1,5 @@
-"""Shows the plan of a recipe before the recipe is submitted: which parts are stale and would run, what the run would
-cost, and which errors the recipe has."""
+"""Shows the plan of a recipe before the recipe is submitted: which nodes of the plan (passes, barriers …) are stale and
+would run, what the run would cost, and which errors the recipe has."""
 
 from __future__ import annotations
 

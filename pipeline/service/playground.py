@@ -107,10 +107,10 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value and
-        description; `drops`, whether documents with `less` or with `more` are dropped ("": the rule is another);
-        `number`, whether the value is a number; `type`, one of number, integer, boolean, or json for anything else;
-        `optional`, whether null is valid; and its bounds."""
+        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value,
+        description and bounds. `type` is the type of its value: number, integer, boolean, or json for anything else.
+        `number` says whether the present value is a number, and `optional` whether null is valid. `drops` says on which
+        side of the value documents are dropped: `less` (below it), `more` (above it), or "" if this is not known."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -148,7 +148,7 @@ class Playground:
             raise PlaygroundError(f"'{link.name}' stands twice in '{self.dataset}', and dropped documents do not say "
                                   f"which of the two it was; run the recipe with the change", "step")
         if off and (link.is_barrier or link.opaque):
-            raise PlaygroundError(f"what '{self.dataset}' is without '{link.name}' is not known from stored signals; "
+            raise PlaygroundError(f"stored signals do not tell what '{self.dataset}' would be without '{link.name}'; "
                                   f"run the recipe with the change", "off")
         config = type(link.stage.config)
         for name, value in thresholds.items():
@@ -209,18 +209,19 @@ class Playground:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return the number that a setting would make of a value, or None when the value is no number."""
+    """Return a value of a setting as a number. A recipe may give a number as text ("0.5"). Returns None for a value
+    that is not a number."""
     if isinstance(value, str):
         try:
-            return float(value) if any(map(str.isdigit, value)) else None       # "nan" is a language, too
+            return float(value) if any(map(str.isdigit, value)) else None       # "nan" is the code of a language
         except ValueError:
             return None
     return value if isinstance(value, (int, float)) else None
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return whether a threshold drops documents whose signals are below it ("less") or above it ("more"), from what
-    its declaration says (`stages.stage.decision`). "" if the declaration does not say it."""
+    """Return "less" if a threshold drops documents whose signals are below it, "more" if it drops those above it.
+    `extra` is what the setting declares (`stages.stage.decision`). Returns "" if it declares neither, or both."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 

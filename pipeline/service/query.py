@@ -163,7 +163,7 @@ class Queries:
             first = next((i for i, part in enumerate(parts) if part.key == key), -1)
             if first < 0:
                 raise PlaceGone("the part that the page before ended in is not published any more", "after",
-                                "begin again with the first page, or sort by id: then pages outlast a publication")
+                                "begin again with the first page, or sort by id, which goes on after a publication")
         hits: list[QueryHit] = []
         size, at = 1, first
         while at < len(parts) and len(hits) < most:

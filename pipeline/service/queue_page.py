@@ -58,7 +58,7 @@ async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Resp
     try:
         given = submit.RecipeRequest.model_validate_json(form.get("given", ""))
     except ValidationError:
-        raise HttpProblem(422, "Not valid", "the form does not hold what was planned", "given",
+        raise HttpProblem(422, "Not valid", "the form does not contain the recipe that was planned", "given",
                           "plan it again") from None
     await submit.enqueue(request, store, at, submit.submission_of(request, given, form.get("request"), str(role)))
     return _to_queue(store)
@@ -91,7 +91,7 @@ def _to_queue(store: str) -> Response:
 
 
 def given_of(form: dict[str, str]) -> submit.RecipeRequest:
-    """Return the recipe in the fields of the form. Raises Problem for an invalid field."""
+    """Return the recipe in the fields of the form. Raises HttpProblem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
         fields[name] = [line.strip() for line in form.get(name, "").splitlines() if line.strip()]

@@ -44,7 +44,7 @@ class PartReader:
             try:
                 yield files
             except duckdb.BinderException as e:                   # a part lacks a column of its node
-                raise DamagedFile(parts[0].path, "or a part beside it has not the columns of its node") from e
+                raise DamagedFile(parts[0].path, "or another part lacks a column that its node has") from e
             # if a file is gone, DuckDB tries to open it as a folder, for which it has no permission
             except (duckdb.IOException, duckdb.PermissionException, duckdb.InvalidInputException,
                     duckdb.SerializationException) as e:

@@ -127,8 +127,8 @@ class _Counts:
             self._of["tokens_of"] = tokens.counted[rows]
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
-        """Return the counts of the groups 0 to `different` - 1. `numbers` has the group of each document in `places`
-        (None: of each document)."""
+        """Return the counts of the groups 0 to `different` - 1. `places` selects the documents to count, as indices
+        into `rows` (None: all), and `numbers` has the group of each selected document."""
         result: list[dict[str, Any]] = [{} for _ in range(different)]
         for name, mask in self._of.items():
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
@@ -146,7 +146,8 @@ class _Counts:
         return result
 
     def _intervals(self, numbers: np.ndarray, different: int, values: np.ndarray) -> list[tuple[float, float, float]]:
-        """Return the sum of the values of each group, as (estimate, low, high)."""
+        """Return the estimated sum of the values of each group, as (estimate, low, high). `numbers` has the group of
+        each document, and `values` its value."""
         sums = np.bincount(numbers, values, different).tolist()
         squares = np.bincount(numbers, values * values, different).tolist()
         return [sum_interval(total, square, self._sampled, self._total) for total, square in zip(sums, squares)]
@@ -167,7 +168,7 @@ def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now:
 
 
 def _groups(replayed: Replayed, counts: _Counts) -> list[dict[str, Any]]:
-    """Return the counts of each source and language."""
+    """Return the counts of each source and language in the run and under the changes, as JSON."""
     group, names = replayed.table.groups_shown
     both = _both(counts, group[replayed.rows], len(names), *replayed.sides)
     return [{"source": source, "language": language, **figures} for (source, language), figures in zip(names, both)]

@@ -173,7 +173,7 @@ def recipe(run: RunOf, at: StoreOf) -> Response:
 
 
 def run_file(store: Store, run: str, name: str, most: int) -> bytes:
-    """Read a file in the folder of a run. Raises Problem when the file is missing, or larger than `most` bytes."""
+    """Read a file in the folder of a run. Raises HttpProblem when the file is missing, or larger than `most` bytes."""
     try:
         return read_file(store, f"runs/{run}/{name}", most)
     except FileNotFoundError:

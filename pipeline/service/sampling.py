@@ -1,8 +1,7 @@
 """Chooses the random sample of documents from which the playground estimates.
 
-Whether a document is in the sample depends on its id and a seed alone, so the same question has the same answer. This
-is not the sample of `pipeline.base.prf.below`, on which results of runs depend: no file depends on this one.
-"""
+Whether a document is in the sample depends on its id and a seed alone, so the same question always has the same answer.
+No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ def random_numbers(ids: Sequence[str], seed: int) -> np.ndarray:
     """Return a pseudo-random uint64 number for each id.
 
     A document's id is a hash of 128 bits, so a few multiplications mix it with the seed well enough. BLAKE2b of each id
-    takes several times as long. Whoever can choose ids can choose these numbers.
-    """
+    takes several times as long. Somebody who can choose ids can also choose these numbers, so they must not protect
+    anything."""
     keys = np.frombuffer(hashlib.blake2b(f"{seed}/{PURPOSE}".encode(), digest_size=16).digest(), "<u8")
     halves = np.frombuffer(id_bytes(ids), "<u8").reshape(-1, 2)
     return _mixed(_mixed(halves[:, 0] ^ keys[0]) ^ halves[:, 1] ^ keys[1])
 
 
 def id_bytes(ids: Sequence[str]) -> bytes:
-    """Return 16 bytes for each id: those that its 32 hex digits spell, or a hash of an id of another form, which a step
-    of a user's own may have given to a document."""
+    """Return 16 bytes for each id, one after the other. An id is normally 32 hex digits, which spell these bytes. An id
+    of another form, which a step of a user's own may have given to a document, is hashed."""
     if all(len(id) == 32 for id in ids):
         try:
             spelt = bytes.fromhex("".join(ids))

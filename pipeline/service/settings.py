@@ -80,8 +80,8 @@ class ServiceSettings:
             raise BadSettings(f"the token would travel to {self.host} in clear; give --certificate and --key, or "
                               f"--behind-proxy if a proxy in front of it speaks TLS")
         if not self.names and (self.behind_proxy or self.host in ("0.0.0.0", "::", "")):
-            raise BadSettings("browsers must be told from a page that only pretends to be this server; give --name "
-                              "with the host name under which people open it")
+            raise BadSettings("without its host name, the server cannot refuse pages that pretend to be this server; "
+                              "give --name with the host name under which people open it")
 
         for folder in (folder for folders in self.trainings.values() for folder in folders):
             if not os.path.isdir(folder):
@@ -92,7 +92,7 @@ class ServiceSettings:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches the port."""
+        """Whether only this machine can reach the port, because `host` is a loopback address."""
         return loopback(self.host)
 
     @property

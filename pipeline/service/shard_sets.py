@@ -65,8 +65,8 @@ class SetName(NamedTuple):
 
 
 class CheckedSet(StoredSet):
-    """A shard set of a store. Its files are compared with their hashes in the manifests before they are read, and must
-    be in the store."""
+    """A shard set of a store. Its files are compared with their hashes in the manifests before they are read. A file
+    that is a link to a place outside the store is refused."""
 
     def __init__(self, store: Store, folder: str, manifest: Manifest, packing: str | None, scratch: str,
                  stop: Stop) -> None:
@@ -90,7 +90,7 @@ class CheckedSet(StoredSet):
             yield table
 
     def _checked(self, name: str, sha256: str) -> str:
-        """Return the path, on this machine, of a file of the set."""
+        """Return the path of a file of the set on this machine, after comparing its bytes with `sha256`."""
         self._stop.check()
         inside(self.store, f"{self.folder}/{name}")
         return self.store.checked(f"{self.folder}/{name}", sha256, self._scratch)
@@ -119,7 +119,8 @@ def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
 
 
 def facts(store: Store, name: SetName) -> dict[str, Any]:
-    """Return what the manifest of a shard set says, without its list of shards."""
+    """Return the facts in the manifest of a shard set (documents, tokens, tokenizer …) as JSON, without the list of its
+    shards."""
     m = manifest_of(store, name)
     return {"stream": m.stream, "split": m.split, "documents": m.documents, "tokens": m.tokens,
             "text_bytes": m.text_bytes, "shards": len(m.shards), "dtype": m.dtype, "sha256": m.sha256,
@@ -175,8 +176,8 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
 
 
 def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
-    """Find the documents whose id begins with `id`, as `find.places` does. Uses the lookup index of the set if there is
-    one (`tokenmill shards index`), and else reads all document tables."""
+    """Yield the places (ranges of tokens) of the documents whose ids begin with `id`. Uses the lookup index of the set
+    if there is one (`tokenmill shards index`), and else reads all document tables."""
     path = f"{shards.folder}/{name_of(shards.manifest.sha256)}"
     inside(shards.store, path)
     try:
@@ -227,9 +228,9 @@ def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict
 def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: list[dict[str, Any]], detailed: bool,
                   masked: bool, stop: Stop) -> str | None:
     """Add to each row (a window that a step reads, from `rows_of`) the documents in its window, those with the most
-    tokens first, and what the datasets say of them. With `detailed`, this includes signals, metadata and an excerpt.
-    `more` is the number of documents that are left out. Returns a message when documents are not in the datasets any
-    more."""
+    tokens first, with their URLs and other columns of the published datasets. With `detailed`, signals, metadata and an
+    excerpt are added, too. In a row, `more` is the number of documents that are left out. Returns a message when
+    documents are not in the datasets any more."""
     folders = {s.name: s for s in curriculum.streams}
     with queries.checked.folder() as scratch:
         sets: dict[str, CheckedSet] = {}
@@ -245,8 +246,8 @@ def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: 
 
 def window(queries: Queries, store: Store, name: SetName, number: int, length: int, detailed: bool, masked: bool,
            stop: Stop) -> dict[str, Any]:
-    """Return the documents in one window (training sample) of a shard set, or in one of its packed rows: a training
-    reads no windows of a set that has such rows."""
+    """Return the documents in one training sample of a shard set. The sample is packed row `number` if the documents of
+    the set are packed into rows, and otherwise the window `number` of `length` tokens."""
     manifest = manifest_of(store, name)
     packing = packing_of(store, name, manifest)
     windows, kind = max(0, manifest.tokens - 1) // length, "window"
@@ -267,7 +268,8 @@ def window(queries: Queries, store: Store, name: SetName, number: int, length: i
 
 
 def packing_of(store: Store, name: SetName, manifest: Manifest) -> Packing | None:
-    """Return the packed rows of a shard set that were published last; None if it has none."""
+    """Return the list of the documents in each packed row of a shard set, as it was published last; None if the set is
+    not packed into rows."""
     path = f"{name.folder}/{PACKED}"
     if not store.exists(path):
         return None
@@ -282,7 +284,7 @@ def _documents(shards: ShardIndex, window: int, length: int) -> dict[str, Any]:
 
 def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detailed: bool, masked: bool,
               stop: Stop) -> str | None:
-    """Add to the documents of rows what the published datasets say of them, with personal data masked if `masked`.
+    """Add to the documents of rows their columns in the published datasets, with personal data masked if `masked`.
     Returns a message when documents are not in the datasets any more."""
     documents = [d for row in rows for d in row["documents"]]
     parts: dict[str, PublishedPart] = {}
@@ -308,8 +310,8 @@ def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detail
             _mask(d)
         if "text" in d:
             d["text"] = d["text"][:EXCERPT]
-    return (f"{missing} of {len(documents)} documents are not in the datasets of the store any more; of them only what "
-            f"the shards know is shown") if missing else None
+    return (f"{missing} of {len(documents)} documents are not in the datasets of the store any more; only their places "
+            f"in the shards are shown") if missing else None
 
 
 def _mask(document: dict[str, Any]) -> None:

@@ -51,13 +51,13 @@ class DocumentFile:
 
 
 class DocumentTable:
-    """Columns over the documents of some files. `sample` has the rows of a random sample. A hash of a document's id
-    decides whether it is in the sample, with probability `share`. With `only_sample`, the table has no other documents.
+    """The documents of some files as columns: numpy arrays with a value for each document. `sample` has the rows of a
+    random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
+    With `only_sample`, the table has no other documents.
 
     `end` has for each document the place, in the list of steps, of the step that dropped it; `place(stage, part)`
     returns this place for a step's name and the number of its pass (group of steps). For a kept document, `end` is
-    `kept_end`. `row` is the number of a document's row in its file.
-    """
+    `kept_end`. `row` is the number of a document's row in its file."""
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
                  share: float, only_sample: bool = False, tokens: TokenCounts | None = None) -> None:
@@ -69,8 +69,9 @@ class DocumentTable:
         sampled = []
 
         def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
-            """Return the documents of a file that the table has, which of all its documents are in the sample, and the
-            tokens of the documents that the table has."""
+            """Return three things: the columns of the file's documents (with `only_sample`, of those in the sample), a
+            bool array that says which of all documents of the file are in the sample, and the numbers of tokens of the
+            returned documents (None without `tokens`)."""
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
@@ -157,8 +158,9 @@ class DocumentTable:
                               np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
 
     def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
-        """Group the documents of `rows` (None: of the whole table) by the step that dropped them and the reason.
-        Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a group, too."""
+        """Group documents by the step that dropped them and the reason. `rows` are the documents' rows in the table
+        (None: all). Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a
+        group, too."""
         if rows is None:
             return self._all_alike
         kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]
@@ -189,7 +191,8 @@ class DocumentTable:
         return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """Read the ids of documents, given by their rows in the table."""
+        """Read from the files the ids of the documents in these rows of the table, and return them in the order of
+        `rows`."""
         ids = [""] * len(rows)
         for number in np.unique(self.file[rows]):
             places = np.flatnonzero(self.file[rows] == number)
@@ -206,7 +209,8 @@ def _in_threads(read: Callable[[DocumentFile], T], files: Sequence[DocumentFile]
 
 
 class _Names:
-    """Assigns a number to each distinct string of several columns."""
+    """Replaces strings of columns by numbers, from 0 in the order of their first occurrence. Equal strings of all
+    columns get the same number."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

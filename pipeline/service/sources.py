@@ -129,7 +129,7 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise Problem unless a file lies below one of the `allowed` places, with all links resolved. For a source in
+    """Raise HttpProblem unless a file lies below one of the `allowed` places, with all links resolved. For a source in
     object storage, all addresses in the recipe must lie there; the URL of the object itself is not known yet and is
     checked when it is fetched. Raises NoSource when a local file does not exist."""
     remote = "path" not in source
@@ -147,7 +147,7 @@ def _not_allowed() -> HttpProblem:
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     """Fetch the needed part of a source's object to a file in `folder`. Returns the source with the `path` of this
-    file. Raises Problem unless the object lies below one of the URLs in `roots`."""
+    file. Raises HttpProblem unless the object lies below one of the URLs in `roots`."""
     path = os.path.join(folder, "source")
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
     result = _run_module("fetch_source", {**source, "target": path}, environment, stop,

@@ -14,7 +14,7 @@ from pipeline.store.fs import Store
 
 
 async def known_store(request: Request, store: str) -> Store:
-    """Return the store with this name, whose folder may have vanished. Raises Problem when the service has no such
+    """Return the store with this name, whose folder may have vanished. Raises HttpProblem when the service has no such
     store. Routes that read the store through `Watch` use this function, because `Watch` checks the folder itself."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
@@ -24,7 +24,7 @@ async def known_store(request: Request, store: str) -> Store:
 
 
 def named_store(at: Annotated[Store, Depends(known_store)]) -> Store:
-    """Return the store with this name. Raises Problem when the service has no such store, or when the folder of the
+    """Return the store with this name. Raises HttpProblem when the service has no such store, or when the folder of the
     store has vanished."""
     check_there(at)
     return at
@@ -36,14 +36,14 @@ def available(store: Store) -> bool:
 
 
 def check_there(store: Store) -> None:
-    """Raise Problem when the folder of a store has vanished."""
+    """Raise HttpProblem when the folder of a store has vanished."""
     if not available(store):
         raise HttpProblem(404, "The store is gone", "the folder of the store is not there", "store",
                           "see that its disk is mounted; what was committed is not lost")
 
 
 def check_run(at: Store, run: str) -> None:
-    """Raise Problem unless the store is there and has a run of this name."""
+    """Raise HttpProblem unless the store is there and has a run of this name."""
     check_there(at)
     if bad_name(run) or not has_run(at, run):
         raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
@@ -52,14 +52,14 @@ def check_run(at: Store, run: str) -> None:
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
-    """Return the name of a run. Raises Problem unless the store has a run of this name."""
+    """Return the name of a run. Raises HttpProblem unless the store has a run of this name."""
     check_run(at, run)
     return run
 
 
 def inside(store: Store, path: str) -> None:
-    """Raise Problem when a path of the store leads out of the store by a link. Otherwise whoever may write to the store
-    could make this server read other files."""
+    """Raise HttpProblem when a path of the store leads out of the store by a link. Otherwise whoever may write to the
+    store could make this server read other files."""
     if store.local is not None:
         top = os.path.realpath(store.local)
         if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
@@ -68,8 +68,8 @@ def inside(store: Store, path: str) -> None:
 
 
 def read_file(store: Store, path: str, most: int) -> bytes:
-    """Read a file of the store. Raises FileNotFoundError when there is none, and Problem when the file is larger than
-    `most` bytes or a link leads out of the store."""
+    """Read a file of the store. Raises FileNotFoundError when there is none, and HttpProblem when the file is larger
+    than `most` bytes or a link leads out of the store."""
     inside(store, path)
     size = store.size(path)
     if size is None:

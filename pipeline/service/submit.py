@@ -80,7 +80,7 @@ async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = Fa
 
 @router.get("/queue/{number}", summary="Show an entry of the queue")
 async def show_entry(request: Request, store: str, at: StoreOf, number: Number) -> dict[str, Any]:
-    """Show an entry of the queue, and the events in its life so far."""
+    """Show an entry of the queue and its events so far, such as its submission, its start and its end."""
     queue = queue_of(request, store)
     entry = await run_in_threadpool(_entry, queue, number)
     waiting = places(await run_in_threadpool(queue.recent))
@@ -151,8 +151,8 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
 
 # -- shared ----------------------------------------------------------------------------------------------------------
 async def enqueue(request: Request, store: str, at: Store, submission: Submission) -> dict[str, Any]:
-    """Check a submission (a recipe to run) and put it into the queue. Raises Problem when the recipe has errors or the
-    name of the run is taken."""
+    """Check a submission (a recipe to run) and put it into the queue. Raises HttpProblem when the recipe has errors or
+    the name of the run is taken."""
     entries = await run_in_threadpool(queue_of(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
@@ -168,7 +168,8 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
 
 
 def submission_of(request: Request, given: RecipeRequest, key: str | None = None, by: str = "") -> Submission:
-    """Return the submission that the queue stores for what a client has sent. Raises Problem when it is not valid."""
+    """Return the submission that the queue stores for what a client has sent. Raises HttpProblem when it is not valid.
+    """
     if (given.recipe is None) == (given.ready is None):
         raise HttpProblem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
                           "send either `recipe` or `ready`")
@@ -197,8 +198,8 @@ def base_of(request: Request) -> str:
 def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[QueueEntry],
                     key: str | None = None) -> Submission:
     """Return the submission that resumes a run; `entries` are the entries of the queue. If the queue has submissions of
-    this run, the recipe is the latest of them. Otherwise it is recipe.yaml in the run's folder. Raises Problem when the
-    run keeps no recipe."""
+    this run, the recipe is the latest of them. Otherwise it is recipe.yaml in the run's folder. Raises HttpProblem when
+    the run keeps no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -239,8 +240,8 @@ def refuse_errors(result: dict[str, Any]) -> None:
 
 
 async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
-    """Raise Problem when a run with the name `run`, which a client has chosen, exists in the store or has an entry in
-    the queue that has not ended. An empty `run` means that the client has chosen none."""
+    """Raise HttpProblem when a run with the name `run`, which a client has chosen, exists in the store or has an entry
+    in the queue that has not ended. An empty `run` means that the client has chosen none."""
     if not run:
         return
     there: bool = await run_in_threadpool(has_run, at, run)

@@ -16,15 +16,15 @@ from pipeline.store.runs import RunTasks
 
 #: a source with fewer documents in shards than this gets the range of all sources
 FEW = 40
-#: shares of documents below the range of tokens per byte, and up to its end
+#: the range of tokens per byte: it begins and ends at these quantiles of the documents
 RANGE = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """The tokens of the documents of a table. `counted` tells which documents are in shards, so that their tokens are
-    known. `estimate` has the number of tokens of each document. It lies between `low` and `high`, which are equal for
-    a counted document."""
+    """The numbers of tokens of the documents of a table; each array has one value for each document. `counted` is true
+    for documents in shards, whose tokens are known. `estimate` is the number of tokens, which lies between `low` and
+    `high`. All three are equal for a counted document."""
 
     counted: np.ndarray
     estimate: np.ndarray
@@ -36,10 +36,10 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
     """Estimate the tokens of documents that are in no shard. `tokens` has the tokens of each document (NaN: not
     known), `sizes` its bytes, and `sources` the number of its source.
 
-    The estimate is the number of the document's bytes, times the tokens per byte of the documents in shards of the same
-    source. 95 of 100 of these documents have a number of tokens per byte in the range from which `low` and `high` are
-    computed. The range is as wide as documents differ, because dropped documents are no random sample of all documents.
-    """
+    The estimate for a document is its bytes times the tokens per byte of the documents of its source that are in
+    shards. `low` and `high` are its bytes times the lowest and highest tokens per byte of these documents, without the
+    2.5 % most extreme documents at each end. This range covers the differences between single documents, not only the
+    error of a mean: dropped documents are no random sample, so their mean may differ, too."""
     counted = ~np.isnan(tokens)
     sizes = np.nan_to_num(sizes)
     usable = counted & (sizes > 0)
@@ -57,7 +57,8 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
 
 def _rates(tokens: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float]:
-    """Return tokens per byte: of all these documents together, and the lower and upper end of their range."""
+    """Return three rates in tokens per byte: that of all these documents together, and the lower and the upper end of
+    the range of single documents (RANGE)."""
     rate = float(tokens.sum() / sizes.sum())
     low, high = np.quantile(tokens / sizes, RANGE).tolist()
     return rate, min(low, rate), max(high, rate)

@@ -93,8 +93,8 @@ def training_log(request: Request, store: str, at: StoreOf, training: str) -> di
 
 
 def printed(training: Training, size: int) -> str:
-    """Return the last `size` bytes of what a training has printed, masked. Raises Problem when no server has started
-    it."""
+    """Return the last `size` bytes of what a training has printed, masked. Raises HttpProblem when no server has
+    started it."""
     try:
         with open(training.folder / LOG, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - size))
@@ -114,7 +114,7 @@ async def _start(request: Request, at: Store, training: Training, options: Optio
 
 
 def _training(request: Request, store: str, at: Store, given: TrainingRequest) -> Training:
-    """Return the training that a client asks to start. Raises Problem when it cannot be started."""
+    """Return the training that a client asks to start. Raises HttpProblem when it cannot be started."""
     check_run(at, given.run)
     if not at.exists(f"runs/{given.run}/curriculum.json"):
         raise HttpProblem(409, "Nothing to train on", f"the run {given.run!r} has made no curriculum", "run",

@@ -62,7 +62,7 @@ class Unreadable(QueryError):
 
 
 class StillReading(Busy):
-    """The metrics of a long training could not all be read in the time of one query."""
+    """The time of one query did not suffice to read all metrics of a long training."""
 
     title = "The metrics are still being read"
 
@@ -90,8 +90,8 @@ def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
 
 
 def no_links(folder: Path) -> bool:
-    """Return whether a folder and the files in it that the service reads or writes are no links, pipes or devices.
-    Otherwise whoever may write to the folder could make this server read other files."""
+    """Return True if neither a folder nor any of the files in it that the service reads or writes is a link, pipe or
+    device. By a link, whoever may write to the folder could make this server read other files."""
     if folder.is_symlink():
         return False
     for name in FILES:
@@ -282,7 +282,7 @@ class MetricsFile:
         match = _LOSS.search(text)
         loss = float(match[1]) if match and match[1] not in (b"null", b"NaN") else None
         phase = _PHASE.search(text)
-        if phase is not None and phase[1] != self._phase:     # another mixture has another loss
+        if phase is not None and phase[1] != self._phase:     # a new phase has another mixture, and so another loss
             self._phase, self._before = phase[1], LossWindow()
         mean, sigma = self._before.mean_and_sigma() if loss is not None else (None, None)
         distance = (loss - mean) / sigma if loss is not None and mean is not None and sigma else None
@@ -318,7 +318,7 @@ class MetricsFile:
 
 
 class MetricsFiles:
-    """Keeps the metrics files that the server has read most recently."""
+    """Keeps the MetricsFile objects (losses, spikes …) of the trainings that clients have asked for most recently."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, MetricsFile] = OrderedDict()

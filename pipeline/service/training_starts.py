@@ -83,7 +83,7 @@ class Start:
 
 
 def latest_start(store: Store, name: str) -> Start:
-    """Return the latest start of a training by a server."""
+    """Return the latest start of a training by any server of the store."""
     return _start(store, name, _numbers(store, f"trainings/{name}").get(name, 0))
 
 
@@ -114,7 +114,7 @@ def _read(store: Store, path: str) -> dict[str, Any] | None:
 
 def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[Training, Start]:
     """Return a training, whether a server or a command has started it, and its latest start. The folder that the record
-    of the start names is used only if it is inside the store or one of `folders`. Raises Problem when there is no
+    of the start names is used only if it is inside the store or one of `folders`. Raises HttpProblem when there is no
     training of this name."""
     latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
     try:
@@ -190,8 +190,8 @@ def _wall(at: Any) -> float:
 # -- starting and stopping -------------------------------------------------------------------------------------------
 def start(store: Store, training: Training, options: Options, by: str,
           clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
-    """Start a training from its latest checkpoint, or from its beginning. Raises Problem when it already runs, or when
-    another server starts it."""
+    """Start a training from its latest checkpoint, or from its beginning. Raises HttpProblem when it already runs, or
+    when another server starts it."""
     if importlib.util.find_spec("torch") is None:
         raise HttpProblem(409,
                           "Cannot train here",
@@ -238,7 +238,7 @@ def _launch(store: Store, training: Training, options: Options) -> subprocess.Po
 
 def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> None:
     """Ask a training to stop. It ends its step and writes a checkpoint; if it is still being set up, it just ends.
-    Raises Problem when it does not run on this machine."""
+    Raises HttpProblem when it does not run on this machine."""
     latest = latest_start(store, training.name)
     holder = (latest.process or {}).get("holder") or {}
     pid = holder.get("pid") if alive(holder) else training_process(training.folder)

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api/v1/stores/{store}/trainings", tags=["trainings"]
 
 #: rows of a step that are explained, unless another number is asked for, and bytes of a recipe
 ROWS, RECIPE = 5, 1 << 20
-#: errors that metrics cause in which a value has another type
+#: errors that are raised when a value in the metrics has an unexpected type
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError)
 #: characters of the text that a training has generated
 SAMPLE = 1000
@@ -41,7 +41,7 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
 
 
 def metrics_of(request: Request) -> MetricsFiles:
-    """Return the metrics files that this server has read."""
+    """Return the object that reads the metrics of trainings and keeps them in memory."""
     metrics: MetricsFiles = request.app.state.metrics
     return metrics
 

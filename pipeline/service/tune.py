@@ -40,7 +40,7 @@ MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 def turn(request: Request) -> Iterator[None]:
     """A dependency that lets a request work only while few others do, because each may take much memory and time.
-    Raises Problem (503) when the request has waited too long."""
+    Raises HttpProblem (503) when the request has waited too long."""
     games: Playgrounds = request.app.state.playgrounds
     with contextlib.ExitStack() as held:
         try:
@@ -130,7 +130,7 @@ def requested_changes(changes: Annotated[str, Query(
 
 
 def parse_changes(text: str) -> RequestedChanges:
-    """Parse the JSON of a query or form field. Raises Problem when it is not valid."""
+    """Parse the JSON of a query or form field. Raises HttpProblem when it is not valid."""
     try:
         return RequestedChanges.model_validate_json(text)
     except ValidationError as e:
@@ -141,7 +141,7 @@ def parse_changes(text: str) -> RequestedChanges:
 
 @contextlib.contextmanager
 def as_problem(status: int = 422) -> Iterator[None]:
-    """A context manager that turns a PlaygroundError into a Problem (an HTTP error)."""
+    """A context manager that turns a PlaygroundError into an HttpProblem (an HTTP error)."""
     try:
         yield
     except PlaygroundError as e:
@@ -151,7 +151,7 @@ def as_problem(status: int = 422) -> Iterator[None]:
 
 def game_of(request: Request, at: StoreOf, run: RunOf, dataset: str) -> Playground:
     """Return the playground of a dataset: the object that judges the documents of a finished run under other
-    thresholds. Raises Problem when there can be none, for example because the run has no such dataset."""
+    thresholds. Raises HttpProblem when there can be none, for example because the run has no such dataset."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem(404):
         return games.get(at, run, dataset)
@@ -209,8 +209,9 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the run's recipe with the changes put in, as its author wrote it, with its comments. If settings or inputs
-    were overridden when the run was started, it is the recipe in full. Secrets and personal data are masked."""
+    """Return the text of the run's recipe, as its author wrote it, with the changes put in. If settings or inputs were
+    overridden when the run was started, or if that text cannot be changed in place, the result is the recipe as the run
+    used it: with all defaults filled in, and without comments. Secrets and personal data are masked."""
     # The text may be missing, or written in a way that cannot be changed in place (for example, a step is an alias).
     with contextlib.suppress(HttpProblem, FileNotFoundError):
         text = read_file(at, f"runs/{run}/{RECIPE_TEXT}", RECIPE).decode("utf-8", "replace")

@@ -103,8 +103,8 @@ def latest(at: StoreOf, store: str, dataset: str) -> Response:
 
 # -- the form --------------------------------------------------------------------------------------------------------
 def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.RequestedChanges:
-    """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises Problem
-    for an invalid value."""
+    """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises
+    HttpProblem for an invalid value."""
     thresholds: dict[int, dict[str, Any]] = {}
     for step in steps:
         for key in step["keys"]:
@@ -119,7 +119,7 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Requested
 
 
 def _value(key: Mapping[str, Any], text: str) -> Any:
-    """Parse the text that somebody typed for a key. Raises Problem when it does not fit the key's type."""
+    """Parse the text that somebody typed for a key. Raises HttpProblem when it does not fit the key's type."""
     if not text and key["optional"]:
         return None
     if key["type"] == "boolean":
@@ -141,7 +141,7 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """Return the URL of the page with these changes."""
+    """Return the URL (path and query) of the playground's page for a dataset, with these changes in its form."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))

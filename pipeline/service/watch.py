@@ -61,7 +61,8 @@ class RunWatch:
         self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
 
     async def look(self, name: str, store: Store, run: str) -> Look:
-        """Return the state of `run` in the store called `name`."""
+        """Return the state of `run` in the store called `name`. If the state in memory is older than `fresh_s` seconds,
+        it is read again; if reading takes long, the older state is returned."""
         return await self._fresh((name, run), lambda: look_at(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
@@ -92,7 +93,7 @@ class RunWatch:
 
 
 def look_at(store: Store, run: str) -> Look:
-    """Read the state of a run from its store. Raises Problem when the store or the run does not exist."""
+    """Read the state of a run from its store. Raises HttpProblem when the store or the run does not exist."""
     check_run(store, run)
     current = standing(store, run)
     document = run_document(store, current)

@@ -67,7 +67,7 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
         remote.download(path, local, size, ranges)
         if version and ((now := remote.head(path)) is None or (now.size, now.version) != (size, version)):
             os.unlink(local)
-            raise ChangedFile(f"{remote.url(path)} is not the version it was")
+            raise ChangedFile(f"{remote.url(path)} has changed since it was listed")
 
     if os.path.exists(target()):
         return target()

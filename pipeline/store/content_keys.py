@@ -53,8 +53,8 @@ class SharedArgs:
         self._encoded = [_members(common) for common in commons]
 
     def keys(self, args: Mapping[str, Any]) -> list[str]:
-        """Return a list with one key for each set of shared arguments. It is the `task_key` of the task whose arguments
-        are this set and `args`. An argument in `args` replaces a shared argument of the same name."""
+        """Return a list with one key for each set of shared arguments: the `task_key` of a task whose arguments are
+        this set and `args`. An argument in `args` replaces a shared argument of the same name."""
         if not self._own or any(_SPECIAL & (common.keys() | args.keys()) for common in self._commons):
             return [task_key(self._task, {**common, **args}) for common in self._commons]
         own, keys = _members(args), []

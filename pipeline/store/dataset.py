@@ -73,7 +73,8 @@ VERIFY_PARTS = 1000
 
 class PartToPublish(NamedTuple):
     """A part (a Parquet file of documents) to publish: its file in `objects/`, and its columns in the manifest (the
-    table of the folder's parts) but for its name in the folder, which depends on the parts before it."""
+    table of the folder's parts). Its file name in the published folder is not here, because it depends on the parts
+    before it."""
 
     path: str
     key: str
@@ -87,10 +88,10 @@ class PartToPublish(NamedTuple):
 
 
 class PassParts:
-    """Those parts (files of documents) from the tasks of a pass (a group of steps that run together) that a dataset
-    publishes: all `dropped.parquet` and `quarantine.parquet`, and `kept.parquet` if the pass is the `last` of its
-    dataset. They are kept on disk, in the order in which the records were added. A driver adds the records while it
-    sums them up, because decoding millions of records takes longest."""
+    """The parts (files of documents) that a dataset publishes from the tasks of one pass (a group of steps that run
+    together). These are all `dropped.parquet` and `quarantine.parquet` and, if the pass is the `last` of its dataset,
+    all `kept.parquet`. They are kept on disk, in the order in which the records were added. A driver adds each record
+    when it adds up the counters of all records, so that millions of records are decoded only once."""
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))

@@ -145,7 +145,7 @@ def link(source: Path, target: Path, durable: bool = True) -> bool:
     if durable:
         try:
             sync(target.parent)
-        except OSError as e:        # not an ambiguous outcome: the link exists, but a power cut may undo it
+        except OSError as e:        # the link was made, but a power cut may undo it
             raise cannot_write(target, e) from e
     return True
 

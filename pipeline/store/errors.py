@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pipeline.base.errors import TokenmillError
 
 #: why a file is damaged: it is missing, or its bytes differ from those that its record describes
-GONE = "is gone though the log names it"
-OTHER_BYTES = "is damaged: its bytes are not those of its record"
+GONE = "is missing, although the log names it"
+OTHER_BYTES = "is damaged: its bytes differ from its record"
 #: error numbers (errno) of a full disk and of an exhausted quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = {
@@ -26,17 +26,17 @@ _REMEDY = {
 
 
 class StoreError(TokenmillError):
-    """Something is wrong with a store or with its storage; the message names the path and the remedy."""
+    """Raised when something is wrong with a store or with its storage. The message names the path and the remedy."""
 
 
 class EnvironmentFailure(StoreError):
-    """The machine or the storage service has a temporary fault, such as a full disk or an endpoint that does not
-    answer. The task that met the fault is not to blame: it runs again, and this attempt does not count among its
-    failures."""
+    """Raised for a temporary fault of the machine or of the storage service, such as a full disk or an endpoint that
+    does not answer. The task that met the fault is not to blame: it runs again, and this attempt does not count among
+    its failures."""
 
 
 class DamagedFile(StoreError):
-    """A file of the store does not match its record: the file is missing, truncated, or has other bytes.
+    """Raised when a file of the store does not match its record: the file is missing, truncated, or has other bytes.
 
     `path` is relative to the store. When a task fails with this error, the driver (the process that schedules tasks)
     withdraws the record, and the task that wrote the file runs again.
@@ -52,18 +52,18 @@ def remedy_of(paths: Iterable[str]) -> str:
     """Return the advice that ends an error message about damaged files: which commands repair them.
 
     It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests (lists of the
-    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests anew. For copies of
+    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests again. For copies of
     objects in published datasets and shards, a run checks only the sizes. If such a copy is damaged, `tokenmill store
     verify --repair` must come first.
     """
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):
-        return "run the recipe again to make it anew, or look at everything with `tokenmill store verify`"
-    return "run `tokenmill store verify --repair`, then the recipe again to make it anew"
+        return "run the recipe again to replace it, or check all files with `tokenmill store verify`"
+    return "run `tokenmill store verify --repair`, then the recipe again to replace it"
 
 
 class ChangedFile(StoreError):
-    """A remote file has changed: its version is not the one that was expected."""
+    """Raised when a remote file has changed: its version is not the one that was expected."""
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> StoreError:

@@ -60,8 +60,8 @@ class Store:
             self.fs = self.remote.fs
 
     def at(self, path: str) -> str:
-        """Return the full form of `path`, as the operating system expects it (local disk) or fsspec (object
-        storage)."""
+        """Return `path` with the root before it, in the form that the operating system (local disk) or fsspec (object
+        storage) expects."""
         return str(self.local / path) if self.local is not None else self.remote.at(path)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -187,9 +187,10 @@ class Store:
         """Create `path` with `data` if and only if it does not exist. Returns True when this call created the file. The
         file is durable on return.
 
-        On object storage, a request may be repeated after it took effect, and the repetition refused. On such storage,
-        True means that the file holds exactly `data`, so `data` should contain a nonce (a random id). Raises StoreError
-        when the store cannot be written or its file system has no hard links.
+        On object storage, the result True only means that the file holds exactly `data`: a client library may repeat a
+        request that has taken effect, and the storage then refuses the repetition. So `data` should contain a nonce (a
+        random id), which no other call writes. Raises StoreError when the store cannot be written or its file system
+        has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)
@@ -268,9 +269,9 @@ class Store:
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
-        """Raise StoreError if this storage cannot create a file only if it does not exist. On such storage two
-        processes could both believe that they have committed. Does nothing on a local disk, where creating a file this
-        way needs hard links: the first commit shows whether they work."""
+        """Raise StoreError if this storage has no conditional writes, that is, cannot refuse to create a file that
+        exists. On such storage two processes could both believe that they have committed. Does nothing on a local disk,
+        where creating a file this way needs hard links: the first commit shows whether they work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):

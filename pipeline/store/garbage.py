@@ -159,7 +159,7 @@ def remove_packed_segments(log: Log, verify_every: int = VERIFY_EVERY) -> int:
     """Remove the segments (files of the log) that `packed_segments` names, and return their number. This process must
     hold the lease of `log` (the right to append). A reader that misses a removed segment reads the pack (file of
     compacted segments) that holds it (`LogView.refresh`). The docstring of `pipeline.store.log` explains why the
-    removal is safe for others that append."""
+    removal is safe for other drivers that append."""
     store, names = log.store, packed_segments(log.store, log.opened)
     if names:
         marked = set(store.list("log/epochs"))
@@ -181,8 +181,8 @@ class Unnamed:
 
 
 def unnamed(store: Store, log: LogView) -> tuple[Unnamed, list[tuple[str, str]]]:
-    """Find the commit records that no run names in its list of tasks. Returns their totals, and a list of (key,
-    attempt) of each record. Memory grows with this list."""
+    """Find the commit records that no run names in its list of tasks. Returns their totals, and a list with (key,
+    attempt) for each record. Memory grows with this list."""
     named = scratch_database()
     named.execute("CREATE TABLE named (key TEXT PRIMARY KEY) WITHOUT ROWID")
     runs = {path.split("/")[1] for path in store.list("runs") if path.count("/") > 1}

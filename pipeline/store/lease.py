@@ -105,8 +105,8 @@ def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> N
     if first.get("closed") or alive(holder) is False:
         return
     if alive(holder) is None:
-        log.warning("%s was last held by run '%s' on host %s, which cannot be asked from here: waiting up to %.0f s to "
-                    "see whether it lives (--takeover does not wait)", store.root, holder["run"], holder["host"],
+        log.warning("%s was last held by run '%s' on host %s, which this machine cannot check: waiting up to %.0f s "
+                    "for a sign of life (--takeover does not wait)", store.root, holder["run"], holder["host"],
                     PATIENCE_S)
         # count heartbeats that were read, not seconds: while this machine is suspended it reads none
         step = min(1.0, PATIENCE_S / 10)

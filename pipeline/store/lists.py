@@ -80,7 +80,7 @@ def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
         data = read(value["$list"])
         if f"{FOLDER}/{hashlib.sha256(data).hexdigest()}.json" != value["$list"]:
-            raise DamagedFile(value["$list"], "is damaged: its bytes are not those its name tells")
+            raise DamagedFile(value["$list"], "is damaged: its bytes do not match the hash in its name")
         return json.loads(data)
     return [unfold(v, read) for v in value] if isinstance(value, list) else value
 

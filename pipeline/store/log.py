@@ -69,8 +69,8 @@ class Fenced(StoreError):
 
 
 class OtherContent(StoreError):
-    """Raised when a task that ran again, because files of an earlier attempt were damaged or missing, wrote files with
-    other contents than that attempt."""
+    """Raised when a task wrote files with other contents than its earlier attempt did. The task had to run again
+    because files of that attempt were damaged or missing."""
 
 
 def attempt_name(epoch: int, serial: int) -> str:
@@ -251,9 +251,9 @@ class Log(LogView):
             other = sorted(n for n, info in record.files.items() if before.get(n, info.content) != info.content)
             if other and record.key not in self:
                 raise OtherContent(
-                    f"{record.node}: task {record.key} was to make {', '.join(other)} anew and made something else "
-                    f"than at first, so what was built on it would not fit: a stage or a library is not what it was. "
-                    f"Set up the environment the store was made with, or use a new --store")
+                    f"{record.node}: task {record.key} ran again and wrote other contents to {', '.join(other)} than "
+                    f"at first, so the results of later tasks would not fit: a stage or a library has changed. Use the "
+                    f"environment with which the store was made, or a new --store")
             data = encode_record(record)
             if self._add_record(Facts(record.key, record.replay_key, bool(record.quarantine)), data):
                 self._wait(self._waiting, data)

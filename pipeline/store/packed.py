@@ -27,11 +27,11 @@ class PackedRecords:
     """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
     record's number is its position in the order of commits. At most one record of a key counts (is valid).
 
-    Call `add` for each pack, and then `settle`, after which records can be found. Before the replay, the first record
-    of each key counts. While the log is replayed, `limit` is the number of records replayed so far, and records whose
-    number is `limit` or higher cannot be found yet. `drop` withdraws the record that counts for a key. The key's first
-    record whose number is at least `limit` then counts instead. Records of the key with lower numbers stay ignored,
-    because another record counted when they were committed.
+    Call `add` for each pack, and then `settle`, after which records can be found. The log is then replayed segment by
+    segment, so that withdrawals take effect. `limit` is the number of records in the segments replayed so far; later
+    records cannot be found yet. At first, the first record of each key counts. `drop` withdraws this record. The next
+    record that is committed for the key then counts, which is the first one with a number of at least `limit`. Records
+    of the key with lower numbers never count, because another record counted when they were committed.
     """
 
     def __init__(self) -> None:

@@ -154,7 +154,7 @@ class Remote:
 
     def _entry(self, path: str, info: dict[str, Any]) -> RemoteObject:
         if info.get("size") is None:
-            raise StoreError(f"{self.url(path)}: the server does not tell its size; download it and give the file")
+            raise StoreError(f"{self.url(path)}: the server does not tell its size; download it and name the file")
         return RemoteObject(path, int(info["size"]), version_of(info))
 
     def read(self, path: str) -> bytes:

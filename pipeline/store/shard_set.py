@@ -26,14 +26,16 @@ DROPPED = ("url", "locator", "source", "language", "meta", "stage", "reason")
 
 
 class NoSet(ShardError):
-    """A store does not have a shard set, or not any more."""
+    """Raised when a store does not have the wanted shard set, or no longer has it."""
 
 
 class StoredSet(ShardIndex):
-    """The shard set with a manifest, in the folder `folder` of a store. If `packing` is given (the sha256 of packed
-    rows of the set), samples are these rows instead of windows. Raises NoSet when the rows are not there.
+    """The shard set that `manifest` describes, in the folder `folder` of a store. If `packing` is given (the sha256 of
+    packed rows of the set), samples are these rows instead of windows. Raises NoSet when the store does not have the
+    rows.
 
-    All files are opened by `read`, `numbers` and `table`, which a subclass may override."""
+    All files are opened by `read`, `numbers` and `table`, which a subclass may override.
+    """
 
     def __init__(self, store: Store, folder: str, manifest: Manifest, packing: str | None = None) -> None:
         super().__init__(manifest)
@@ -55,7 +57,8 @@ class StoredSet(ShardIndex):
         return self.store.read(path)
 
     def numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Read numbers [first, stop) of a file of packed rows."""
+        """Return the numbers [first, stop) of a file of packed rows, as u64. They say which tokens of the shard each
+        row has (`tokenizer.shards.packing`)."""
         path, width = f"{self.folder}/{file.file}", NUMBERS.itemsize
         return np.frombuffer(self.store.read_range(path, first * width, stop * width), NUMBERS)
 
@@ -67,9 +70,9 @@ class StoredSet(ShardIndex):
 
 def manifest_of(store: Store, folder: str, sha256: str = "",
                 read: Callable[[Store, str], bytes] = Store.read) -> Manifest:
-    """Return the manifest of the shard set in the folder `folder` of a store: of the one with the hash `sha256`, also
-    when another one has been published in the folder since, or, without a hash, of the one that was published last.
-    Raises NoSet when it is not there."""
+    """Return the manifest of a shard set in the folder `folder` of a store. With `sha256`, it is the set with this
+    hash, even if another set was published in the folder afterwards. Without `sha256`, it is the set that was published
+    last. Raises NoSet when the set is not there."""
     pinned = f"{folder}/shards-{sha256[:16]}.json"
     path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
     try:
@@ -98,9 +101,10 @@ def dataset_parts(store: Store) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def add_dropped(store: Store, documents: Sequence[dict[str, Any]]) -> int:
-    """Look up documents that are in no published dataset among the dropped ones. Adds to each the dataset that dropped
-    it, its url, locator, source, language, stage and reason, `verdict` ("dropped") and, if it was dropped as a
-    duplicate, `kept` (the id of the document that is kept in its place). Returns how many were not found."""
+    """Search the dropped documents of a store for `documents`, which are in no published dataset. To each document that
+    is found, add the dataset that dropped it, its url, locator, source, language, stage and reason, `verdict`
+    ("dropped") and, if it was dropped as a duplicate, `kept` (the id of the document that was kept in its place).
+    Returns how many documents were not found."""
     wanted = {document["id"]: document for document in documents}
     for name in sorted({path.split("/")[1] for path in store.list("dropped") if path.endswith(f"/{DATASET_MANIFEST}")}):
         for batch in iter_batches(store, f"dropped/{name}", ["id", *DROPPED]):

@@ -91,8 +91,8 @@ def pack_at(path: str) -> Pack | None:
 
 
 def covering(packs: Iterable[Pack], number: int, damaged: Collection[Pack] = ()) -> Pack | None:
-    """Return, of the packs (files of compacted log segments) that hold segment `number`, the one that extends furthest;
-    None when no pack holds it. Packs in `damaged` are not considered."""
+    """Of the packs (files of compacted log segments) that hold segment `number`, return the one that extends furthest;
+    None when no pack holds the segment. Packs in `damaged` are not considered."""
     candidates = [pack for pack in packs if pack.first <= number <= pack.last and pack not in damaged]
     return max(candidates, key=lambda pack: pack.last, default=None)
 

@@ -4,7 +4,7 @@
     takedowns/00000001.done.json    what was removed. Exists when the takedown is complete
 
 Both files are created once and never changed. The first line of a file is the sha256 of the rest, which is JSON. A file
-holds ids of documents, hashes of URLs, and names of domains; it holds no text and no URL.
+holds ids of documents, hashes of URLs and texts, and names of domains; it holds no text and no URL.
 
 A takedown without its second file has not finished, and the store may still hold some of its documents. A run refuses
 such a store, so that no result is built on these documents (`finished_tombstones`).
@@ -31,13 +31,14 @@ _FILE = re.compile(rf"{FOLDER}/(\d{{8}})\.json")
 
 
 class UnfinishedTakedown(StoreError):
-    """A takedown of the store was interrupted, so the store may still hold documents that it was to remove."""
+    """Raised when a takedown of the store was interrupted, so that the store may still hold documents that it was to
+    remove."""
 
     exit_code = 2
 
 
 class DamagedTakedown(StoreError):
-    """A file of a takedown is damaged, or was written by another version of Tokenmill."""
+    """Raised when a file of a takedown is damaged, or was written by another version of Tokenmill."""
 
 
 def url_hash(url: str) -> str:
@@ -166,7 +167,8 @@ def unfinished(store: Store) -> list[Takedown]:
 
 def finished_tombstones(store: Store) -> Tombstones:
     """Return the tombstones of a store. Raises UnfinishedTakedown if a takedown has not finished. The caller must hold
-    the lease of the store's log, because a takedown in progress has not finished either."""
+    the lease of the store's log. Otherwise a takedown that another process is carrying out at the moment would count as
+    interrupted."""
     result = Tombstones()
     for takedown in takedowns(store):
         if not store.exists(takedown.done_path):

@@ -3,9 +3,9 @@
 Files that the commit log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests
 are read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
 reported by path. `repair`, which needs the lease of the log, retires (withdraws) the records of damaged files and
-removes damaged copies, so that the next run makes them anew. Manifests are never removed. The next run replaces its own
-manifests anyway. A manifest that this version of Tokenmill cannot read may be intact: another version may have made the
-shard set, and a training run may still use it.
+removes damaged copies, so that the next run writes them again. Manifests are never removed. The next run replaces its
+own manifests anyway. A manifest that this version of Tokenmill cannot read may be intact: another version may have made
+the shard set, and a training run may still use it.
 
 Segments (the files of the log) and packs (files that compact segments) are read, too. A damaged segment is restored
 from a pack that holds it, and a damaged pack is rebuilt from its segments. A damaged segment that no pack holds cannot
@@ -125,7 +125,7 @@ class Repaired(NamedTuple):
 
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
-    """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run makes them anew.
+    """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run writes them again.
     Restore damaged files of the commit log. Manifests and imported shards are kept. `damaged` maps paths to
     descriptions of the damage, as in `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []

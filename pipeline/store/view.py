@@ -144,7 +144,8 @@ class LogView:
                 yield _record(data)
 
     def sample(self, most: int) -> Iterator[PartRecord]:
-        """Yield about `most` of the valid records (those not withdrawn), or fewer, spread evenly over the log."""
+        """Yield a sample of the valid records (those not withdrawn), spread evenly over the log. It has at most about
+        `most` records."""
         last = self._db.execute("SELECT max(number) FROM record").fetchone()[0] or 0
         step = max(1, -(-(self._packed.limit + last) // most))
         for number in range(0, self._packed.limit, step):
@@ -303,7 +304,7 @@ class LogView:
         gc` has removed the segment of that number, and a write that a dead driver requested takes effect only
         afterwards."""
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
-            raise CorruptLog(f"{where} is of epoch {body['epoch']} and comes behind epoch {self.epoch}; restore what "
+            raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
         if body["kind"] == "epoch":
             self.epoch, self.holder = body["epoch"], body["holder"]
@@ -316,7 +317,7 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, fact: Facts, data: bytes) -> bool:
-        """Add an encoded record, of which `fact` tells the main fields, to the state. Returns False when its key
+        """Add an encoded record to the state. `fact` holds the main fields of the record. Returns False when its key
         already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False

@@ -1,9 +1,11 @@
-"""Reads files from web servers, for recipes that strangers have submitted, without being led to private addresses.
+"""Reads files from web servers, for recipes that strangers have submitted. A recipe must not make this machine read
+from itself or from services that only this machine can reach (`pipeline.base.addresses`), such as those through which
+clouds hand out credentials.
 
-A server may answer with a redirect to an address that only this machine reaches, and a name may get another address
-after it was checked. With the environment variable in `DIRECT`, redirects are errors, and every address is checked when
-the connection is made. Brokers (processes that use storage for confined children) inherit the variable from the process
-that starts them.
+A URL can lead there in two ways: the server answers with a redirect to such an address, or the server's name gets such
+an address after it was checked. If the environment variable that `DIRECT` names is set, redirects are errors, and every
+address is checked when the connection is made. Brokers (processes that use storage for confined children) inherit the
+variable from the process that starts them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ DIRECT = "TOKENMILL_NO_REDIRECTS"
 
 
 def direct() -> bool:
-    """Whether this process refuses redirects and private addresses when it reads from web servers."""
+    """Whether this process refuses redirects and local addresses (`pipeline.base.addresses`) when it reads from web
+    servers."""
     return os.environ.get(DIRECT) == "1"
 
 
@@ -39,8 +42,8 @@ async def _client(**options: Any) -> Any:
             return addresses
 
     async def refuse(session: Any, context: Any, parameters: Any) -> None:
-        raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the file "
-                         f"where it lies")
+        raise StoreError(f"{parameters.url} redirects elsewhere, which is refused for submitted recipes; name the "
+                         f"address of the file itself")
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(refuse)

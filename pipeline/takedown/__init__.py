@@ -22,7 +22,8 @@ Nothing is removed from the log, which holds ids, counts and hashes, but no text
 A takedown holds the store's lease (the right to change the store), so no run is in progress meanwhile. Its steps:
 
 1. `search.find` finds the documents: those with a listed id, URL or domain, and without `--only` also all documents
-   that deduplication joined with them. If only a kept document were removed, the next run would keep its dropped twin.
+   that deduplication found similar to them. If only a kept document were removed, the next run would keep its dropped
+   twin.
 2. `takedowns/N.json` is written (`pipeline.store.tombstones`). From then on, runs refuse the store until the takedown
    is complete; later runs leave the documents out.
 3. Reports, labels, published folders, shards, and at last the files of tasks are changed. Each step looks at what

@@ -79,8 +79,8 @@ def _renumbered(store: Store, folder: str, shard: Shard, places: Mapping[int, np
 
 
 def _write(store: Store, folder: str, manifest: Manifest) -> None:
-    """Write the manifest of a set anew under its own name. If the set is the current one of its folder, the current
-    manifest is written, too."""
+    """Write the new manifest of a set to the file whose name contains the set's sha256. If the set is the current one
+    of its folder, write it to the current manifest, too."""
     data = manifest.dumps().encode()
     current = f"{folder}/{MANIFEST}"
     if json.loads(store.read(current))["sha256"] == manifest.sha256:

@@ -26,9 +26,9 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 
 class Quotations:
-    """Recognises strings in `documents` (reports) that quote one of the `texts`. A string quotes a text if both share
-    STRETCH characters in a row, or if the string holds the whole of a shorter text. White space does not count. Memory
-    holds the stretches of the reports, not those of the texts."""
+    """Recognises which strings of the reports `documents` quote one of the `texts`. A string quotes a text if both
+    share STRETCH characters in a row, or if the string holds the whole of a shorter text. White space does not count.
+    Memory holds all runs of STRETCH characters of the reports, but not those of the texts, which may be many."""
 
     def __init__(self, documents: Iterable[Any], texts: Iterable[str]) -> None:
         present = {stretch for document in documents for string in _strings(document) for stretch in _stretches(string)}
@@ -75,9 +75,10 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
 
 
 def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
-    """Cut the documents that `gone` covers out of all reports of a store, and make the pages again. `texts` are their
-    texts and URLs. A report that quotes one of them and was written by another version of Tokenmill is removed.
-    Returns the runs whose reports changed or were removed."""
+    """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store, and make the
+    pages of the reports again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
+    a report that names or quotes one of them, the report is removed. Returns the runs whose reports changed or were
+    removed."""
     reports = {path.split("/")[1]: json.loads(store.read(path)) for path in store.list("runs")
                if path.count("/") == 2 and path.endswith("/report.json")}
     latest = json.loads(store.read("report.json")).get("run") if store.exists("report.json") else None
@@ -99,7 +100,8 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
 
 
 def _parsed(path: str, data: bytes) -> Any:
-    """Return what a file with messages holds, so that each message is a string by itself: JSON, or a list of lines."""
+    """Return the content of a file of messages as JSON in which each message is a string of its own. For a driver's log
+    (.txt), this is the list of its lines."""
     if not path.endswith(".txt"):
         try:
             return json.loads(data)
@@ -109,8 +111,9 @@ def _parsed(path: str, data: bytes) -> Any:
 
 
 def without(value: Any, gone: Tombstones, quotations: Quotations) -> Any:
-    """Return a part of a report without the documents that `gone` covers. An entry of a list that is about such a
-    document, or about a duplicate of one, is left out. Strings that quote one are replaced, wherever they are."""
+    """Return `value`, which is a report or a part of one, without the documents that `gone` covers. An entry of a list
+    that is about such a document, or about a duplicate of one, is left out. A string that quotes one is replaced by
+    CUT."""
     if isinstance(value, dict):
         return {key: without(item, gone, quotations) for key, item in value.items()}
     if isinstance(value, list):

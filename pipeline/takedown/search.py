@@ -33,11 +33,13 @@ class SearchedFile(NamedTuple):
 
 @dataclass
 class Matches:
-    """The documents that a list of entries names in a store.
+    """The documents that a list of entries (ids, URLs, domains) finds in a store.
 
-    `ids` are those of all documents that are to go. `twins` are those among them that no entry names: deduplication
-    joined them with one that an entry names. `unverified` are documents that deduplication joined with one of them,
-    but that it did not find similar; they are no twins. `matched` are the entries that name at least one document."""
+    `ids` are the ids of all documents that the takedown removes. `twins` are those of them that no entry names;
+    deduplication found them similar to another removed document. `unverified` are documents that deduplication dropped
+    together with a removed one, or in its place, without finding the two texts similar; they are not removed. `matched`
+    are the entries that name at least one document.
+    """
 
     ids: set[str] = field(default_factory=set)
     twins: set[str] = field(default_factory=set)
@@ -69,8 +71,8 @@ def document_files(store: Store, log: LogView) -> Iterator[SearchedFile]:
 
 
 def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Matches:
-    """Find the documents that `wanted` names. Unless `only` is set, also find all documents that deduplication joined
-    with one of them, directly or through other documents."""
+    """Find the documents that `wanted` names. Unless `only` is set, also find all documents that deduplication found
+    similar to one of them, directly or through other documents."""
     matches = Matches()
     for file in document_files(store, log):
         for batch in _rows(store, file.path, ("id",), ("url",)):
@@ -118,8 +120,8 @@ def rows_of(store: Store, path: str, ids: Set[str]) -> list[int]:
 
 
 def string_columns(schema: pa.Schema) -> set[str]:
-    """Return the names of the columns that hold strings. A side table of `exact` has columns `text` and `url` of
-    hashes, which are bytes."""
+    """Return the names of the columns that hold strings. This leaves out the columns `text` and `url` in a side table
+    of `exact`, which hold hashes as bytes."""
     return {field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)}
 
 
@@ -137,9 +139,11 @@ def _match(batch: pa.RecordBatch, wanted: Tombstones, matches: Matches) -> None:
 
 
 def _add_twins(batch: pa.RecordBatch, matches: Matches) -> None:
-    """Add the documents of a batch of dropped documents that deduplication joined with one that is to go. It compared
-    the texts of both if it noted their similarity; `exact` by a key of `meta` notes 1 without a comparison. Documents
-    that were not compared, or are not similar, may have nothing in common, so these are only counted."""
+    """Find pairs of documents that deduplication joined, and of which one is to be removed. `batch` holds dropped
+    documents; their metadata names the document that was kept in their place. If deduplication found the two texts
+    similar, the other document of the pair is to be removed, too. Otherwise the two may have nothing in common, and the
+    other document is only noted in `unverified`. This includes pairs of `exact` by a key of `meta`, for which a
+    similarity of 1 is noted although no texts were compared."""
     columns = (batch.column(name).to_pylist() for name in ("id", "meta", "stage", "reason"))
     for id, meta, stage, reason in zip(*columns, strict=True):
         verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None

@@ -43,8 +43,8 @@ COPY = BLOCK << 10
 
 @dataclass(frozen=True)
 class ReplacedSet:
-    """A shard set that was written again: its folder, the sha256 of the old and of the new set, how many documents and
-    tokens were overwritten, and the sha256 of old and new packed rows."""
+    """A shard set that was written again: its folder, the sha256 of the old and of the new set, and how many documents
+    and tokens were overwritten. `packings` maps the sha256 of the old set's packed rows to that of the new set's."""
 
     folder: str
     old: str
@@ -147,7 +147,8 @@ def _rewritten(store: Store, folder: str, manifest: Manifest, wanted: pa.Array,
 
 
 def _loss(store: Store, folder: str, shard: Shard, target: Path, scratch: str) -> np.memmap:
-    """Copy the loss mask of a shard to `target`, and open the copy. A shard without one gets a mask of ones."""
+    """Copy the loss mask of a shard to `target`, and open the copy. A shard without a mask gets a mask of ones (every
+    token counts)."""
     if shard.loss:
         np.memmap(store.fetch(f"{folder}/{shard.loss}", scratch), "u1", "r").tofile(target)
         return np.memmap(target, "u1", "r+")
@@ -178,7 +179,7 @@ def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) 
 
 def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
              tokens: int, check_lease: Callable[[], None]) -> Manifest:
-    """Write the manifest of the new set under its own name, and return it."""
+    """Write the manifest of the new set to a file whose name contains the set's sha256, and return it."""
     takedowns = [*old.source.get("takedowns", []),
                  {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
     shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))
@@ -199,8 +200,8 @@ def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> No
 
 
 def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple[Manifest, int, int] | None:
-    """Return the set by which an interrupted attempt at this takedown has replaced the set `old`, and how many
-    documents and tokens it overwrote there."""
+    """Return (new set, documents, tokens) if an interrupted attempt at this takedown has already replaced the set
+    `old`: the set that replaced it, and how many documents and tokens were overwritten. Otherwise return None."""
     for there, manifest in stored_sets(store):
         last = (manifest.source.get("takedowns") or [{}])[-1]
         if there == folder and last.get("replaces") == old.sha256 and last["number"] == number:
@@ -209,7 +210,8 @@ def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple
 
 
 def _repack(store: Store, folder: str, old: Manifest, new: Manifest) -> dict[str, str]:
-    """Write manifests of packed rows of the new set, for those of the old one. Returns {old sha256: new sha256}."""
+    """Write manifests for the packed rows of the new set. They name the same files as those of the old set, because
+    overwriting changes no places. Returns {sha256 of the old packed rows: sha256 of the new ones}."""
     packings = {}
     for path in list(store.list(folder)):
         name = path.rpartition("/")[2]
@@ -264,9 +266,9 @@ def _remove_old(store: Store, folder: str, old: Manifest, new: Manifest) -> None
 
 # -- who has read the documents ---------------------------------------------------------------------------------------
 def seen(store: Store, ids: frozenset[str]) -> list[dict[str, Any]]:
-    """Return which runs read documents with these ids in a training: {run, stream, documents, samples, first_sample,
-    checkpoints}. `samples` counts the samples of the curriculum that hold a token of such a document. `checkpoints`
-    lists those in the run's own folder that were written after the first of these samples."""
+    """Return which runs and streams have documents with these ids in their curriculum, as {run, stream, documents,
+    samples, first_sample, checkpoints}. `samples` counts the training samples that hold a token of such a document.
+    `checkpoints` lists the checkpoints in the run's own folder that were written after the first of these samples."""
     wanted = pa.array(sorted(ids), pa.string())
     sets = {(folder, manifest.sha256): manifest for folder, manifest in stored_sets(store)}
     result = []

@@ -36,7 +36,7 @@ REWRITTEN = "objects/takedown"
 
 
 class NothingToTakeDown(TokenmillError):
-    """No document of the store matches the list of a takedown, or all that match are gone already."""
+    """Raised when no document of the store matches the list of a takedown, or when all that match are gone already."""
 
     exit_code = 2
 
@@ -96,8 +96,8 @@ def complete(store: Store, log: Log) -> list[Takedown]:
 
 def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
     """Remove the documents of a takedown from the store. Each step looks at what the store holds now, so after a crash
-    all of it may be done again. Reports come first, because quotations are recognised by the texts. Returns what
-    `takedowns/N.done.json` says."""
+    all steps may be done again. Reports come first: quotations in them are recognised by means of the texts, which
+    later steps remove. Returns what `takedowns/N.done.json` says."""
     ids = frozenset(takedown.documents)
     collect_garbage(log)                         # also the texts that interrupted runs have left
     reports = redact(store, takedown.tombstones(), chain.from_iterable(texts_of(store, log, ids)))
@@ -128,8 +128,9 @@ def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterat
 
 
 def _rewrite_published(store: Store, log: Log, ids: frozenset[str]) -> None:
-    """Publish all folders again that have parts with one of these documents. A part without them stays the same file.
-    A part that is written again gets another key (`key_without`), because shards name its rows by their numbers."""
+    """Publish all folders again that have parts with one of these documents. Parts without such a document stay the
+    same files. A part that is written again gets another key (`key_without`), because shards name rows by the key of
+    the part and their number in it, and the numbers change."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []
@@ -182,7 +183,7 @@ def _exports(store: Store, sets: list[dict[str, Any]]) -> list[str]:
 
 
 def _clear_cache(store: Store) -> None:
-    """Empty this machine's cache of files of object storage, which may hold removed files."""
+    """Empty this machine's cache of remote files, which may hold files that were removed from the store."""
     if store.local is None:
         with Scratch() as scratch:
             if (cache := cache_for(store.remote, scratch.path)) is not None:

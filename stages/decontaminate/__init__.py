@@ -1,1 +1,1 @@
-"""Finds items of evaluation sets in documents, so that a training does not learn the answers of its tests."""
+"""Finds items of evaluation sets in documents, so that no model is trained on the questions that will test it."""

@@ -35,7 +35,7 @@ from stages.text.cache import cache_dir, cached
 LENGTHS = {"ngram": 13, "idf": 5}
 #: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders.
 BORDERED = 8
-#: an n-gram of more entries, or of as many documents of the sample, is common
+#: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
 _VERSION = 4
@@ -44,7 +44,8 @@ _WEIGHT = 1000
 
 
 class ItemPart(NamedTuple):
-    """A text of a set that an entry stands for: the set's name, the row's number, and the part of the row."""
+    """Where a text of an evaluation set comes from: the set's name, the row's number, and the part of the row
+    (question, answer or passage)."""
 
     set: str
     row: int
@@ -52,11 +53,11 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """An index in a file. Entry e stands for the texts `members[e]`, and has `words[e]` words. It has `grams[e]`
-    different n-grams, whose weights have the sum `totals[e]`. It is looked up whole if `whole[e]` is true. From the
-    start of one of its n-grams to the start of the next are at most `stretches[e]` words; this is more than one if
-    n-grams between them are left out. Gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight
-    `weights[g]`."""
+    """The arrays of an index, read from a file. An entry is a text that is looked for, and `members(e)` says in which
+    sets it is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the sum `totals[e]`.
+    If `whole[e]` is 1, the entry is looked up whole, not by its n-grams. From the start of one of its n-grams to the
+    start of the next are at most `stretches[e]` words; this is more than one if n-grams between them are left out.
+    N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")
@@ -116,8 +117,8 @@ class _Builder:
 
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
-        """Return (about each set its numbers of rows, of questions that are too short, and of questions of which
-        nothing but common n-grams is left; the arrays of `EvaluationIndex`)."""
+        """Return ({set: counts}, the arrays of `EvaluationIndex` by name). The counts are `rows`, `short` (questions
+        that are too short to be looked for) and `common` (questions that have only common n-grams)."""
         about: dict[str, dict[str, int]] = {}
         questions: list[list[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):

@@ -39,8 +39,9 @@ class ScannedWords(NamedTuple):
 
 @cache
 def characters() -> np.ndarray:
-    """Return an entry for each character of the Basic Multilingual Plane: 0 or _BORDER if it separates words, otherwise
-    its lower case with flags."""
+    """Return a table, int32[65536], that says what each character of the Basic Multilingual Plane is for `_split`. The
+    entry is 0 for a character that separates words, _BORDER for one that also ends a sentence or line, and otherwise
+    the character's lower case with flags."""
     table = np.zeros(1 << 16, np.int32)
     for code in range(1 << 16):
         char = chr(code)
@@ -65,7 +66,8 @@ def words_of(data: bytes) -> ScannedWords:
 
 
 def keys_of(words: ScannedWords, length: int) -> np.ndarray:
-    """Return the key (uint64) of every sequence of `length` words of a text, in order."""
+    """Return a hash (uint64) of every sequence of `length` words of a text, in order. The index finds sequences by
+    these hashes, which it calls keys."""
     if length > len(words.starts):
         return np.empty(0, np.uint64)
     keys = np.empty(len(words.starts) - length + 1, np.uint64)
@@ -76,7 +78,8 @@ def keys_of(words: ScannedWords, length: int) -> np.ndarray:
 def find(words: ScannedWords, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
          ) -> np.ndarray:
     """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
-    first word, length, value. `filter_bits` is a cheap test that shows, for most keys, that the table lacks them."""
+    first word, number of words, value in the table. `filter_bits` is a Bloom filter: a quick test that excludes most
+    sequences that are not in the table."""
     room = 256
     while True:
         hits = np.empty((room, 3), np.int64)
@@ -113,7 +116,8 @@ def _character(data: Any, at: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: Any, letters: Any) -> Any:
-    """Fill the columns of the words of a text (see `ScannedWords`). Returns their number."""
+    """Split a text in UTF-8 (`data`) into words, by the `table` of `characters`, and write the columns of
+    `ScannedWords` to the other arguments. Returns the number of words."""
     size, at, count = len(data), 0, 0
     borders[0] = 1
     while at < size:

@@ -17,8 +17,9 @@ from stages.stage import Stage, StageConfig, resource, signal
 if TYPE_CHECKING:
     from stages.document import Document
 
-#: dialect idf: words without a hit inside a match, and the share of an entry's weight that must match. Short entries
-#: must match whole, and the share falls between these numbers of words, as in decon.
+#: Dialect idf: most words in a row, inside a match, that begin no 5-gram of the entry; share of an entry's weight that
+#: must match. Entries of up to STRICT words must match whole; from there to EASY words, the share falls to SHARE, as in
+#: decon.
 MISSES, SHARE, STRICT, EASY = 11, 0.8, 20, 50
 #: most hits that are noted in `meta`; all of them are counted and cut
 NOTED = 50
@@ -41,21 +42,22 @@ class Decontaminate(Stage):
     {question: goal, answer: sol1}}`; without an entry, the questions of a set are in `question`. Case, white space and
     punctuation make no difference, and all numbers are equal (`stages.decontaminate.scan`).
 
-    Dialect `ngram` has its n-gram from GPT-3 (arXiv 2005.14165, appendix C): a sequence of 13 words that a document
-    shares with a question, answer or passage is a hit. Dialect `idf` has its numbers from decon, but its results are
-    not decon's: it compares 5-grams, allows up to 11 words without a hit within a match, and needs 80 % of the weight
-    of an item's 5-grams (all of it up to 20 words), where rare 5-grams weigh more. docs/filters.md lists what differs.
+    In dialect `ngram`, a sequence of 13 words that a document shares with a question, answer or passage is a hit, as
+    for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words, of which rare ones weigh
+    more. A stretch of text is a hit if it has 80 % of the weight of an item's 5-grams (all of it for items of up to 20
+    words); at most 11 words in a row may begin none of these 5-grams. The numbers are those of AllenAI's tool decon,
+    but the results are not: docs/filters.md lists what differs.
 
-    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be there whole. One of fewer than 8
-    words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for. Short answers
-    and passages are never looked for. `stages.decontaminate.index` says which n-grams are too common to count; `common`
-    names a sample of the corpus (texts in the field `text`) to recognise them by.
+    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be in the document as a whole. One of
+    fewer than 8 words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for.
+    Short answers and passages are never looked for. N-grams that occur in many items do not count, and with `common` (a
+    file that samples the corpus, with texts in the field `text`) neither do those that occur in 10 of its documents.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the bytes
-    in the text before the cut, and the matched share. If this leaves items out, `meta.contaminated_rows` has the rows
-    of all of them, by set and part. Signals: `contaminated_items`, the number of questions, answers
-    and passages found; `contaminated_share`, the share of the text's bytes in hits. Reasons: `contaminated` (action
-    drop), `contaminated_all` (action cut, when nothing is left).
+    in the text before the cut, and the matched share. If a document has more hits than the list can hold,
+    `meta.contaminated_rows` has the rows of all items found, by set and part. Signals: `contaminated_items`, the number
+    of questions, answers and passages found; `contaminated_share`, the share of the text's bytes in hits. Reasons:
+    `contaminated` (action drop), `contaminated_all` (action cut, when nothing is left).
     """
 
     name = "decontaminate"

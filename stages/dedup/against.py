@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.cluster import KEYS, MEMBER
-from stages.dedup.fragment import NEAR, VERDICT, bucket_of, id_text, read_segments, split_place, write_segments
+from stages.dedup.fragment import NEAR, VERDICT, bucket_of, read_segments, split_place, write_segments
 from stages.dedup.hashing import mix
 from stages.dedup.index import ROWS, document_dtype, found
 from stages.dedup.index_texts import OldSets
@@ -32,7 +32,6 @@ from stages.dedup.lsh import EDGE
 from stages.dedup.minhash import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, preference
 from stages.dedup.verify import ClusterJudge, SetReader
-from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -149,13 +148,8 @@ class VerifyAgainst:
                 together = np.concatenate([block, old.candidates(block.dtype)])
                 order = in_order((together["root"],), preference(together, rank, prefer))
                 together, rank = together[order], rank[order]
-                verdicts = np.zeros(len(together), VERDICT)
-                for field in ("part", "row"):
-                    verdicts[field] = together[field]
                 judge = JudgeAgainst(together, rank, args, sets, counters, old, order - len(block), old_sets)
-                starts = np.flatnonzero(np.r_[True, together["root"][1:] != together["root"][:-1]])
-                for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(together)]):
-                    judge.cluster(first, end, verdicts)
+                verdicts = judge.verdicts()
                 removed_for_old += judge.removed_for_old
                 new = together["source"] != _OLD
                 verdict_writer.write(together["source"][new], verdicts[new])
@@ -228,25 +222,23 @@ class JudgeAgainst(ClusterJudge):
         is_old = number >= 0
         self.position[number[is_old]] = np.flatnonzero(is_old)
 
-    def cluster(self, start: int, stop: int, verdicts: NDArray[Any], index: dict[int, list[int]] | None = None) -> None:
-        first = start + int((self.number[start:stop] >= 0).sum())
+    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
         root = self.candidates["root"][start]
         touched = slice(*np.searchsorted(self.old.touched["root"], [root, root + np.uint64(1)]).tolist())
         keys, positions = self.old.touched["key"][touched].tolist(), self.position[self.old.of[touched]].tolist()
         index = {}
         for i in sorted(range(len(keys)), key=lambda i: (self.place[positions[i]], positions[i])):
             index.setdefault(keys[i], []).append(positions[i])
-        olds = {ids: start + n for n, ids in enumerate(self.candidates[["id_hi", "id_lo"]][start:first].tolist())}
-        for ids in self.candidates[["id_hi", "id_lo"]][first:stop].tolist() if olds else ():
-            if ids in olds:
-                raise DuplicateId(id_text(*ids))
-        super().cluster(first, stop, verdicts, index)
-        for i in range(first, stop) if olds else ():
-            twin = olds.get((int(verdicts["kept_hi"][i]), int(verdicts["kept_lo"][i])))
-            if verdicts["removed"][i] and twin is not None:
-                document = self.old.documents[self.number[twin]]
-                verdicts["cluster_hi"][i], verdicts["cluster_lo"][i] = document["cluster_hi"], document["cluster_lo"]
+        super().judge_cluster(start + int((self.number[start:stop] >= 0).sum()), stop, index)
+
+    def verdicts(self) -> NDArray[Any]:
+        verdicts = super().verdicts()
+        for removed, _, _, kept in self.removals:
+            if (number := int(self.number[kept])) >= 0:
+                for half in ("cluster_hi", "cluster_lo"):
+                    verdicts[half][removed] = self.old.documents[half][number]
                 self.removed_for_old += 1
+        return verdicts
 
     def _set(self, i: int) -> NDArray[np.uint64]:
         number = int(self.number[i])

@@ -1,17 +1,20 @@
 """Counts how many documents each kept document stands for: the signal `dup_count`.
 
-A document that is alone has the count 1. When a barrier (`exact`, `minhash`) removes a document in favour of another,
-the kept document gets the removed one's count on top of its own. Counts therefore add up over barriers: a document that
-`minhash` keeps counts the exact copies of every document that it displaced.
+A document without duplicates has the count 1. When a barrier (`exact`, `minhash`) removes a document in favour of
+another, the kept document gets the removed one's count on top of its own. Counts therefore add up over barriers: the
+count of a document that `minhash` keeps includes the exact copies of each near-duplicate that `minhash` removed.
 
-Counts stand in files beside the removal slices (the lists of rows that a barrier drops), so another count changes no
-slice. Only a pass that hands the signal on reads them; its key covers the counts of its own part (file of documents)
-alone. The work consists of waves of tasks, which run after the barrier's own:
+Counts are stored in files of their own, apart from the removal slices (the lists of rows that a barrier drops). A slice
+therefore stays the same when only a count changes, and tasks that read only slices need not run again. The counts are
+computed by waves of tasks (the tasks of a wave may run at the same time), which run after the barrier's own waves. A
+part is a file of documents. Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
-    documents  a group of parts   → a record for each document, by its id, and for each removed one what it is owed
-    sums       a range of ids     → what each kept document gets. A document that was itself removed passes it on, so
-                                    `exact` by several properties needs one wave of sums for each of them
-    counts     a group of parts   → `counts.PART.parquet`: by row, the number of further documents a document stands for
+    documents  a group of parts   → a record for each document, by its id, and for each removed document a record that
+                                    adds its count to the document that was kept instead
+    sums       a range of ids     → what is added to the count of each document. If the document was itself removed
+                                    (for another property that `exact` compares), the sum goes on to the one kept
+                                    instead, in a further wave of sums
+    counts     a group of parts   → `counts.PART.parquet`: for each row, how many further documents it stands for
 """
 
 from __future__ import annotations
@@ -103,12 +106,14 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
 
 
 class CountDocuments:
-    """Task that lists the documents of one group of parts (files of documents) by id, with what removals owe to others.
+    """Task that lists the documents of one group of parts (files of documents) by id, and the counts of the removed
+    ones, which kept documents get.
 
     Arguments: `parts`, for each part {`side`: its side table, `removed`: its removal slice (rows to drop) or null,
     `counts`: its counts from earlier barriers or null, `text`: its documents, if these may have the signal `dup_count`,
-    or null}, and `buckets` (number of ranges of ids). The exchange files `documents.seg` and `owed.seg` hold COUNTED
-    records: one for each document, and one for each removed document.
+    or null}, and `buckets` (number of ranges of ids). The task writes exchange files of COUNTED records:
+    `documents.seg` has one for each document. `owed.seg` has one for each removed document, with the id of the document
+    that was kept instead and the count that this one gets.
     """
 
     name = "count_documents"
@@ -142,12 +147,12 @@ class CountDocuments:
 
 
 class CountSums:
-    """Task that adds up what the documents of one range of ids are owed.
+    """Task that adds up what the documents of one range of ids get on top of their counts.
 
-    Arguments: `documents` and `owed` (references to files of COUNTED records; the former one per group of parts),
-    `bucket` (number of the range), `buckets`. The task writes `added.seg` (ADDED records, in buckets by number of the
-    group) for documents that stay. What a removed document is owed goes to `owed.seg`, for the document that was kept
-    in its place. Memory holds a block of records.
+    Arguments: `documents` and `owed` (references to files of COUNTED records; `documents` has one file per group of
+    parts), `bucket` (number of the range), `buckets`. The task writes the sums of kept documents to `added.seg` (ADDED
+    records, in buckets by number of the group). It writes the sum of a removed document to `owed.seg`, under the id of
+    the document that was kept instead. It holds one block of records in memory at a time.
     """
 
     name = "count_sums"
@@ -216,7 +221,8 @@ def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
 
 
 def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns `row` and `more` of a file of counts; none of a part that has no such file."""
+    """Return the columns `row` and `more` of a file of counts: rows of a part, and how many further documents each of
+    them stands for. Both are empty for a part without such a file (`ref` is None)."""
     if ref is None:
         return np.zeros(0, np.uint32), np.zeros(0, np.uint64)
     table = read_table(inputs.fetch(ref))

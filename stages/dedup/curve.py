@@ -53,7 +53,8 @@ def masses(threshold: float, bands: int, rows: int, steps: int = 2000) -> tuple[
 
 
 def facts(threshold: float, bands: int, rows: int) -> list[str]:
-    """Return lines for people about the pairs that a signature finds."""
+    """Return the lines that `tokenmill plan` prints about a signature: with which probability it finds pairs of several
+    similarities, and its `masses`."""
     points = sorted({0.5, 0.6, 0.7, 0.8, 0.9, round(threshold, 4)})
     wrong, missed = masses(threshold, bands, rows)
     return [f"{bands} bands of {rows} rows find a pair of similarity "

@@ -82,7 +82,8 @@ class ExactConfig(StageConfig):
     by: str | tuple[str, ...] = signal(
         "text", f"what makes two documents equal: one or several of {_PROPERTIES}; documents are compared by the first "
                 "of a list, and those that stay by the next; both: [url, text]")
-    normalise: bool = signal(True, "text: equal when texts differ in white space and case only; else byte for byte")
+    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case are equal; false: "
+                                   "only texts with the same bytes are")
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of equal documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
                  "that sees a difference decides, at last the smallest id", added=True)
@@ -181,8 +182,8 @@ class Exact(IndexedBarrier):
     """Remove documents whose text, URL or metadata equals that of another document, which is kept.
 
     `by` names what must be equal: `text` (but for white space and case), `bytes` (the text byte for byte), `no-space`
-    (the text without white space, but for case), `url`, or `meta.KEY`, a value of the documents' metadata. Of a list,
-    documents are compared by the first property, and those that remain by the next.
+    (the text without white space, but for case), `url`, or `meta.KEY`, a value of the documents' metadata. With a
+    list, documents are compared by the first property, and those that remain by the next.
 
     Of equal documents, the one from the first dataset in `priority:` is kept; of several from that dataset the longest,
     and of equally long ones the one with the smallest id. `prefer` names other preferences.
@@ -418,7 +419,7 @@ class ExactSlices:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
     (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are
-    several columns, each decides only about documents that stay by those before it.
+    several columns, a document that one of them removes does not take part in the next ones.
 
     The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.

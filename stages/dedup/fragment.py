@@ -210,8 +210,8 @@ def id_texts(hi: NDArray[np.uint64], lo: NDArray[np.uint64]) -> list[str]:
 
 
 def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Return (mask of the values that are neither null nor empty, these values as uint8[values, width]) of a binary
-    column. All its values that are not empty have the same length."""
+    """Return (mask of the values of a binary column that are neither null nor empty, these values as
+    uint8[values, width]). All values that are not empty must have the same length, `width`."""
     masks, blocks = [], []
     for chunk in column.chunks:
         present = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)

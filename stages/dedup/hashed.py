@@ -24,7 +24,8 @@ SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "
 
 
 def hashed_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of HASHED records with the numbers that the preferences need."""
+    """Return the dtype of HASHED records. With preferences that compare dates or signals, it has the field `order`,
+    which holds these numbers (`stages.dedup.survivor`)."""
     return np.dtype([*HASHED.descr, *order_field(prefer)])
 
 

@@ -70,57 +70,51 @@ def _unspaced(code):
 
 
 @njit(cache=True)
+def _wide_code(data, i):
+    """Return the code point of the character of three or four bytes that begins at byte `i` of a text in UTF-8."""
+    code = ((data[i + 1] & 63) << 6) | (data[i + 2] & 63)
+    if data[i] < 0xF0:
+        return ((data[i] & 15) << 12) | code
+    return ((data[i] & 7) << 18) | (code << 6) | (data[i + 3] & 63)
+
+
+@njit(cache=True)
 def _word_hashes(data):
     """Return the hash of each word of a text, uint64[words]. `data` is the simplified text (lower case, no punctuation,
     single spaces) in UTF-8, uint8[bytes]."""
     out = np.empty(data.shape[0], np.uint64)
-    count, i, inside, hashed = 0, 0, False, _FNV_START
-    while i < data.shape[0]:
-        lead = data[i]
-        if lead < 0x80:                                # by far the most frequent case
-            if lead != 32:
-                hashed = (hashed ^ _U(lead)) * _FNV
-                inside = True
-            elif inside:
-                out[count] = _mix(hashed)
-                count, hashed, inside = count + 1, _FNV_START, False
-            i += 1
-            continue
-        size = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-        if size > data.shape[0] - i:
-            size = data.shape[0] - i
-        is_word = False
-        if size == 3:
-            is_word = _unspaced(((lead & 15) << 12) | ((data[i + 1] & 63) << 6) | (data[i + 2] & 63))
-        elif size == 4:
-            is_word = _unspaced(((lead & 7) << 18) | ((data[i + 1] & 63) << 12) | ((data[i + 2] & 63) << 6)
-                              | (data[i + 3] & 63))
-        if is_word and inside:
-            out[count] = _mix(hashed)
-            count, hashed, inside = count + 1, _FNV_START, False
-        for place in range(i, i + size):
-            hashed = (hashed ^ _U(data[place])) * _FNV
-        inside = True
-        if is_word:
-            out[count] = _mix(hashed)
-            count, hashed, inside = count + 1, _FNV_START, False
-        i += size
-    if inside:
-        out[count] = _mix(hashed)
+    count, start, end, hashed = 0, 0, -1, _FNV_START   # of the current word; its end is known if it is one character
+    for i in range(data.shape[0]):
+        byte = data[i]
+        begins_word = byte >= 0xE0 and _unspaced(_wide_code(data, i))
+        if byte == 32 or begins_word:
+            if i > start:
+                out[count] = hashed
+                count, hashed = count + 1, _FNV_START
+            start = i
+            if not begins_word:
+                start = i + 1
+                continue
+            end = i + (3 if byte < 0xF0 else 4)
+        hashed = (hashed ^ _U(byte)) * _FNV
+        if i + 1 == end:
+            out[count] = hashed
+            count, hashed, start = count + 1, _FNV_START, end
+    if data.shape[0] > start:
+        out[count] = hashed
         count += 1
+    for i in range(count):                             # a loop of its own, for the processor's vector instructions
+        out[i] = _mix(out[i])
     return out[:count]
 
 
 @njit(cache=True)
 def _join(words, ngram):
     """Return the hash of every run of `ngram` words, computed from the hashes of the words."""
-    total = words.shape[0] - ngram + 1
-    out = np.empty(max(total, 0), np.uint64)
-    for first in range(total):
-        hashed = _U(ngram)
-        for word in range(ngram):
-            hashed = _mix(hashed * _GOLD + words[first + word])
-        out[first] = hashed
+    out = np.full(max(words.shape[0] - ngram + 1, 0), _U(ngram))
+    for word in range(ngram):
+        for first in range(out.shape[0]):              # the inner loop, for the processor's vector instructions
+            out[first] = _mix(out[first] * _GOLD + words[first + word])
     return out
 
 

@@ -23,8 +23,8 @@ from pipeline.base.parquet import read_table, write_table
 from stages.dedup.fragment import bucket_of, fixed_bytes, id_texts, ids_to_ints, read_side, write_segments
 from stages.dedup.hashing import distinct
 from stages.dedup.index import KEY, ROWS, document_dtype
-from stages.dedup.minhash import MinHashSignature
-from stages.dedup.verify import texts_at
+from stages.dedup.minhash import MinHashSignature, beginning
+from stages.dedup.verify import utf8_at
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class IndexDocuments:
             for part in args["parts"]:
                 records, bands, languages = _kept(inputs, part, dtype, args)
                 rows = records["number"].astype(np.int64)             # here the row of the document in its part
-                for n, text in enumerate(texts_at(inputs.fetch(part["text"]), rows)):
-                    writer.add(records[n:n + 1], languages[n], text[:args["max_chars"]])
+                for n, text in enumerate(utf8_at(inputs.fetch(part["text"]), rows)):
+                    writer.add(records[n:n + 1], languages[n], beginning(text, args["max_chars"]).tobytes())
                 own = np.empty(bands.size, KEY)
                 own["key"] = bands.ravel()
                 own["document"] = np.repeat(np.arange(total, total + len(records), dtype=np.uint64), args["bands"])
@@ -149,10 +149,10 @@ class _TextWriter:
         self._pending: list[tuple[NDArray[Any], bytes, bytes]] = []
         self._bytes = self._offset = 0
 
-    def add(self, record: NDArray[Any], language: str, text: str) -> None:
-        """Append a text. `record` is a view of the DOCUMENT record of its document, in which the place of the text is
-        filled in when its block is written."""
-        self._pending.append((record, language.encode(), text.encode()))
+    def add(self, record: NDArray[Any], language: str, text: bytes) -> None:
+        """Append a text (UTF-8). `record` is a view of the DOCUMENT record of its document, in which the place of the
+        text is filled in when its block is written."""
+        self._pending.append((record, language.encode(), text))
         self._bytes += len(self._pending[-1][2])
         if self._bytes >= BLOCK:
             self.flush()
@@ -191,14 +191,14 @@ class OldSets:
             self._sets.move_to_end(place)
             return self._sets[place]
         text, language = self._text(ref, document)
-        values = self._sets[place] = distinct(self._stage.shingles(text, language)[0])
+        values = self._sets[place] = distinct(self._stage.shingles_of(text, language)[0])
         self.read += 1
         self._bytes += values.nbytes
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
             self._bytes -= self._sets.popitem(last=False)[1].nbytes
         return values
 
-    def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[str, str]:
+    def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[NDArray[np.uint8], str]:
         file = self._files.get(ref["content"])
         if file is None:
             file = self._files[ref["content"]] = self._inputs.open(ref)
@@ -215,7 +215,7 @@ class OldSets:
         ends = 4 + 8 * count + np.cumsum(sizes.astype(np.int64))
         number = 2 * int(document["number"])
         start, middle, end = (int(ends[number] - sizes[number]), int(ends[number]), int(ends[number + 1]))
-        return raw[middle:end].decode(), raw[start:middle].decode()
+        return np.frombuffer(raw, np.uint8, end - middle, middle), raw[start:middle].decode()
 
     def close(self) -> None:
         for file in self._files.values():

@@ -74,6 +74,7 @@ from stages.dedup.lsh import BAND
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
+from stages.text.chunks import utf8
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
 from stages.text.normalize import simplified_utf8
@@ -91,7 +92,8 @@ class SignatureConfig(StageConfig):
     ngram: int = signal(5, "words (characters, tokens) in a shingle; with shingles: characters the default is 24",
                         ge=1, le=64)
     seed: int = signal(1, "seed of the hash functions", ge=0, lt=2**32)
-    max_chars: int = signal(500_000, "characters of a text that are looked at: more saturate a signature", ge=1)
+    max_chars: int = signal(500_000, "characters at the beginning of a text that are compared; the signatures of "
+                                     "longer texts tell little", ge=1)
     dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal(
         "tokenmill", "whose words and hashes (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
@@ -170,8 +172,13 @@ class MinHashSignature(Stage):
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
-        text. Instead of words, it may be characters or tokens, as the setting `shingles` says."""
-        simplified, ngram = simplified_utf8(text[:self.config.max_chars]), self.config.ngram
+        text. With `shingles: characters` (or `tokens`), n-grams are runs of characters (tokens), and these are counted
+        instead of words."""
+        return self.shingles_of(utf8(text), language)
+
+    def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
+        """Do the same as `shingles`, for a text given as UTF-8."""
+        simplified, ngram = simplified_utf8(beginning(text, self.config.max_chars)), self.config.ngram
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)
         if self.config.dialect == "tokenmill" and self.config.shingles == "words":
@@ -184,7 +191,7 @@ class MinHashSignature(Stage):
         return hash_shingles(words, self.config.ngram), len(words)
 
     def tokens(self, simplified: str) -> NDArray[np.int64]:
-        """Return the tokens of a simplified text, by number."""
+        """Return the tokens of a simplified text as numbers, int64[tokens]."""
         if self._tokenizer is None:
             self.setup()
         return np.asarray(self._tokenizer.encode(simplified, add_special_tokens=False).ids, np.int64)
@@ -200,8 +207,8 @@ class MinHashSignature(Stage):
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def units(self, simplified: str, language: str) -> tuple[list[str], str]:
-        """Return the units of a simplified text, of which its shingles are runs (words, characters, or numbers of
-        tokens), and the string that joins them. They are shown to people."""
+        """Return (the units of a simplified text, of which its shingles are runs; the string that joins units).
+        Units are words, characters, or token numbers. `tokenmill dedup explain` prints them."""
         if self.config.shingles == "characters":
             return list(simplified), ""
         if self.config.shingles == "tokens":
@@ -216,7 +223,7 @@ class MinHashSignature(Stage):
         return self._permute(shingles) if len(shingles) else None
 
     def process(self, doc: Document) -> str | None:
-        shingles, words = self.shingles(doc.text, doc.language)
+        shingles, words = self.shingles_of(np.frombuffer(doc.utf8, np.uint8), doc.language)
         keys = b""
         if len(shingles):
             keys = band_keys(self._permute(shingles), self.config.bands, self.config.rows).astype("<u8").tobytes()
@@ -242,6 +249,14 @@ def load_tokenizer(path: str) -> Any:
 def _reads(config: SignatureConfig) -> dict[str, str]:
     return {**({"language": "words"} if config.words == "language" else {}),
             **dict.fromkeys(signals(config.prefer), "prefer")}
+
+
+def beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """Return the first `most` characters of a text in UTF-8."""
+    if len(text) <= most:
+        return text
+    starts = np.flatnonzero(text & 0xC0 != 0x80)                   # where characters begin
+    return text[:starts[most]] if len(starts) > most else text
 
 
 @lru_cache(maxsize=4096)
@@ -276,22 +291,23 @@ class MinHash(IndexedBarrier):
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
     documents, one from the first dataset in `priority:` stays. Of several from that dataset the longest stays, and of
     equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
-    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). With
-    `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. datatrove
-    removes the same number of documents, but keeps an arbitrary document of each cluster. `verify: record` does the
-    same, and stores the similarity of each removed document with the kept one.
+    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`).
 
-    With `containment`, a document also goes if at least this share of its n-grams is in a kept document that shares a
-    band with it and has at least as many n-grams. The longer of two texts never goes for this reason. `prefer` names
-    other preferences than priority and length.
+    With `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. (datatrove
+    removes the same number of documents, but keeps an arbitrary one of each cluster.) `verify: record` removes the same
+    documents as `verify: 0`, and stores the similarity of each removed document with the kept one.
 
-    With `recall`, bands and rows are chosen so that this share of pairs of similarity `verify` share a band; `tokenmill
-    plan` prints the shares for other similarities.
+    With `containment`, a document is also removed if at least this share of its n-grams is in a kept document that
+    shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
+    one. `prefer` names other preferences than priority and length.
 
-    In dialect tokenmill, words are the same in all languages: runs without white space, and single characters in
-    scripts without spaces. In dialect datatrove they are English words. With `words: language`, as in FineWeb-2, words
-    are those of the document's language if spaCy has rules for it, and otherwise those of dialect tokenmill. Dialect
-    datasketch has the words of tokenmill, and the signatures of datasketch.
+    `recall` replaces `bands` and `rows`. They are then chosen so that two documents of similarity `verify` share a band
+    with at least this probability. `tokenmill plan` prints the probabilities for other similarities.
+
+    In dialect tokenmill, texts of all languages are split into words alike: at white space, and in scripts without
+    spaces at every character. In dialect datatrove, they are split by spaCy's English rules. With `words: language`, as
+    in FineWeb-2, they are split by spaCy's rules for the document's language, or as in dialect tokenmill if spaCy has
+    none. Dialect datasketch has the words of tokenmill, and the signatures of datasketch.
 
     Counters for the report, by wave: bands {documents, signed}; links {collisions, max_bucket, bucket_sizes}; clusters
     {candidates, clusters, max_cluster, cluster_sizes}; verify {comparisons, removed, kept, capped}; slices {removed:
@@ -313,10 +329,10 @@ class MinHash(IndexedBarrier):
             None, "smallest share of a document's n-grams, within a kept document that has as many or more, that "
                   "removes it, too", gt=0, le=1, added=True)
         recall: float | None = decision(
-            None, "chooses bands and rows: the share of pairs of similarity `verify` that become candidates", gt=0,
-            lt=1, added=True)
-        max_comparisons: int = decision(128, "kept documents a document is compared with at most; those that share "
-                                             "most bands first", ge=1)
+            None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
+            gt=0, lt=1, added=True)
+        max_comparisons: int = decision(128, "most kept documents that one document is compared with; those that share "
+                                             "the most bands come first", ge=1)
         against: tuple[str, ...] = against_setting()
 
         _listed = field_validator("against", mode="before")(as_list)

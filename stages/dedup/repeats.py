@@ -73,7 +73,7 @@ class PassageConfig(StageConfig):
     unit: Unit = signal("paragraph", "what is compared: paragraphs (between blank lines), lines or sentences")
     span: int = signal(1, "consecutive units that are compared as one passage; every run of so many is", ge=1, le=16)
     min_unit_chars: int = signal(30, "shorter passages are never cut", ge=1)
-    normalise: bool = signal(True, "passages are equal when they differ in white space and case only")
+    normalise: bool = signal(True, "passages that differ only in white space and case are equal")
 
 
 class PassageHash(Stage):
@@ -107,8 +107,8 @@ class RepeatedPassages(Barrier):
     consecutive units is a passage; all units of a passage that does not stay are cut.
 
     A document that the cuts make too short (`min_chars`, `min_words`) is dropped. If the copy that stays was in such a
-    document, the passage is then in no document. The comparison is exact. It is made between the texts as they are
-    stored, in which personal data has been replaced.
+    document, the passage is then in no document. Texts are compared as they are stored, after all steps before this
+    one (such as `pii`).
     """
 
     name = "repeats"
@@ -165,7 +165,7 @@ class RepeatsMap:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold the hashes), `buckets` (number of
     ranges of hashes). The task writes the exchange file `passages.seg` (HASHED records, in buckets by range of hashes).
-    A hash has several records there if the group has more than HELD passages.
+    If the group has more than HELD passages, a hash may have several records.
     """
 
     name = "repeats_map"

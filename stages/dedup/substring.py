@@ -53,10 +53,10 @@ TOKEN_BYTES = 4
 
 
 class SeedConfig(StageConfig):
-    length: int = signal(500, "bytes of a passage, at least, to be compared; with unit: tokens, tokens, and the "
+    length: int = signal(500, "fewest bytes of a passage that is cut; with unit: tokens its fewest tokens, where the "
                               "default is 50", ge=16, le=1 << 20)
-    unit: Literal["bytes", "tokens"] = signal("bytes", "what the length of a passage is counted in, and where it may "
-                                                       "begin and end", added=True)
+    unit: Literal["bytes", "tokens"] = signal("bytes", "what `length` counts; with tokens, a passage begins and ends "
+                                                       "between two tokens", added=True)
     tokenizer: str | None = resource(None, "tokenizer of unit: tokens, a file or folder", added=True)
 
     @model_validator(mode="before")
@@ -123,8 +123,8 @@ class Substring(Barrier):
     sizes = replace(SIZES, group_bytes=1 << 30)
 
     class Config(SeedConfig, CutConfig):
-        merge: float = decision(0.95, "a stretch between two cuts of which at least this share is cut is cut as a "
-                                      "whole; 1: none is", gt=0, le=1)
+        merge: float = decision(0.95, "two neighbouring cuts become one, with the text between them, if at least this "
+                                      "share of the whole is cut already; 1: never", gt=0, le=1)
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.substring:SubstringSeeds", self._seeds()

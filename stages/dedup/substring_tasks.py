@@ -1,8 +1,9 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
-A part is a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the
-start of its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a
-token, until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
+A window is a run of `length` bytes of a text; its seed is a short run of bytes inside it that represents it. A part is
+a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the start of
+its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a token,
+until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 #: why a passage is cut
 REPEATED = "repeated"
-#: windows that are held at a time
+#: windows that are held in memory at a time
 CHUNK = 1 << 20
 
 #: a seed of a group, and how often the group has it
@@ -40,7 +41,8 @@ WINDOW = np.dtype([("hash", "<u8"), ("rank", "<u4"), ("id_hi", "<u8"), ("id_lo",
 _FIRST = [("of_group", "<u4"), ("of_part", "<u4"), ("of_row", "<u4"), ("of_start", "<u4")]
 #: a repeated window
 MATCH = np.dtype([("part", "<u4"), ("row", "<u4"), ("start", "<u4"), *_FIRST])
-#: a run of repeated windows, as the group with its first copy gets it: the copy must have the same digest
+#: a run of repeated windows, with a digest of its bytes. It goes to the group that holds the first copy, which compares
+#: the digest with that of the copy
 CLAIM = np.dtype([*_FIRST[1:], ("digest", "V16"), ("group", "<u4"), ("part", "<u4"), ("row", "<u4"), ("start", "<u4"),
                   ("stop", "<u4")])
 #: a passage to be cut, and the document that has the first copy
@@ -83,7 +85,7 @@ def _counted(hashes: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[A
 class SharedSeeds:
     """Task that finds the seeds of one range that occur more than once. Arguments: `maps` (the files `seeds.seg`, one
     per group), `bucket` (number of the range). Writes the exchange file `shared.seg` (SHARED records by group: a record
-    goes to every group that has the seed). `occurrences` counts these seeds as often as they occur."""
+    goes to every group that has the seed). The counter `occurrences` is the number of times that these seeds occur."""
 
     name = "substring_shared"
     version = 1
@@ -106,10 +108,10 @@ class SharedSeeds:
 
 
 class WindowMap:
-    """Task that hashes the windows of one group whose seeds occur more than once. Arguments: `parts` (references to the
-    side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the group), `length`
-    (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the exchange file
-    `windows.seg` (WINDOW records by range)."""
+    """Task that hashes those windows of one group whose seed occurs more than once in the dataset. Arguments: `parts`
+    (references to the side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the
+    group), `length` (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the
+    exchange file `windows.seg` (WINDOW records by range)."""
 
     name = "substring_windows"
     version = 1
@@ -205,10 +207,11 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs, and keeps as many of these as are needed to cover the
-    same bytes: in a stretch of equal bytes, each window is a run of its own. Arguments: `records` (the files
-    `repeated.seg`), `group` (number of the group), `groups` (their number), `parts` (as for WindowMap), `length` (of a
-    window). Writes the exchange file `claims.seg` (CLAIM records, by the group of the first copy)."""
+    """Task that joins the repeated windows of one group to runs, and drops the runs whose bytes other runs cover. (A
+    long row of dashes would otherwise give one run for each dash, because all its windows have the same first copy.)
+    Arguments: `records` (the files `repeated.seg`), `group` (number of the group), `groups` (number of all groups),
+    `parts` (as for WindowMap), `length` (of a window). Writes the exchange file `claims.seg` (CLAIM records, by the
+    group of the first copy)."""
 
     name = "substring_runs"
     version = 2
@@ -260,7 +263,7 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 
 
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield the runs that are needed to cover all bytes that the runs cover together."""
+    """Yield only as many of the runs as are needed to cover all bytes that the runs cover together."""
     held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
     for block in blocks:
         runs = np.concatenate([held, block])
@@ -286,11 +289,12 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
 
 def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUnits | None,
             copy: str = "") -> None:
-    """Set the digest of each claim to that of the bytes of its passage, in a part with the given texts. With `tokens`,
-    the places `start` and `stop` of a claim, which count tokens, are turned into places of bytes.
+    """Set the field `digest` of each CLAIM record to the BLAKE2b hash of a passage's bytes, which are read from the
+    file `text` of a part. With `tokens`, the places of the passage count tokens, and are replaced by places of bytes.
 
-    If `copy` is "of_", the passage is the first copy, from the place `of_start` on in the document `of_row`. It has as
-    many bytes as the claim. The claims are sorted by the row of the passage."""
+    By default, the passage is the repeated one, from `start` to `stop` in the document `row`. If `copy` is "of_", it is
+    the first copy: as many bytes from `of_start` on, in the document `of_row`. The claims are sorted by the row of the
+    passage."""
     row, start = f"{copy}row", f"{copy}start"
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()

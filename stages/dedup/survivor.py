@@ -57,12 +57,14 @@ def signals(prefer: Sequence[str]) -> list[str]:
 
 
 def order_field(prefer: Sequence[str]) -> list[Any]:
-    """Return the description of a record's field `order`. The list is empty if the preferences need none."""
+    """Return the field `order` of a record as a list with its numpy description (name, type, shape). The list is empty
+    if the preferences need no such field."""
     return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
 
 
 def order_bytes(doc: Document, prefer: Sequence[str]) -> bytes:
-    """Return the value of a document's column `order`."""
+    """Return what the column `order` of the side table holds for a document: 8 bytes for each preference that compares
+    dates or signals, in their order."""
     numbers = [_age(doc.date) if item == "newest" else _rank(doc.signals.get(item.removeprefix(_SIGNAL)))
                for item in stored(prefer)]
     return struct.pack(f"<{len(numbers)}Q", *numbers)

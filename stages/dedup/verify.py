@@ -4,10 +4,14 @@ A cluster comes from locality-sensitive hashing (LSH), so its documents are only
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
 A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
 audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
-of their dataset, longest first, id; or as `prefer` says). It removes a document only if a document *kept before it*
-shares a band key with it, and either their Jaccard similarity is at least `verify`, or the share of the document's
-n-grams that the kept one has, too, is at least `containment`, and the kept one has as many or more. It keeps all other
-documents of the cluster.
+of their dataset, longest first, id; or as `prefer` says). It compares each document with those that it has kept so far
+and that share a band key with it. It removes the document if one of the following holds for a kept one:
+
+    - Their Jaccard similarity is at least `verify`.
+    - The kept document has at least as many n-grams as the other one, and at least the share `containment` of the
+      other's n-grams.
+
+It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
@@ -27,9 +31,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from pipeline.base.parquet import open_parquet
@@ -58,8 +64,12 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Hashes = NDArray[np.uint64]
+
 #: similarity from which two kept documents are recorded as near-duplicates of each other
 RESEMBLING = 0.5
+#: a removal: number of the removed candidate, why it is removed, its similarity to the kept one, number of the kept one
+_REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"), ("kept", "<i8")])
 
 
 def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
@@ -124,12 +134,13 @@ class Shingles:
                 records["order"] = fixed_bytes(side["order"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
-                languages = side["language"].to_pylist() if "language" in columns else [""] * len(members_of_part)
-                for number, text in enumerate(texts_at(inputs.fetch(refs["text"]), members_of_part["row"])):
-                    sets.add(records[number:number + 1], distinct(stage.shingles(text, languages[number])[0]))
-        if sets is not None:
-            sets.close()
+                languages = side["language"].to_pylist() if "language" in columns else repeat("")
+                texts = utf8_at(inputs.fetch(refs["text"]), members_of_part["row"])
+                for root, text, language in zip(records["root"].tolist(), texts, languages):
+                    sets.add(root, distinct(stage.shingles_of(text, language)[0]))
         candidates = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
+        if sets is not None:
+            candidates["count"], candidates["offset"], candidates["sum"] = sets.close()
         buckets = args["buckets"]
         write_segments(out, "candidates.seg", candidates, bucket_of(mix(candidates["root"]), buckets), buckets,
                        ("root",))
@@ -137,17 +148,26 @@ class Shingles:
 
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
-    """Yield the texts of the given rows (ascending) of a part, a Parquet file of documents at `path`. Row groups that
-    hold none of these rows are not read."""
+    """Yield the texts of the given rows (ascending) of a part, as `utf8_at` does, but as strings."""
+    return (data.tobytes().decode() for data in utf8_at(path, rows))
+
+
+def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the texts of the given rows (ascending) of a part, a Parquet file of documents at `path`, as UTF-8. Row
+    groups that hold none of these rows are not read."""
     first = rows_read = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
             stop = first + file.metadata.row_group(number).num_rows
             rows_up_to = int(np.searchsorted(rows, stop))
             if rows_up_to > rows_read:
-                column = file.read_row_group(number, columns=["text"])["text"]
-                for row in rows[rows_read:rows_up_to].tolist():
-                    yield column[row - first].as_py()
+                column = file.read_row_group(number, columns=["text"], use_threads=False)["text"]
+                column.validate(full=True)             # the kernels read beyond the end of a text that is no UTF-8
+                texts = column.combine_chunks().cast(pa.large_binary())
+                places = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset:]
+                data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+                for row in (rows[rows_read:rows_up_to] - first).tolist():
+                    yield data[places[row]:places[row + 1]]
             first, rows_read = stop, rows_up_to
     if rows_read < len(rows):
         raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[rows_read])}")
@@ -159,33 +179,44 @@ class _SetWriter:
     sets."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
-        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by `close`)
+        self._file: BinaryIO = open(path, "wb", 1 << 20)  # noqa: SIM115 (closed by `close`)
         self._chunk_bytes = chunk_bytes
-        self._pending: list[tuple[NDArray[Any], NDArray[np.uint64]]] = []
+        self._roots: list[int] = []
+        self._pending: list[Hashes] = []
         self._bytes = self.written = 0
+        #: of all sets, in the order in which they were added: numbers of values and checksums, and offsets by chunk
+        self._counts: list[int] = []
+        self._sums: list[int] = []
+        self._offsets = [np.zeros(0, np.int64)]
 
-    def add(self, record: NDArray[Any], values: NDArray[np.uint64]) -> None:
-        """Append a document's shingle set `values` (hashes of its word n-grams). `record` is a view of the document's
-        candidate record; this class fills in its fields `count`, `sum` and, when the set is written, `offset`."""
-        record["count"] = len(values)
-        record["sum"] = xxhash.xxh3_64_intdigest(values.astype("<u8").data)
-        self._pending.append((record, values))
+    def add(self, root: int, values: Hashes) -> None:
+        """Add the shingle set `values` (hashes of word n-grams) of a document in the cluster `root`."""
+        values = values.astype("<u8", copy=False)
+        self._roots.append(root)
+        self._pending.append(values)
+        self._counts.append(len(values))
+        self._sums.append(xxhash.xxh3_64_intdigest(values.data))
         self._bytes += values.nbytes
         if self._bytes > self._chunk_bytes:
             self._flush()
 
     def _flush(self) -> None:
-        if self._pending:
-            order = np.argsort(mix(np.concatenate([record["root"] for record, _ in self._pending])), kind="stable")
-            for record, values in (self._pending[number] for number in order.tolist()):
-                record["offset"] = self.written
-                self._file.write(values.astype("<u8").data)
-                self.written += len(values)
-        self._pending, self._bytes = [], 0
+        order = np.argsort(mix(np.array(self._roots, np.uint64)), kind="stable")
+        for number in order.tolist():
+            self._file.write(self._pending[number].data)
+        counts = np.array(self._counts[len(self._counts) - len(order):], np.int64)[order]
+        offsets = np.empty(len(order), np.int64)
+        offsets[order] = self.written + np.cumsum(counts) - counts
+        self._offsets.append(offsets)
+        self.written += int(counts.sum())
+        self._roots, self._pending, self._bytes = [], [], 0
 
-    def close(self) -> None:
+    def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
+        """Return for each set, in the order in which they were added, (number of values, number of values in the file
+        before it, checksum)."""
         self._flush()
         self._file.close()
+        return self._counts, np.concatenate(self._offsets), self._sums
 
 
 class SetReader:
@@ -255,14 +286,8 @@ class Verify:
                 rank = ranks[block["source"]]
                 order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
-                verdicts = np.zeros(len(block), VERDICT)
-                for field in ("part", "row"):
-                    verdicts[field] = block[field]
                 judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
-                starts = np.flatnonzero(np.r_[True, block["root"][1:] != block["root"][:-1]])
-                for start, stop in zip(starts, [*starts[1:], len(block)]):
-                    judge.cluster(int(start), int(stop), verdicts)
-                verdict_writer.write(block["source"], verdicts)
+                verdict_writer.write(block["source"], judge.verdicts())
                 near_writer.write(*judge.near_records())
                 judged += len(block)
         sets.close()
@@ -288,33 +313,49 @@ class ClusterJudge:
         #: where the shingle set of each candidate is: arguments of `SetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
+        self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
 
-    def cluster(self, start: int, stop: int, verdicts: NDArray[Any], index: dict[int, list[int]] | None = None) -> None:
-        """Decide about the candidates [start, stop), which are a cluster. `index` may hold documents that were kept
-        before, by band key."""
-        ids = np.sort(self.candidates[["id_hi", "id_lo"]][start:stop], order=("id_hi", "id_lo"))
+    def verdicts(self) -> NDArray[Any]:
+        """Decide about all candidates, and return a VERDICT record for each."""
+        candidates, root = self.candidates, self.candidates["root"]
+        starts = np.flatnonzero(np.r_[True, root[1:] != root[:-1]])
+        sizes = np.diff(np.r_[starts, len(root)])
+        by_id = np.lexsort((candidates["id_lo"], candidates["id_hi"], root))
+        ids = candidates[["root", "id_hi", "id_lo"]][by_id]
         twice = np.flatnonzero(ids[1:] == ids[:-1])
         if len(twice):
-            raise DuplicateId(id_text(*ids[twice[0]]))
-        verdicts["cluster_hi"][start:stop], verdicts["cluster_lo"][start:stop] = ids[0]
+            raise DuplicateId(id_text(*ids[["id_hi", "id_lo"]][twice[0]]))
+        for start, size in zip(starts.tolist(), sizes.tolist()):
+            self.judge_cluster(start, start + size)
+        removals = np.array(self.removals, _REMOVAL)
+        removed = removals["removed"]
+        verdicts = np.zeros(len(candidates), VERDICT)
+        for field in ("part", "row"):
+            verdicts[field] = candidates[field]
+        verdicts["removed"][removed], verdicts["similarity"][removed] = removals["code"], removals["similarity"]
+        for half in ("hi", "lo"):
+            verdicts[f"kept_{half}"][removed] = candidates[f"id_{half}"][removals["kept"]]
+            verdicts[f"cluster_{half}"] = np.repeat(ids[f"id_{half}"][starts], sizes)
+        return verdicts
+
+    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
+        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
         index = {} if index is None else index
         survivors = 0
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
-            if twin is None:
-                survivors += 1
-                self.near += ((i, j, s) for j, s in near)
-                if self.threshold:
-                    for key in self.bands[i].tolist():
-                        if self.by_place:
-                            index.setdefault(key, []).append(i)
-                        else:
-                            insort(index.setdefault(key, []), i, key=self.place.__getitem__)
+            if twin is not None:
+                is_similar = not self.threshold or similarity >= self.threshold
+                self.removals.append((i, SIMILAR if is_similar else CONTAINED, similarity, twin))
                 continue
-            is_similar = not self.threshold or similarity >= self.threshold
-            verdicts["removed"][i], verdicts["similarity"][i] = SIMILAR if is_similar else CONTAINED, similarity
-            for half in ("hi", "lo"):
-                verdicts[f"kept_{half}"][i] = self.candidates[f"id_{half}"][twin]
+            survivors += 1
+            self.near += ((i, j, s) for j, s in near)
+            if self.threshold and i + 1 < stop:
+                for key in self.bands[i].tolist():
+                    if self.by_place:
+                        index.setdefault(key, []).append(i)
+                    else:
+                        insort(index.setdefault(key, []), i, key=self.place.__getitem__)
         self.counters["kept"] += survivors
         self.counters["removed"] += stop - start - survivors
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], survivors)
@@ -347,9 +388,10 @@ class ClusterJudge:
             return start, jaccard(self._set(i), self._set(start)) if self.record else float("nan"), []
         near: list[tuple[int, float]] = []
         shared: dict[int, int] = {}
-        for key in self.bands[i].tolist():
-            for j in self._near(index.get(key, ()), i):
-                shared[j] = shared.get(j, 0) + 1
+        for key in self.bands[i].tolist() if index else ():
+            if kept := index.get(key):
+                for j in kept if len(kept) <= self.cap else self._nearest(kept, i):
+                    shared[j] = shared.get(j, 0) + 1
         compared = 0
         size = self.counts[i]
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
@@ -369,11 +411,10 @@ class ClusterJudge:
                 near.append((j, similarity))
         return None, 0.0, near
 
-    def _near(self, kept: Sequence[int], i: int) -> Iterable[int]:
+    def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
         """Choose those documents from `kept` (kept documents with one band key) that are nearest to document `i` in
-        length. From each priority at most about `cap` documents are chosen."""
-        if len(kept) <= self.cap:
-            return kept
+        length. At most `cap` documents (rounded up to an even number) are chosen from each priority; twice as many from
+        the priority of `i`."""
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
         for priority in range((rank if self.by_place else self.last_rank) + 1):

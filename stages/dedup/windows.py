@@ -1,18 +1,19 @@
-"""Finds equal stretches of texts: hashes of all windows of N bytes, and the few windows that are worth hashing.
+"""Finds stretches that occur in several texts, by hashes of short runs of bytes.
 
 A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
 a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
 once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
-smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several are equal, the seed of the window before it
-stays as long as it can ("robust winnowing"); otherwise a million equal bytes would have a million seeds. Equal windows
-have seeds of equal hash, and neighbouring windows mostly share their seed, so that a text has about 4 seeds for each
-`window` bytes. Only windows whose seed's hash occurs more than once need be hashed. (Two equal windows that do not
-overlap have two seeds, because each seed lies within its window.)
+smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several runs have the smallest hash, the run that is
+the seed of the window before is taken, if it is among them ("robust winnowing"). Otherwise a text of a million equal
+bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly share their
+seed, so that a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than once
+need be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its window.)
 
-What holds for bytes here holds for any units that are numbered from 0: the tokens of a text, too.
+The same functions work on the tokens of a text, given by number, instead of its bytes.
 
-Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Whoever removes a stretch because of equal
-hashes must compare the bytes first, or a cryptographic hash of them.
+Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Different windows may have equal hashes, and a
+hostile text can be made so that they do. Code that removes a stretch must therefore compare the bytes first, or a
+cryptographic hash of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BLOCK = 1 << 20
 
 @njit(cache=True, inline="always")
 def _times(a, b):
-    """Return a * b modulo 2**61 - 1, of numbers below it."""
+    """Return a * b modulo 2**61 - 1, for a and b below this prime."""
     a_high, a_low, b_high, b_low = a >> _U(32), a & _LOW, b >> _U(32), b & _LOW
     middle = a_high * b_low + a_low * b_high                 # below 2**62
     low = a_low * b_low
@@ -121,9 +122,9 @@ def seed_length(window: int) -> int:
 
 
 def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text: (hash
-    of each seed, its position, the first window that has it, the first one after it that has another). Blocks do not
-    know of each other, so both may have the seed at their border."""
+    """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text. A
+    block is (hash of each seed, its position, number of the first window that has this seed, number of the window after
+    the last one that has it). If a seed belongs to windows of two blocks, it is in both blocks."""
     width = seed_length(window)
     for first in range(0, len(data) - window + 1, most):
         stop = min(first + most, len(data) - window + 1)
@@ -148,8 +149,8 @@ def seeds_of(data: NDArray[Any], window: int,
 def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
                  most: int = BLOCK) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
     """Yield (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
-    of the text, at most `most` windows at a time. Whether a window is among them depends on its bytes alone: several
-    runs may be its seed, but all of these have the same hash."""
+    of the text, at most `most` windows at a time. Equal windows have seeds of equal hash, so of windows that are equal
+    either all are yielded, or none is."""
     for seeds, _, begins, ends in _seed_blocks(data, window, most) if len(shared) else ():
         chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
         if not chosen.any():

@@ -70,8 +70,8 @@ class Book(Stage):
     does = "extracts"
 
     class Config(StageConfig):
-        gutenberg: bool = signal(True, "take away header, licence and credits of Project Gutenberg")
-        unwrap: bool = signal(True, "join lines where the book is broken at a fixed width")
+        gutenberg: bool = signal(True, "remove header, licence and credits of Project Gutenberg")
+        unwrap: bool = signal(True, "join the lines of a paragraph that are broken at a fixed width")
 
     def process(self, doc: Document) -> str | None:
         text = doc.text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in doc.text else doc.text

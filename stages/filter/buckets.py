@@ -45,7 +45,7 @@ class Buckets(Stage):
     cost_ms = 0.005
 
     class Config(StageConfig):
-        edges: str = resource(..., "file of `tokenmill buckets fit`")
+        edges: str = resource(..., "file written by `tokenmill buckets fit`")
         scores: tuple[str, ...] | None = signal(None, "scores to be put in buckets; null: all that the file knows",
                                                 min_length=1)
 

@@ -51,7 +51,7 @@ class C4BadWords(Stage):
     class Config(StageConfig):
         lists: str | None = resource(None, f"file of lists by language; null: {LISTS}, see `tokenmill fetch badwords`")
         default_language: str = signal("en", "language of documents that have none")
-        seed: int = signal(0, "what the draw of documents begins with")
+        seed: int = signal(0, "seed of the draw of documents")
         keep_fraction: float = decision(0.0, "share of the documents with bad words that is kept", ge=0, le=1)
 
     def resource_files(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ class C4Paragraphs(Stage):
     memory_mb = 20
 
     class Config(StageConfig):
-        min_paragraphs: int = signal(3, "lines that must be long enough", ge=1)
+        min_paragraphs: int = signal(3, "fewest lines that are long enough", ge=1)
         min_paragraph_len: int = decision(
             200, "shortest line that counts, characters", ge=1, at_least="c4_paragraph_length")
 

@@ -59,8 +59,8 @@ class DclmLines(Stage):
         min_line_words: int = signal(2, "cut lines of fewer words (runs without white space)", ge=0)
         short_line: int = signal(10, "most words of a line that phrases are cut out of", ge=0)
         anywhere: tuple[str, ...] = signal(("items in cart",), "regular expressions cut out of short lines")
-        at_end: tuple[str, ...] = signal(("Read more...",), "the same where a line ends")
-        at_start: tuple[str, ...] = signal(("Sign-in",), "the same where a line begins")
+        at_end: tuple[str, ...] = signal(("Read more...",), "regular expressions cut out at the end of short lines")
+        at_start: tuple[str, ...] = signal(("Sign-in",), "regular expressions cut out at the beginning of short lines")
         max_words_cut: float = decision(0.05, "drop documents that lose a larger share of their words")
 
     def setup(self) -> None:

@@ -37,21 +37,21 @@ class DclmRepetition(Stage):
         line: float | None = decision(
             0.3, "largest share of lines that occur twice or more; null: no such rule", at_most="dclm_rep_line")
         paragraph: float | None = decision(
-            0.3, "the same of paragraphs (a blank line between)", at_most="dclm_rep_paragraph")
+            0.3, "the same for paragraphs, which blank lines separate", at_most="dclm_rep_paragraph")
         line_chars: float | None = decision(
             0.2, "largest share of characters in such lines", at_most="dclm_rep_line_chars")
-        paragraph_chars: float | None = decision(0.2, "the same of paragraphs", at_most="dclm_rep_paragraph_chars")
+        paragraph_chars: float | None = decision(0.2, "the same for paragraphs", at_most="dclm_rep_paragraph_chars")
         top_2_gram: float | None = decision(
             0.2, "largest share of characters the most frequent word pair covers", at_most="dclm_rep_top_2_gram")
-        top_3_gram: float | None = decision(0.18, "the same of 3 words", at_most="dclm_rep_top_3_gram")
-        top_4_gram: float | None = decision(0.16, "the same of 4 words", at_most="dclm_rep_top_4_gram")
+        top_3_gram: float | None = decision(0.18, "the same for 3 words", at_most="dclm_rep_top_3_gram")
+        top_4_gram: float | None = decision(0.16, "the same for 4 words", at_most="dclm_rep_top_4_gram")
         dup_5_gram: float | None = decision(
-            0.15, "largest share of characters in runs of 5 words that come again", at_most="dclm_rep_dup_5_gram")
-        dup_6_gram: float | None = decision(0.14, "the same of 6 words", at_most="dclm_rep_dup_6_gram")
-        dup_7_gram: float | None = decision(0.13, "the same of 7 words", at_most="dclm_rep_dup_7_gram")
-        dup_8_gram: float | None = decision(0.12, "the same of 8 words", at_most="dclm_rep_dup_8_gram")
-        dup_9_gram: float | None = decision(0.11, "the same of 9 words", at_most="dclm_rep_dup_9_gram")
-        dup_10_gram: float | None = decision(0.1, "the same of 10 words", at_most="dclm_rep_dup_10_gram")
+            0.15, "largest share of characters in runs of 5 words that repeat", at_most="dclm_rep_dup_5_gram")
+        dup_6_gram: float | None = decision(0.14, "the same for 6 words", at_most="dclm_rep_dup_6_gram")
+        dup_7_gram: float | None = decision(0.13, "the same for 7 words", at_most="dclm_rep_dup_7_gram")
+        dup_8_gram: float | None = decision(0.12, "the same for 8 words", at_most="dclm_rep_dup_8_gram")
+        dup_9_gram: float | None = decision(0.11, "the same for 9 words", at_most="dclm_rep_dup_9_gram")
+        dup_10_gram: float | None = decision(0.1, "the same for 10 words", at_most="dclm_rep_dup_10_gram")
 
     def setup(self) -> None:
         self.measure(Document("", "a b c d e f g h i j k l"))

@@ -36,7 +36,7 @@ class Ensemble(Stage):
     class Config(StageConfig):
         of: tuple[str, ...] = signal(..., "signals to combine, e.g. [quality_score_bucket, edu_score_bucket]",
                                      min_length=1)
-        combine: Literal["max", "min", "mean"] = signal("max", "how they are combined")
+        combine: Literal["max", "min", "mean"] = signal("max", "how the signals are combined")
         tiers: tuple[float, ...] = signal((7, 12, 18, 19), "lowest bucket of every tier above the lowest, ascending")
 
         @field_validator("tiers")

@@ -34,7 +34,8 @@ class FineWeb(Stage):
     class Config(StageConfig):
         line_punct_thr: float = decision(
             0.12, "smallest share of lines that end with terminal punctuation", at_least="fineweb_line_punct_ratio")
-        line_punct_exclude_zero: bool = decision(False, "let documents pass of which no line does")
+        line_punct_exclude_zero: bool = decision(
+            False, "keep documents in which no line ends with terminal punctuation")
         short_line_thr: float = decision(0.67, "largest share of short lines", at_most="fineweb_short_line_ratio")
         short_line_length: int = signal(30, "longest short line, characters")
         char_duplicates_ratio: float = decision(

@@ -71,8 +71,8 @@ class FineWeb2(Stage):
             None, "YAML file in place of the table: one of FineWeb-2's configs/fra_Latn.yml, or several under the "
                   "names of their languages (fra_Latn: {…})")
         languages: tuple[str, ...] | None = signal(
-            None, "languages judged, by their names in the table; null: all of it whose words need no package")
-        change: dict[str, Change] = decision({}, "numbers that stand in for those of a language, e.g. {fra_Latn: "
+            None, "languages judged, named as in the table; null: all whose words need no further package")
+        change: dict[str, Change] = decision({}, "thresholds that replace those of a language, e.g. {fra_Latn: "
                                                  "{new_line_ratio: 0.2}}")
         short_line_thr: float = decision(
             999, "largest share of short lines (FineWeb-2 has no such rule)", at_most="fineweb_short_line_ratio")

@@ -62,7 +62,7 @@ class GopherQuality(Stage):
             at_least="gopher_alpha_words_ratio")
         min_stop_words: int | None = decision(2, "fewest different stop words", at_least="gopher_stop_words")
         stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
-                                             "words every text of the language has")
+                                             "stop words of the language")
 
     def setup(self) -> None:
         warm()

@@ -41,22 +41,22 @@ class GopherRepetition(Stage):
         dup_line_frac: float | None = decision(
             0.3, "largest share of lines that are copies; null: no such rule", at_most="gopher_rep_dup_line_frac")
         dup_para_frac: float | None = decision(
-            0.3, "the same of paragraphs (blank lines between)", at_most="gopher_rep_dup_para_frac")
+            0.3, "the same for paragraphs, which blank lines separate", at_most="gopher_rep_dup_para_frac")
         dup_line_char_frac: float | None = decision(
             0.2, "largest share of characters in copied lines", at_most="gopher_rep_dup_line_char_frac")
         dup_para_char_frac: float | None = decision(
-            0.2, "the same of paragraphs", at_most="gopher_rep_dup_para_char_frac")
+            0.2, "the same for paragraphs", at_most="gopher_rep_dup_para_char_frac")
         top_2_gram: float | None = decision(
             0.2, "largest share of characters the most frequent word pair may cover", at_most="gopher_rep_top_2_gram")
-        top_3_gram: float | None = decision(0.18, "the same of 3 words", at_most="gopher_rep_top_3_gram")
-        top_4_gram: float | None = decision(0.16, "the same of 4 words", at_most="gopher_rep_top_4_gram")
+        top_3_gram: float | None = decision(0.18, "the same for 3 words", at_most="gopher_rep_top_3_gram")
+        top_4_gram: float | None = decision(0.16, "the same for 4 words", at_most="gopher_rep_top_4_gram")
         dup_5_gram: float | None = decision(
             0.15, "largest share of characters in later copies of runs of 5 words", at_most="gopher_rep_dup_5_gram")
-        dup_6_gram: float | None = decision(0.14, "the same of 6 words", at_most="gopher_rep_dup_6_gram")
-        dup_7_gram: float | None = decision(0.13, "the same of 7 words", at_most="gopher_rep_dup_7_gram")
-        dup_8_gram: float | None = decision(0.12, "the same of 8 words", at_most="gopher_rep_dup_8_gram")
-        dup_9_gram: float | None = decision(0.11, "the same of 9 words", at_most="gopher_rep_dup_9_gram")
-        dup_10_gram: float | None = decision(0.1, "the same of 10 words", at_most="gopher_rep_dup_10_gram")
+        dup_6_gram: float | None = decision(0.14, "the same for 6 words", at_most="gopher_rep_dup_6_gram")
+        dup_7_gram: float | None = decision(0.13, "the same for 7 words", at_most="gopher_rep_dup_7_gram")
+        dup_8_gram: float | None = decision(0.12, "the same for 8 words", at_most="gopher_rep_dup_8_gram")
+        dup_9_gram: float | None = decision(0.11, "the same for 9 words", at_most="gopher_rep_dup_9_gram")
+        dup_10_gram: float | None = decision(0.1, "the same for 10 words", at_most="gopher_rep_dup_10_gram")
 
     def setup(self) -> None:
         warm()
@@ -112,8 +112,8 @@ def lines(text: str) -> list[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    r"""Split a text into paragraphs. For a text without line breaks at its ends the result equals
-    `re.split(r"\n{2,}", text)`."""
+    r"""Split a text at blank lines into paragraphs. The text must not begin or end with a line break. The result then
+    equals `re.split(r"\n{2,}", text)`."""
     if "\n\n" not in text:
         return [text]
     return [part.lstrip("\n") for part in text.split("\n\n") if part]

@@ -73,7 +73,7 @@ class Language(Stage):
         min: float | dict[str, float] = decision(
             DEFAULT, f"keep documents whose language is more probable than this; or by language, {{default: {DEFAULT}, "
                      f"de: 0.5, fra_Latn: 0.824}}", at_least="language_score")
-        script: bool = decision(False, "drop documents that are in no script their language is written in")
+        script: bool = decision(False, "drop documents in a script in which their language is not written")
         min_script_share: float | None = decision(
             None, "smallest share of letters in the main script", ge=0, le=1, at_least="script_share")
         min_share: float | None = decision(
@@ -83,7 +83,7 @@ class Language(Stage):
             None, "most languages of paragraphs (needs `paragraphs`)", ge=1, at_most="languages")
         paragraphs: bool = signal(False, "identify every paragraph, too: doubles the time")
         paragraph_chars: int = signal(40, "shortest paragraph that is identified, characters", ge=1)
-        paragraph_min: float = signal(0.5, "paragraphs count whose language is more probable than this", ge=0, le=1)
+        paragraph_min: float = signal(0.5, "a paragraph counts if its language is more probable than this", ge=0, le=1)
         drop_foreign: bool = signal(False, "delete paragraphs that are in another language (needs `paragraphs`)")
         model: str | None = resource(None, "fastText model (lid.176.ftz, lid.176.bin, GlotLID, …); null: lid.176.ftz, "
                                            "see `tokenmill fetch lid176`")

@@ -38,13 +38,13 @@ class Perplexity(Stage):
     signals = ("perplexity",)
 
     class Config(StageConfig):
-        model: str | None = resource(None, "model for documents of any language `models` has none for")
-        models: dict[str, str] = resource({}, "language → model, as the step before names languages")
+        model: str | None = resource(None, "model for all languages that `models` does not name")
+        models: dict[str, str] = resource({}, "language, as the step `language` labels it → model")
         min: float | dict[str, float] | None = decision(
             None, "smallest perplexity kept; or language → smallest", at_least="perplexity")
         max: float | dict[str, float] | None = decision(
             None, "largest perplexity kept; or language → largest", at_most="perplexity")
-        max_chars: int = signal(1_000_000, "characters looked at, from the beginning", gt=0)
+        max_chars: int = signal(1_000_000, "characters that are scored, from the beginning of a text", gt=0)
 
         @model_validator(mode="after")
         def _has_model(self) -> Perplexity.Config:

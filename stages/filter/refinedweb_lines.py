@@ -38,12 +38,12 @@ class RefinedWebLines(Stage):
         counted: tuple[str, ...] = signal(
             ("like", "likes", "share", "shares", "comment", "comments", "retweet", "retweets", "view", "views",
              "follower", "followers", "reply", "replies", "download", "downloads"),
-            "words that make a line of a number and one of them a counter")
+            "a line that consists of a number and one of these words is a counter")
         min_line_words: int = signal(2, "cut lines of fewer words")
         short_line: int = signal(10, "most words of a line that phrases are cut out of")
         at_start: tuple[str, ...] = signal(("sign-in",), "phrases cut where a short line begins")
         at_end: tuple[str, ...] = signal(("read more...",), "phrases cut where a short line ends")
-        anywhere: tuple[str, ...] = signal(("items in cart",), "phrases cut wherever in a short line")
+        anywhere: tuple[str, ...] = signal(("items in cart",), "phrases cut anywhere in a short line")
         max_words_flagged: float = decision(0.05, "drop documents with a larger share of words in lines cut or edited")
 
     def setup(self) -> None:

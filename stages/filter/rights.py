@@ -82,7 +82,7 @@ class Rights(Stage):
     signals = (*(f"rights_{claim}" for claim in CLAIMS), "rights_open")
 
     class Config(StageConfig):
-        respect: tuple[Claim, ...] = decision((), "what drops a document that says it, e.g. [noai, tdm]")
+        respect: tuple[Claim, ...] = decision((), "claims for which a document is dropped, e.g. [noai, tdm]")
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:

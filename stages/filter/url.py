@@ -70,14 +70,14 @@ class Url(Stage):
     memory_mb = 120
 
     class Config(StageConfig):
-        dialect: Literal["datatrove", "dclm"] = signal("datatrove", "whose way of looking words and hosts up")
+        dialect: Literal["datatrove", "dclm"] = signal("datatrove", "whose rules look up words and hosts")
         integrated: bool = signal(True, "use the lists that ship with datatrove")
         soft_words: int = decision(2, "drop at this many different soft words")
         domains: str | None = resource(None, "file of more blocked domains and hosts")
         urls: str | None = resource(None, "file of more blocked URLs")
-        banned_words: str | None = resource(None, "file of more words that must not stand in a URL")
-        banned_subwords: str | None = resource(None, "file of more strings a URL must not contain")
-        soft_banned_words: str | None = resource(None, "file of more words of which a URL may hold few")
+        banned_words: str | None = resource(None, "file of more hard words, which block a URL as whole words")
+        banned_subwords: str | None = resource(None, "file of more strict words, which block a URL anywhere in it")
+        soft_banned_words: str | None = resource(None, "file of more soft words, of which `soft_words` block a URL")
         blacklists: str | None = resource(None, "archive of lists by category: UT1's blacklists.tar.gz, or one like it")
         categories: tuple[str, ...] = signal(_REFINEDWEB, "categories of the archive that are blocked", max_length=255)
 

@@ -32,9 +32,9 @@ class Condition(StageConfig):
     """A condition on a signal (a number stored with a document): min <= value < max, or the value is one of `any`.
     Since `max` itself is excluded, two ranges that meet at a bound share no document."""
 
-    min: float | None = decision(None, "smallest value taken")
-    max: float | None = decision(None, "values taken are below it")
-    any: tuple[float, ...] | None = decision(None, "values taken; written as a list in place of the mapping")
+    min: float | None = decision(None, "smallest value that is kept")
+    max: float | None = decision(None, "only values below this are kept")
+    any: tuple[float, ...] | None = decision(None, "values that are kept; short form: the list alone")
 
     @model_validator(mode="after")
     def _satisfiable(self) -> Condition:

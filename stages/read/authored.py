@@ -129,8 +129,8 @@ def is_generated(path: str, text: str) -> bool:
 
 def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
     """Yields (number of lines of code above it, text) for each paragraph of the comments in `head`, the first lines of
-    a file. The text has no comment marks and keeps its line breaks. Text inside a string does not count as a comment,
-    because a code generator has the header of its output in a string."""
+    a file. The text has no comment marks and keeps its line breaks. Text inside a string does not count as a comment: a
+    code generator written by people often has the comment `generated` for its output in a string."""
     lines: list[str] = []
     closer = string = ""
     code_above = 0

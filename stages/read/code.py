@@ -40,7 +40,7 @@ class CodeConfig(RepositoryConfig):
     max_bytes: int = signal(1 << 20, "largest file, bytes; beyond: too_large", gt=0)
     max_line: int = signal(1000, "longest line, characters; beyond: long_lines", gt=0)
     mean_line: int = signal(100, "longest mean line, characters; beyond: long_lines", gt=0)
-    vendored: bool = signal(False, "read vendored and hidden paths too")
+    vendored: bool = signal(False, "also read hidden files, and copies of other projects")
 
 
 class Code(Files):

@@ -91,7 +91,7 @@ class Template(StageConfig):
 
     turn: str = signal("{role}: {content}", "text of a turn, with {content} once and {role}")
     turns: dict[str, str] = signal({}, "text of the turns of one role: system, user, assistant, tool")
-    names: dict[str, str] = signal({}, "what {role} is for a role")
+    names: dict[str, str] = signal({}, "role → text that {role} stands for; without an entry, the role's name")
     start: str = signal("", "text before the first turn")
     separator: str = signal("\n\n", "text between turns")
     end: str = signal("", "text after the last turn")

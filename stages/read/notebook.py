@@ -60,7 +60,7 @@ class Notebook(Files):
         max_bytes: int = signal(8 << 20, "largest file, bytes; beyond: too_large", gt=0)
         max_output: int = signal(1000, "characters kept of a cell's outputs; 0 for none", ge=0)
         max_cells: int = signal(2000, "most cells; beyond: too_large", gt=0)
-        vendored: bool = signal(False, "read vendored and hidden paths too")
+        vendored: bool = signal(False, "also read hidden files, and copies of other projects")
 
     def _from_bytes(self, data: bytes | None, slice: Slice, offset: int, member: str,
                     ordinal: int) -> Document | BadRecord:

@@ -45,8 +45,9 @@ MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 class RecordsConfig(ColumnsConfig):
-    template: Literal["chatml", "llama3", "plain"] | Template = signal("chatml", "a named template, or one's own")
-    system: tuple[str, ...] = signal(("system", "system_prompt"), "keys of the system's turn beside the others")
+    template: Literal["chatml", "llama3", "plain"] | Template = signal(
+        "chatml", "name of a template, or the settings of your own (turn, names …)")
+    system: tuple[str, ...] = signal(("system", "system_prompt"), "keys of a system prompt that is not among the turns")
     tools: tuple[str, ...] = signal(("tools", "functions"), "keys of the functions the assistant may call")
     id: str = signal("id", "key of the set's own id, kept in meta.id; '' for none")
     url: str = signal("url", "key of the URL; '' for none")
@@ -247,8 +248,8 @@ class Preference(Records):
         chosen: tuple[str, ...] = signal(("chosen", "preferred_output", "chosen_messages"),
                                          "keys of the answer that was preferred")
         rejected: tuple[str, ...] = signal(("rejected", "non_preferred_output", "rejected_messages"),
-                                           "keys of the other")
-        answers: Literal["chosen", "rejected", "both"] = signal("chosen", "of which answers documents are made")
+                                           "keys of the answer that was not preferred")
+        answers: Literal["chosen", "rejected", "both"] = signal("chosen", "which answers become documents")
 
     def conversations(self, row: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], list[Turn]]]]:
         which = ("chosen", "rejected") if self.config.answers == "both" else (self.config.answers,)

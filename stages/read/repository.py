@@ -19,10 +19,10 @@ _ENDING = re.compile(r"\.(?:zip|tar|tgz|tar\.(?:gz|bz2|xz))$", re.IGNORECASE)
 
 
 class RepositoryConfig(StageConfig):
-    repository: bool = signal(False, "an archive, or a folder, is a repository: one document of all its files")
+    repository: bool = signal(False, "join all files of a repository (an archive or a folder) into one document")
     depth: int = signal(1, "folders of a path that name its repository: 1 for NAME/…, 2 for OWNER/NAME/…; 0: the "
                            "source is one repository", ge=0)
-    header: str = signal("<file_sep>{path}\n", "what stands before each file of a repository; {path} is its path in it")
+    header: str = signal("<file_sep>{path}\n", "text before each file; {path} stands for its path in the repository")
     max_repository: int = signal(8 << 20, "longest document of a repository, bytes; cut between files", gt=0)
     max_files: int = signal(20_000, "most files of a repository; beyond: too_large", gt=0)
 

@@ -31,8 +31,8 @@ class Tokens(Reader):
     that datasets can filter, deduplicate and tokenise it anew. The EOS at its end is left out; other special tokens are
     spelled out. Bytes that are no UTF-8 become U+FFFD. An id in the files is kept as `meta.id`. In the locator (place
     in the input), `record` is the number of the document in its file. A file with a loss mask is not read, because the
-    text could not carry it. A file that is not as its format wants it is quarantined (`corrupt_tokens`) from the first
-    document on that cannot be read.
+    text could not carry it. If a document cannot be read, the rest of its file is left out and quarantined
+    (`corrupt_tokens`).
 
     The formats are those of `tokenmill shards import`, the keys of `tokenizer.imports.imports.FORMATS`.
     """

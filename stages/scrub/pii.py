@@ -87,10 +87,10 @@ class Pii(Stage):
         model: str | None = resource(None, "folder of a model that finds names or addresses: a spaCy pipeline, or "
                                            "token classification as Hugging Face saves it")
         mode: Literal["placeholder", "pseudonym"] = signal(
-            "placeholder", "what stands there instead: a placeholder, or a fake that is the same for the same value")
+            "placeholder", "what replaces a value: a placeholder, or a fake, which is the same for equal values")
         key_file: str | None = resource(None, "file with the secret that pseudonyms depend on, at least 32 bytes")
-        audit: bool = signal(False, "note in meta.pii where what was replaced stood")
-        drop: tuple[Kind, ...] = decision((), "kinds that drop the document they are found in")
+        audit: bool = signal(False, "note in meta.pii where the replacements are")
+        drop: tuple[Kind, ...] = decision((), "kinds of data for which a document is dropped")
 
         @field_validator("ids")
         @classmethod
@@ -332,8 +332,8 @@ def scrub_text(text: str) -> str:
 
 
 def scrub_part(text: str, start: int, end: int) -> str:
-    """Return text[start:end] with the personal data replaced as by `scrub_text`. Data that lies in the part only with
-    one end is found, too, because the search covers the whole text."""
+    """Return text[start:end] with the personal data replaced as by `scrub_text`. The whole text is searched, so a value
+    of which only a part is in text[start:end] is replaced, too."""
     matches = [match for match in find(text, *_finders_of_all_kinds()) if match.end > start and match.start < end]
     return "".join(_pieces(text, matches, _placeholder, start, end))
 

@@ -1,6 +1,7 @@
 """Finds the places in a text that made a rule drop the document, so that reports can mark them in examples.
 
-No filter decides by these functions. They cut words at white space, while some rules cut them differently.
+The marks can differ slightly from what a filter counted: these functions cut words at white space, while some rules cut
+them differently. No filter uses the functions for its decision.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import regex
 
 from pipeline.base.compiled import njit
 from stages.text.characters import PUNCTUATION, nonspacing_marks
+from stages.text.chunks import utf8
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +44,9 @@ _CASED, _IGNORABLE = 8, 16
 _UNSURE = 32
 _SIGMA = 0x3A3
 _SIGMA_BYTES = np.frombuffer("σς".encode(), np.uint8)
+_SPACE, _ZERO = 32, 48
+#: a byte that is in no UTF-8 text
+_RARE = 255
 #: results of `_simplified` other than a number of bytes: the text is for `by_rules`; -2 - p: page p is missing
 _BY_RULES = -1
 
@@ -54,7 +58,8 @@ def _marks() -> dict[int, None]:
 
 
 def by_rules(text: str) -> str:
-    """Simplify a text as `simplify` does, without the kernel."""
+    """Simplify a text by the functions of Python's standard library, with the same result as `simplify`, but more
+    slowly."""
     text = " ".join(_RUN.findall(_NUMBER.sub("0", text.lower())))
     if not text.isascii():
         marks = _marks()
@@ -85,7 +90,7 @@ class _Characters(NamedTuple):
 
 
 def _describe(char: str) -> tuple[int, bytes]:
-    """Return (kind, UTF-8 of what replaces it in a word) of a character."""
+    """Return (flags of a character, UTF-8 of what replaces it inside a word)."""
     kind = _DIGIT if _NUMBER.fullmatch(char) else 0
     kind |= _SEPARATOR if char in _SEPARATORS else 0
     # str.lower turns a sigma after a cased letter into ς, unless another cased letter follows (Unicode: Final_Sigma)
@@ -124,15 +129,17 @@ def _code(data, i):
 
 @njit(cache=True, nogil=True)
 def _entry(code, pages):
-    """Return the index of a code point's entry in the table of characters; -2 - page if the table lacks its page."""
+    """Return the index of a code point's entry in the table of characters. If the table does not have its page (code
+    point >> 8) yet, the result is negative: -2 - page."""
     page = np.int64(pages[code >> 8])
     return page << 8 | code & 255 if page >= 0 else -2 - (code >> 8)
 
 
 @njit(cache=True, nogil=True)
 def _final_sigma(data, i, pages, kinds):
-    """Return whether `str.lower` turns the capital sigma at byte `i` into its final form (1 or 0): a cased character
-    precedes it and none follows, where some characters are passed over. -2 - page: the table lacks this page."""
+    """Return 1 if `str.lower` turns the capital sigma at byte `i` into its final form, otherwise 0. It does so if a
+    cased letter precedes the sigma and none follows; characters that are ignorable for case (apostrophes, marks) are
+    skipped. If the table of characters lacks a page that is needed, the result is -2 - page."""
     cased = 0
     for direction in (-1, 1):
         place, cased = i, 0
@@ -158,8 +165,9 @@ def _final_sigma(data, i, pages, kinds):
 
 @njit(cache=True, nogil=True)
 def _after_number(data, i, pages, kinds):
-    """Return the place after the number whose first digit is at byte `i`; -2 - page: the table lacks this page. A
-    number is digits, and perhaps one separator with digits after it."""
+    """Return the byte position after the number whose first digit is at byte `i`. A number is a run of digits, which
+    may be followed by one separator and more digits. If the table of characters lacks a page that is needed, the result
+    is -2 - page."""
     separated, last = False, i
     while i < data.shape[0]:
         code, width = _code(data, i)
@@ -178,75 +186,86 @@ def _after_number(data, i, pages, kinds):
 
 
 @njit(cache=True, nogil=True)
-def _simplified(data, pages, kinds, starts, sizes, blob, out):
-    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. Other results are
-    _BY_RULES, and -2 - page if the table of characters lacks this page."""
-    i, size, begun, gap = 0, 0, False, False
-    if pages[0] < 0:
-        return -2
-    ascii_page = np.int64(pages[0]) << 8
+def _ascii_stretch(data, i, ascii_bytes, out, size, last):
+    """Simplify a text from byte `i` on, up to the next digit or character outside ASCII. `out` has `size` bytes before.
+    `last` is the last of these bytes; it is _RARE after a character outside ASCII, even one that left no byte. Returns
+    the new (i, size, last).
+
+    The loop has no branch that depends on where words end, because processors would often mispredict it.
+    """
     while i < data.shape[0]:
-        code, width = np.int64(data[i]), 1
-        if code < 0x80:
-            entry = ascii_page | code
-        else:
-            code, width = _code(data, i)
-            entry = _entry(code, pages)
-            if entry < 0:
-                return entry
+        byte = np.int64(ascii_bytes[data[i]])
+        if byte == _RARE:
+            break
+        out[size] = byte
+        size += (byte != _SPACE) | (last != _SPACE)
+        last = byte
+        i += 1
+    return i, size, last
+
+
+@njit(cache=True, nogil=True)
+def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, out):
+    """Write the simplified form of the text `data` (UTF-8) to `out`, perhaps with spaces at its ends, and return its
+    number of bytes. If only `by_rules` can simplify the text, the result is _BY_RULES. If the table of characters lacks
+    a page that is needed, the result is -2 - page."""
+    i, size, last = _ascii_stretch(data, 0, ascii_bytes, out, 0, _SPACE)
+    while i < data.shape[0]:
+        code, width = _code(data, i)
+        entry = _entry(code, pages)
+        if entry < 0:
+            return entry
         kind = kinds[entry]
-        if kind & (_GAP | _DIGIT | _UNSURE) == 0 and code < 0x80:           # by far the most frequent case
-            if gap and begun:
-                out[size] = 32
-                size += 1
-            begun, gap = True, False
-            out[size] = blob[starts[entry]]
-            size += 1
-            i += 1
-            continue
         if kind & _UNSURE:
             return _BY_RULES
-        if kind & _GAP and not kind & _DIGIT:
-            gap = True
-            i += width
-            continue
-        if gap and begun:
-            out[size] = 32
-            size += 1
-        begun, gap = True, False
         if kind & _DIGIT:
             i = _after_number(data, i, pages, kinds)
             if i < 0:
                 return i
-            out[size] = 48
-            size += 1
-            continue
-        if code == _SIGMA:
+            out[size] = last = _ZERO
+            size, width = size + 1, 0
+        elif kind & _GAP:
+            out[size] = _SPACE
+            size += last != _SPACE
+            last = _SPACE
+        elif code == _SIGMA:
             final = _final_sigma(data, i, pages, kinds)
             if final < 0:
                 return final
             out[size], out[size + 1] = _SIGMA_BYTES[2 * final], _SIGMA_BYTES[2 * final + 1]
             size += 2
+            last = _RARE
         else:
             start = starts[entry]
             for place in range(start, start + sizes[entry]):
                 out[size] = blob[place]
                 size += 1
-        i += width
+            last = _RARE                                 # a mark is deleted, but it parts the spaces around it
+        i, size, last = _ascii_stretch(data, i + width, ascii_bytes, out, size, last)
     return size
 
 
-def simplified_utf8(text: str) -> Bytes:
-    """Return `simplify(text)` as UTF-8, uint8. A lone surrogate is encoded in three bytes."""
+@cache
+def _ascii_bytes() -> Bytes:
+    """Return what becomes of each byte of a UTF-8 text: a byte, or _RARE for digits and bytes of other characters."""
+    table = np.full(256, _RARE, np.uint8)
+    for code in range(128):
+        kind, replacement = _describe(chr(code))
+        if not kind & _DIGIT:
+            table[code] = replacement[0] if replacement else _SPACE
+    return table
+
+
+def simplified_utf8(data: Bytes) -> Bytes:
+    """Return the simplified form of a text; both are UTF-8, in which a lone surrogate takes three bytes."""
     global _characters
-    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     out = np.empty(3 * len(data) + 1, np.uint8)          # the decomposition of a Hangul syllable is 3 times as long
-    size = int(_simplified(data, *_characters, out))
+    size = int(_simplified(data, _ascii_bytes(), *_characters, out))
     while size < _BY_RULES:
         _characters = _characters.with_page(-2 - size)
-        size = int(_simplified(data, *_characters, out))
+        size = int(_simplified(data, _ascii_bytes(), *_characters, out))
     if size == _BY_RULES:
-        return np.frombuffer(by_rules(text).encode("utf-8", "surrogatepass"), np.uint8)
+        return utf8(by_rules(data.tobytes().decode("utf-8", "surrogatepass")))
     first = 0                                            # a mark that stands alone leaves a space behind
     while first < size and out[first] == 32:
         first += 1
@@ -262,4 +281,4 @@ def simplify(text: str) -> str:
     >>> simplify("Café, 3.14  and\\nMORE…")
     'cafe 0 and more'
     """
-    return simplified_utf8(text).tobytes().decode("utf-8", "surrogatepass")
+    return simplified_utf8(utf8(text)).tobytes().decode("utf-8", "surrogatepass")

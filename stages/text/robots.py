@@ -15,8 +15,8 @@ _LONGEST = 4000
 
 
 def directives(value: str) -> tuple[str, ...]:
-    """Return the directives of FORBIDDING, in its order, by which a page forbids all robots some use of it. `value` is
-    the content of a robots header or of a robots `<meta>` tag.
+    """Return those directives of the list FORBIDDING, in the order of the list, that a page addresses to all robots.
+    `value` is the content of a robots header or of a robots `<meta>` tag.
 
     In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives are for the robot `somebot` alone, so
     only `noindex` is returned. If a page has several headers, `value` holds one per line. The directives of a line are

@@ -1,4 +1,5 @@
-"""Chromium, a service on a port of its own, and pages on which nothing may go wrong unseen."""
+"""Fixtures of the tests in a browser: Chromium, a running service, and pages that fail the test if anything goes wrong
+in them."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from pipeline.service.settings import ServiceSettings
 #: set by CI after it has installed Chromium: a missing browser is then an error
 REQUIRED = "TOKENMILL_TEST_BROWSER"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-#: no name resolves but that of this machine, so not even an attack that succeeds reaches another
+#: only the name of this machine can be resolved, so not even a successful attack reaches another host
 FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--disable-quic", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-#: milliseconds to wait for what must come; a busy machine may stand still for long
+#: milliseconds to wait for something that must happen; long, because a busy machine may stand still
 TIMEOUT_MS = 120_000
 expect.set_options(timeout=TIMEOUT_MS)
 #: width and colours of the modes in which a page must work
@@ -38,7 +39,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium. It ends with the module: while Playwright runs, its thread can run no other event loop."""
+    """The system's Chromium, closed after each module of tests. While Playwright runs, its thread cannot run another
+    event loop, which tests of other modules need."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         message = f"none of {', '.join(NAMES)} is on PATH (apt install chromium)"
@@ -53,8 +55,8 @@ def chromium() -> Iterator[Browser]:
 
 
 def watch(page: Page, origin: str, complaints: list[str]) -> None:
-    """Add to `complaints` what no page may do: write an error to the console, throw, open a dialog or a window, load a
-    file down, or ask another host."""
+    """Add to `complaints` whatever a page must not do: write an error to the console, raise an uncaught error, open a
+    dialog or a window, download a file, or send a request to another host than `origin`."""
     def note(kind: str, what: object, wrong: bool = True) -> None:
         if wrong:
             complaints.append(f"{kind}: {str(what)[:300]}")
@@ -72,13 +74,14 @@ def watch(page: Page, origin: str, complaints: list[str]) -> None:
 
 
 def _belongs(url: str, origin: str) -> bool:
-    """Whether a request stays at `origin`, or opens a local file as somebody who got a report does."""
+    """Return whether a page may request this URL: it is at `origin`, or opens a local file, as when somebody opens a
+    report that was sent to them."""
     return urlsplit(url).scheme in ("data", "file") or url.startswith(f"{origin}/")
 
 
 @contextmanager
 def serving(settings: ServiceSettings) -> Iterator[str]:
-    """Run a service; gives its origin."""
+    """A context manager that runs a service. Yields its origin, such as http://127.0.0.1:8000."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, access_log=False, ws="none",
                                            timeout_graceful_shutdown=1))
@@ -93,20 +96,23 @@ def serving(settings: ServiceSettings) -> Iterator[str]:
 
 
 def settings_of(stores: dict[str, Path], **more: Any) -> ServiceSettings:
-    """Settings under which a quick browser meets no limit."""
+    """Return settings of a service for these stores, whose limits on requests are too high for a fast browser to
+    reach."""
     return ServiceSettings({name: str(root) for name, root in stores.items()},
                            **{"rate": 10_000, "burst": 10_000, "look_s": 0.1, **more})
 
 
 @pytest.fixture
 def watched() -> list[str]:
-    """What pages of this test did that they may not. Whatever is in it at the end fails the test."""
+    """The list of what pages of this test did that they must not do. The test fails if the list is not empty at its
+    end."""
     return []
 
 
 @pytest.fixture
 def open_page(chromium: Browser, watched: list[str]) -> Iterator[Callable[..., Page]]:
-    """`open_page(origin, "dark")`: an empty page of a fresh profile."""
+    """A function that opens an empty page with a fresh browser profile. It is called as `open_page(origin, "dark")`,
+    with a mode of MODES."""
     def make(origin: str, mode: str = "light") -> Page:
         page = chromium.new_context(base_url=origin, **MODES[mode]).new_page()
         page.set_default_timeout(TIMEOUT_MS)

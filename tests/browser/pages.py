@@ -1,4 +1,4 @@
-"""Which pages a service has, and what holds for each of them."""
+"""Finds the pages of a service, and checks what must be true for every page."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.service.conftest import BASE
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 #: the rules of WCAG 2.2 AA, and what axe recommends beyond them
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-#: parts of a path behind which a name stands
+#: the parts of a path that are followed by a name
 NAMED = re.compile(r"/(stores|runs|datasets|documents|queue|trainings|windows)/[^/]+")
 OPENED = """() => {
   document.querySelectorAll('ol.documents > li:nth-child(n + 4)').forEach((e) => e.remove());
   document.querySelectorAll('details').forEach((e) => { e.open = true });
 }"""
-#: all that can have the focus
+#: the elements that can have the focus
 STOPS = """() => {
   const all = 'a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]';
   window.stops = [...document.querySelectorAll(all)].filter((e) =>
     e.tabIndex >= 0 && !e.disabled && e.checkVisibility({visibilityProperty: true}));
   return window.stops.map((e) => e.outerHTML.slice(0, 120));
 }"""
-#: the place of what has the focus among them, whether it is seen to have it, and whether its middle, as far as it is in
-#: the window, is in sight
+#: for the element that has the focus: its index among these elements, whether one sees that it has the focus, and
+#: whether the middle of its part inside the window is uncovered
 FOCUSED = """() => {
   const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
   const middle = (from, to, end) => (Math.max(from, 0) + Math.min(to, end)) / 2;
@@ -45,8 +45,9 @@ FOCUSED = """() => {
 
 
 def kinds_of_pages(settings: ServiceSettings) -> list[str]:
-    """An address of each kind of page that links from the first lead to. Pages are of one kind when their paths differ
-    in names only, and they show the same kind of documents, or moves of a threshold."""
+    """Return one address for each kind of page that can be reached by links from the first page. Two pages are of the
+    same kind if their paths differ only in names, and both show the same kind of documents (or both have a moved
+    threshold)."""
     client = TestClient(create_app(settings), base_url=BASE, headers={"Accept": "text/html"})
     pages: dict[tuple[str, ...], str] = {}
     seen, todo = set(), ["/"]
@@ -68,15 +69,16 @@ def kinds_of_pages(settings: ServiceSettings) -> list[str]:
 
 
 def faults(page: Page) -> list[str]:
-    """What is wrong with an open page in any mode: what axe finds, and what is too wide. The page is changed: all its
-    details are opened, and three entries stand for a long list of documents."""
+    """Return what is wrong with an open page in each mode (light, dark, narrow): violations that the accessibility
+    checker axe finds, and content that is wider than the window. This changes the page: it opens all its details, and
+    shortens long lists of documents to three entries."""
     page.evaluate(OPENED)
     page.evaluate(AXE)
     wrong = []
     for mode, options in MODES.items():
         page.set_viewport_size(options["viewport"])
         page.emulate_media(color_scheme=options["color_scheme"])
-        run_only = ["color-contrast"] if mode == "dark" else RULES             # other rules do not see colours
+        run_only = ["color-contrast"] if mode == "dark" else RULES             # only this rule depends on colours
         for violation in page.evaluate("async (only) => (await axe.run({runOnly: only})).violations", run_only):
             nodes = json.dumps([node["html"][:160] for node in violation["nodes"][:3]])
             wrong.append(f"{mode}: {violation['impact']} {violation['id']}: {nodes}")
@@ -87,8 +89,9 @@ def faults(page: Page) -> list[str]:
 
 
 def tab_order(page: Page) -> list[str]:
-    """What is wrong with a walk through a page by Tab alone: every stop must come in its turn, in sight, and be seen to
-    have the focus. The browser adds stops of its own, at what can be scrolled."""
+    """Walk through a page with the Tab key alone, and return what is wrong. Every element that can have the focus must
+    be reached in order, be in sight, and visibly have the focus. Further stops of the browser, at areas that scroll,
+    are allowed."""
     stops, reached, wrong = page.evaluate(STOPS), [], []
     for _ in range(2 * len(stops) + 10):
         if reached and reached[-1] == len(stops) - 1:

@@ -1,5 +1,5 @@
-"""A run over documents that attack whoever looks at them: its report and all its pages show them, and nothing else
-happens. (`open_page` fails a test for any dialog, console error or request to another host.)"""
+"""A run whose documents attack whoever looks at them. Its report and all its pages show the documents as text, and
+nothing else happens. (`open_page` fails a test for any dialog, console error or request to another host.)"""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ FOREIGN = "iframe, object, embed, base, video, audio, img, math, plaintext, nosc
 
 
 def attacks() -> Iterator[dict[str, Any]]:
-    """Every attack as a document too short to be kept, in one that is kept, as its own duplicate, in its address, and
-    at both ends of a line of 5 MB."""
+    """Yield documents with every attack: in a text that is too short to be kept, in a kept text, in a duplicate of it,
+    in a URL, and at both ends of a line of 5 MB."""
     for i, evil in enumerate((*EVIL, *MORE)):
         long = " ".join(f"word{i} and{n} the other" for n in range(30))
         yield {"text": evil, "url": f"https://a.example/{evil}"}

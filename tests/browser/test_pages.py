@@ -1,5 +1,5 @@
-"""Every page in a real browser: accessible, in light and dark, on a phone, with the keyboard alone; and the way from a
-run to a document that it has dropped."""
+"""Every page in a real browser: it is accessible in light and dark mode, on a phone, and by keyboard alone. A user gets
+from a run to a document that it dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def addresses(root: Path, hostile: Path) -> list[str]:  # noqa: F811
-    """An address of every kind of page of a real store, and of one in which all names are hostile."""
+    """An address of every kind of page of a real store, and of a store in which all names are hostile."""
     pages = [*kinds_of_pages(settings_of({"main": root})), *kinds_of_pages(settings_of({"evil": hostile})), "/login",
              *(f"/stores/main/datasets/clean/label?by=me&draw=random&run={run.name}" for run in root.glob("runs/*"))]
     assert {"/stores/main/queue", "/stores/main/datasets/clean/labels", "/stores/evil/runs/evil/assets",

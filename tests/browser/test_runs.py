@@ -1,5 +1,5 @@
-"""The way of somebody who works with the service: submit a recipe, watch its run, cancel another, move a threshold,
-save the recipe, and run it. Drivers are processes of their own."""
+"""What a user of the service does, in a browser: submit a recipe, watch its run, cancel another run, move a threshold,
+save the recipe, and run it. Drivers are real processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages about shards and trainings with content: a training is started, watched to its end and explained, and a
-document is followed from its place in the shards to the steps that read it. A training is a process of its own."""
+"""The pages about shards and trainings, with real content: a training is started, watched to its end and explained, and
+a document is followed from its place in the shards to the steps that read it. The training is a real process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
-    """Of a service over a store with shards, whose run has a training that has ended; others go to another folder."""
+    """Settings of a service over a store with shards, whose run has a training that has ended. Trainings of other runs
+    are written to another folder."""
     top = tmp_path_factory.mktemp("trainings")
     store, others = make_site(top), top / "others"
     ended = store / "runs/main/train"
@@ -133,7 +134,7 @@ PERIOD_MS = 3000
 
 @pytest.fixture
 def running(tmp_path: Path) -> Path:
-    """The folder of a training that runs on another machine, as it seems."""
+    """The folder of a training that seems to run on another machine."""
     folder = tmp_path / "store/runs/live/train"
     write_training(folder)
     (folder / "trainer.pid").touch()
@@ -143,7 +144,7 @@ def running(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watching(running: Path, tmp_path: Path, open_page: Open) -> Iterator[Page]:
-    """Its page, whose clock `poll` puts forward."""
+    """The page of the training `running`. Its clock is faked; `poll` advances it."""
     with serving(settings_of({"s": tmp_path / "store"})) as place:
         page = open_page(place, "narrow")
         page.clock.install()
@@ -161,7 +162,8 @@ def poll(page: Page) -> None:
 
 
 def expect_plots(page: Page, n: int) -> None:
-    """Wait until `n` plots were put into the page. `wait_for_function` needs `eval`, which the page's CSP forbids."""
+    """Wait until the page has put in a plot for the `n`-th time. Playwright's `wait_for_function` cannot be used,
+    because it needs `eval`, which the page's Content-Security-Policy forbids."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while page.evaluate("window.plots.length") != n:
         assert time.monotonic() < deadline, page.evaluate("window.plots")

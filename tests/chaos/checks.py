@@ -1,4 +1,5 @@
-"""What must hold after every scenario: equal hashes, nothing lost, nothing twice, nothing left behind."""
+"""Checks of the store after every scenario: the run has made the expected data, every document is there exactly once,
+and no stray files or processes are left."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DATASETS = ("clean", "unique")
 
 
 def hashes(store: str) -> dict[str, str]:
-    """Everything a run promises to be equal: of the datasets, of the shards, of the order."""
+    """Return hashes of everything that must be the same in every run of the recipe: of the datasets, the shards, the
+    order of samples and the tokenizer."""
     at = Store(store)
     [run] = {p.split("/")[1] for p in at.list("runs") if p.endswith("/curriculum.json")}
     curriculum = json.loads(at.read(f"runs/{run}/curriculum.json"))
@@ -39,13 +41,15 @@ def rows(store: str, folder: str, columns: list[str] | None = None) -> list[dict
 
 
 def places(store: str) -> dict[str, list[str]]:
-    """Where every document ended: ids, sorted, by folder."""
+    """Return in which folder each document ended, as {folder: sorted ids of its documents}. A folder is datasets/NAME,
+    dropped/NAME or quarantine/NAME."""
     return {f"{kind}/{d}": sorted(ids(store, f"{kind}/{d}")) for d in DATASETS
             for kind in ("datasets", "dropped", "quarantine")}
 
 
 def check_log(store: str) -> None:
-    """Every key was committed once, every file the log names is there, and epochs count up one by one."""
+    """Check the commit log: each key is committed once, every file that a record names exists with the recorded sha256,
+    and epochs are numbered 1, 2, 3, …"""
     keys: Counter[str] = Counter()
     epochs = []
     for path in sorted(Path(store, "log").glob("0*.json")):
@@ -62,8 +66,8 @@ def check_log(store: str) -> None:
 
 
 def check_objects(store: str) -> None:
-    """Only what the log names, and lists of it, are in objects/: to be asked after a run that collected garbage and
-    then ran nothing."""
+    """Check that objects/ has exactly the files that the log names. (Lists of files, in folders `lists`, are not
+    compared.) This only holds after a run that has collected garbage, followed by a run that had nothing to do."""
     named = {info["path"] for path in Path(store, "log").glob("0*.json")
              for record in json.loads(path.read_text())["body"].get("records", ())
              for info in record["files"].values()}
@@ -73,13 +77,14 @@ def check_objects(store: str) -> None:
 
 
 def tree(store: str) -> dict[str, str]:
-    """sha256 of every file of a store, by path; links by the file they are."""
+    """Return {path: sha256} for every file of a store. A link counts as the file that it leads to."""
     return {p.relative_to(store).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
             for p in sorted(Path(store).rglob("*")) if p.is_file()}
 
 
 def check_scratch(temp: Path) -> None:
-    """No scratch is left once the next worker has looked: what a killed owner left, its successor sweeps away."""
+    """Check that no scratch folder is left below `temp`, and nothing in /dev/shm. A new owner of scratch space removes
+    what a killed owner left, so one is created first."""
     Scratch(str(temp)).close()
     left = [str(p) for top in temp.glob("tokenmill-*") for p in top.iterdir() if p.name.startswith("scratch-")]
     assert left == []

@@ -1,7 +1,9 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own: whatever is done to it, the test lives on.
+"""Starts a Ray cluster of several nodes on this machine, in a process of its own, so that the test survives whatever
+happens to the cluster.
 
-`python -m tests.chaos.cluster` makes it: a command a line on stdin (JSON: the arguments of a node to add), the pids of
-what was started as answer. Everything it starts dies with it (Ray's own parent-death signals).
+`python -m tests.chaos.cluster` is that process. It reads one command per line from stdin (JSON: the arguments of a node
+to add), and answers with the pids of the started processes. All of them end when it ends, because Ray starts its
+processes with a parent-death signal.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": Fal
 
 @dataclass
 class Node:
-    """A node by the pid of its raylet."""
+    """A node of the cluster: the processes below its raylet (Ray's process on each node), whose pid is `raylet`."""
 
     raylet: int
 
@@ -38,16 +40,16 @@ class Node:
 
     @property
     def children(self) -> list[int]:
-        """Children of its supervisors: the processes documents are worked on in."""
+        """The pids of the children, the processes that run tasks, of all supervisors on the node."""
         return [c for s in self.supervisors for c in children_of(s) if named(c, "pipeline.engine.worker.child")]
 
     @property
     def processes(self) -> list[int]:
-        """The whole machine."""
+        """The pids of all processes that stand for this machine."""
         return [self.raylet, *children_of(self.raylet), *self.children]
 
     def kill(self) -> None:
-        """The machine loses power."""
+        """Kill all processes of the node at once, as when a machine loses power."""
         for pid in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -59,7 +61,7 @@ class Node:
 
 
 class Cluster:
-    """A head without CPUs and `nodes` nodes with one each."""
+    """A Ray cluster: a head without CPUs, and `nodes` nodes with one CPU each."""
 
     def __init__(self, env: dict[str, str], nodes: int = 2) -> None:
         for left in (2, 1, 0):                           # Ray itself gives up after 30 s, which a busy machine may take
@@ -86,7 +88,7 @@ class Cluster:
         raise AssertionError(f"the cluster did not come up (exit {self._process.wait()})")
 
     def add(self, **node: Any) -> Node:
-        """Another machine joins."""
+        """Add a node with the given arguments, and return it."""
         self._process.stdin.write(json.dumps(node) + "\n")
         self._process.stdin.flush()
         self.nodes.append(Node(self._answer()["raylet"]))
@@ -94,11 +96,12 @@ class Cluster:
 
     @property
     def whole(self) -> bool:
-        """Whether its head lives."""
+        """Whether the head of the cluster is alive."""
         return alive(self.gcs) and alive(self.head.raylet)
 
     def resize(self, nodes: int) -> None:
-        """Machines leave or join until there are so many, all of them well."""
+        """Kill or add nodes until the cluster has exactly `nodes` of them, all running. Dead and stopped nodes are
+        replaced."""
         for node in self.nodes:
             if not alive(node.raylet) or stopped(node.raylet):
                 node.kill()
@@ -112,7 +115,7 @@ class Cluster:
         os.kill(self.gcs, signal.SIGKILL)
 
     def kill_head(self) -> None:
-        """The head machine loses power: GCS, raylet, everything."""
+        """Kill all processes of the head at once, also Ray's control process (GCS), as when its machine loses power."""
         self.kill_gcs()
         self.head.kill()
 
@@ -135,7 +138,7 @@ class Cluster:
 def main() -> None:
     from ray.cluster_utils import Cluster as Ray
 
-    # without what nobody asks here: its log and autoscaler monitors are further processes
+    # without the log monitor and the autoscaler's monitor: two processes that no test uses
     ray = Ray(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "no_monitor": True,
                                                     "include_log_monitor": False})
     out = sys.stdout

@@ -1,4 +1,5 @@
-"""What scenarios share: the corpus, the result of an undisturbed run, and a world of processes that ends with them."""
+"""Fixtures that all scenarios share: the corpus, the result of an undisturbed run, and `World`, which owns the store
+and the processes of one scenario."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ HOOK = Path(__file__).parent / "hook"
 
 
 def pytest_collection_modifyitems(items):
-    """A suite of its own (`make chaos`), but for those that are marked slow."""
+    """Mark all tests of this folder as `chaos` (they run with `make chaos`). Skip them outside Linux."""
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.chaos)
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run nothing happened to."""
+    """What a run makes to which nothing happened; the scenarios are compared with it."""
 
     hashes: dict[str, str]
     places: dict[str, list[str]]
@@ -44,7 +45,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory) -> str:
-    """Compiled once, not by every scenario."""
+    """A folder for compiled numba kernels. All scenarios share it, so that the kernels are compiled only once."""
     return str(tmp_path_factory.mktemp("kernels"))
 
 
@@ -78,10 +79,11 @@ def reference(recipe: Path, store: str, kernels: str) -> Undisturbed:
 
 
 class Machines:
-    """The cluster that scenarios share, one after the other: whoever loses its head leaves the next one a new one."""
+    """The cluster that scenarios use one after the other. If a scenario has killed the head of the cluster, the next
+    scenario gets a new cluster."""
 
     def __init__(self, kernels: str) -> None:
-        self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: Ray's sockets lie below
+        self.temp = Path(tempfile.mkdtemp(prefix="tmc", dir="/tmp"))          # short: in the paths of sockets
         self.mark = f"chaos-{secrets.token_hex(8)}"
         self.env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "CHAOS": self.mark,
                     "TMPDIR": str(self.temp), "RAY_TMPDIR": str(self.temp), "NUMBA_CACHE_DIR": kernels,
@@ -91,7 +93,7 @@ class Machines:
         self._cluster: Cluster | None = None
 
     def cluster(self, nodes: int) -> Cluster:
-        """With exactly so many nodes."""
+        """Return the cluster, with exactly `nodes` running nodes. A cluster whose head is dead is replaced."""
         if self._cluster is None or not self._cluster.whole:
             self.close()
             self._cluster = Cluster(self.env, nodes)
@@ -106,7 +108,8 @@ class Machines:
 
 
 def check_gone(mark: str) -> None:
-    """No worker and no driver of ours is left. What Ray has beside them ends a minute after its GCS: it is killed."""
+    """Wait until no worker and no driver with `mark` in its environment is left, and fail if this takes too long. Ray's
+    own processes, which would end a minute after the cluster's head, are killed."""
     def ours() -> set[int]:
         return {p for p in marked(mark) if named(p, "pipeline.") or named(p, "SupervisorActor")}
 
@@ -125,7 +128,8 @@ def machines(kernels):
 
 
 class World:
-    """A scenario: its store, the cluster, its drivers. At its end nothing of it may be left."""
+    """A scenario: its store, its cluster and its drivers. After the scenario, none of its processes and no scratch may
+    be left."""
 
     def __init__(self, name: str, corpus: Path, machines: Machines) -> None:
         self.corpus, self.rng, self._machines = corpus, random.Random(f"chaos/{name}"), machines
@@ -143,14 +147,16 @@ class World:
         return self.cluster
 
     def run(self, *more: str, recipe: Path | None = None, local: bool = False, scheme: str = "", **kw) -> Driver:
-        """A driver on the cluster, or with children of its own (`local`). `scheme`: in front of the store's path."""
+        """Start a driver with workers on the cluster or, with `local`, with child processes of its own. `scheme` is put
+        in front of the path of the store."""
         address = None if local else self.cluster.address
         self._drivers.append(Driver(self.env, recipe or self.corpus / "recipe.yaml", scheme + self.store, *more,
                                     address=address, **kw))
         return self._drivers[-1]
 
     def tell(self, fault: str, what: str = "") -> Path:
-        """Let a fault of `hook/sitecustomize.py` happen in children, as long as the file is there."""
+        """Create the file `fault` with the contents `what`. As long as it exists, children behave as
+        `hook/sitecustomize.py` describes for a file of this name. Returns the path."""
         self._told.append(self._machines.temp / fault)
         part = self._machines.temp / f".{fault}"
         part.write_text(what)
@@ -158,20 +164,21 @@ class World:
         return self._told[-1]
 
     def note(self) -> None:
-        """Remember the workers there are now: none of them may outlive the run."""
+        """Remember all workers that run now. `check_workers_are_gone` later checks that none of them has outlived the
+        run."""
         if self.cluster is not None:
             self._seen.update(p for n in self.cluster.nodes for p in (*n.supervisors, *n.children))
         for driver in self._drivers:
             self._seen.update(descendants(driver.pid))
 
     def check_workers_are_gone(self) -> None:
-        """Supervisors and children of runs that have ended."""
+        """Wait until all supervisors and children of the ended runs are gone, and fail if this takes too long."""
         until(lambda: not [p for p in self._seen if alive(p)], 120, f"the end of all workers ({self._seen})")
         if self.cluster is not None:
             until(lambda: not (self.cluster.children or self.cluster.supervisors), 120, "the end of all workers")
 
     def replace_cluster(self, nodes: int = 2) -> Cluster:
-        """The cluster is lost, or left; another one is got."""
+        """Close the cluster, and start a new one with `nodes` nodes."""
         self._machines.close()
         return self.start(nodes)
 
@@ -186,7 +193,8 @@ class World:
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def check(self, expected: Undisturbed, recipe: Path | None = None) -> None:
-        """The run has ended well: everything is as if nothing had happened, and nothing is left behind."""
+        """Check that the run has ended well: all data is as in the undisturbed run, running the recipe again has
+        nothing to do, and no processes and no scratch are left."""
         self.note()
         self.check_workers_are_gone()
         assert checks.hashes(self.store) == expected.hashes

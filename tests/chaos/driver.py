@@ -1,4 +1,4 @@
-"""A driver: `tokenmill run` as a process of its own, watched by the events it prints."""
+"""Runs `tokenmill run` in a process of its own, and follows its progress by the events that it prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.chaos.processes import kill_tree
 
 
 class Driver:
-    """`module`: what is run instead of the command itself (`tests.e2e.kill POINT N`, say)."""
+    """A running `tokenmill run`. `module` are the words after `python -m`; another module than the command itself, such
+    as ("tests.e2e.kill", POINT, N), may wrap the command."""
 
     def __init__(self, env: dict[str, str], recipe: Path, store: str, *more: str, address: str | None = None,
                  module: tuple[str, ...] = ("pipeline.cli",)) -> None:
@@ -52,11 +53,12 @@ class Driver:
         self._errors += self._process.stderr
 
     def done(self, phase: str = "") -> int:
-        """Tasks finished in the nodes whose name begins with `phase`."""
+        """Return how many tasks are done in nodes of the plan whose name begins with `phase`."""
         return sum(n for node, n in self._done.items() if node.startswith(phase))
 
     def until(self, phase: str, count: int, seconds: float = 300.0) -> None:
-        """Return as soon as `count` tasks of the phase are done."""
+        """Wait until `count` tasks are done in nodes of the plan whose name begins with `phase`. Fails if the run ends
+        first, or after `seconds`."""
         deadline = time.monotonic() + seconds
         with self._news:
             while self.done(phase) < count:
@@ -67,10 +69,10 @@ class Driver:
 
     @contextlib.contextmanager
     def held_at(self, phase: str, count: int, inside: bool = False) -> Iterator[Path]:
-        """Once `count` tasks of the phase are done no child ends its task, until the context is left: what goes wrong
-        here goes wrong in a run under way, however late the test comes to it. `inside`: children stand still at a
-        document, where their death could be taken for the document's fault, and leave `inside.PID` in the folder that
-        this yields."""
+        """Within this context, the run stands still with `count` tasks done in nodes of the plan whose name begins with
+        `phase`: no child ends its task. So a fault that the test causes here hits a run in progress, however slow the
+        test is. With `inside`, each child stands still within a document, where its death could be blamed on the
+        document, and creates the file `inside.PID` in the folder that is yielded."""
         folder = Path(self._env["CHAOS_FOLDER"])
         if inside:
             (folder / "inside").touch()
@@ -107,7 +109,7 @@ class Driver:
         os.kill(self.pid, signum)
 
     def finish(self, seconds: float = 550.0) -> int:
-        """Its exit code."""
+        """Wait until the run ends, and return its exit code. Fails after `seconds`."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -122,7 +124,7 @@ class Driver:
 
     @property
     def where(self) -> str:
-        """How far it got, for a failing test."""
+        """The progress of the run as text, for the message of a failing test."""
         last = next((e for e in reversed(self.events) if e["event"] == "progress"), {})
         return f"{dict(self._done)}\nrunning: {last.get('running')}"
 

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them."""
+"""Finds processes by /proc, and sends signals to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 
 def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it") -> Any:
-    """The first true value of `condition`."""
+    """Call `condition` until it returns a true value, and return this value. Fails after `seconds`; `what` says in the
+    message what was waited for."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -22,7 +23,7 @@ def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it"
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; [] when it is gone."""
+    """Return the fields of /proc/PID/stat from the state on, or [] if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -47,7 +48,7 @@ def named(pid: int, part: str) -> bool:
 
 
 def parents() -> dict[int, int]:
-    """pid → parent of all living processes."""
+    """Return {pid: pid of the parent} for all living processes."""
     pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
     return {pid: int(fields[1]) for pid in pids if (fields := _stat(pid)) and fields[0] not in "ZX"}
 
@@ -68,14 +69,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and all below it."""
+    """Send SIGKILL to a process and all its descendants."""
     for p in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(p, signal.SIGKILL)
 
 
 def marked(mark: str) -> set[int]:
-    """Living processes with `mark` in their environment or command line."""
+    """Return the pids of living processes that have `mark` in their environment or command line, without this
+    process."""
     found = set()
     for pid in parents():
         try:
@@ -88,7 +90,7 @@ def marked(mark: str) -> set[int]:
 
 
 def signal_all(pids: Iterable[int], signum: int) -> list[int]:
-    """Who got it."""
+    """Send a signal to processes. Returns the pids of those that existed."""
     got = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,10 @@
-"""The corpus and the recipe every scenario runs: 2,000 documents, about 45 partitions, two barriers, tokens.
+"""Writes the corpus and the recipe that every scenario runs: 2,000 documents, about 45 partitions, two barriers, and
+tokens.
 
-Two sources: `web` in four big files of WARC conversion records, which are indexed and split, and `notes` in small ones,
-which are packed. Both hold exact copies and near-duplicates, of their own and of each other. Everything comes from a
-seed. Seven documents are poison to a stage of the recipe, which drops them, or dies of them.
+There are two sources. `web` has four big files with WARC records of the type `conversion`, which are indexed and split.
+`notes` has small files, several of which make one partition. Both hold exact copies and near-duplicates of their own
+documents and of each other's. Everything is a function of a seed. Seven documents are poison for one stage: in one
+recipe it drops them, in the other they crash its process.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def fail():
 KINDS = {"poison-segfault": lambda: ctypes.string_at(0), "poison-spin": spin, "poison-hog": hog, "poison-fail": fail}
 '''
 SEGFAULT, SPIN, HOG, FAIL = "poison-segfault", "poison-spin", "poison-hog", "poison-fail"
-#: what is planted, by the number of the document in `web`, and the reason its quarantine gives
+#: the number of each planted document in `web` → the word that makes it crash
 PLANTED = {7: SEGFAULT, 8: SPIN, 451: HOG, 452: FAIL, 800: SEGFAULT, 1203: SPIN, 1590: FAIL}
 REASONS = {SEGFAULT: "crash:SIGSEGV", SPIN: "cpu_limit", HOG: "memory", FAIL: "error:LookupError"}
 
@@ -102,7 +104,8 @@ def texts(n: int, seed: int) -> list[str]:
 
 
 def write_site(top: Path) -> None:
-    """The inputs, `recipe.yaml`, which drops the poison, and `poisoned.yaml`, which dies of it."""
+    """Write the inputs and two recipes: `recipe.yaml` drops the seven poisonous documents, and `poisoned.yaml` crashes
+    on them."""
     found = texts(DOCUMENTS, 11)
     for number, word in PLANTED.items():
         found[number] = f"Number {number} {word}. " + " ".join(random.Random(number).sample(sentences(), 9))
@@ -122,7 +125,7 @@ def write_site(top: Path) -> None:
 
 
 def _conversion(number: int, body: bytes) -> bytes:
-    """A WET record."""
+    """Return a WARC record with a text, as WET files (Common Crawl's extracted texts) have it."""
     return (f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
             f"WARC-Date: 2026-01-01T00:00:00Z\r\nWARC-Target-URI: https://site.example/{number}\r\n"
             f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body + b"\r\n\r\n"

@@ -1,4 +1,5 @@
-"""Drivers are killed, stopped and doubled: one run more ends well, and a store never has two masters."""
+"""A driver is killed, stopped, or joined by a second one: the next run of the recipe ends well, and a store never has
+two drivers."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def test_the_driver_is_asked_to_stop(world, undisturbed):
 
 
 def stop_between_writes(driver: Driver, store: str) -> None:
-    """What a driver was writing when it was stopped it gives its name as soon as it goes on; nothing can refuse that to
-    it. It is stopped where it has begun no file."""
+    """Stop a driver (SIGSTOP) at a moment when it has no half-written file in the store. A stopped driver that goes on
+    would rename such a file to its final name, and nothing could prevent that."""
     def unfinished() -> list[Path]:
         return list(Path(store).rglob(f"*{UNFINISHED}"))
 

@@ -1,4 +1,5 @@
-"""Machines are lost and join, the head dies: the same run ends well, or one more on a new cluster does."""
+"""Machines are lost and join, and the head of the cluster dies. The run ends well, or the next run of the recipe on a
+new cluster does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Planted poison: exactly those documents go into quarantine, with the reason; the rest is as in a run without them."""
+"""Documents that crash a stage: exactly these go into quarantine, each with the reason, and all other data is as in a
+run without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of the cluster is lost while a run of the queue works on it: the run waits, and goes on on the next one."""
+"""The head of the cluster is lost while a queued run uses it: the run waits, and continues on the next cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage that stutters, disks that are full, workers that are slow, clocks that jump: all of them cost time only."""
+"""Storage whose requests fail, full disks, slow workers and jumping clocks: they cost time, but change no result."""
 
 from __future__ import annotations
 

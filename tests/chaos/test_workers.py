@@ -1,4 +1,4 @@
-"""Children and supervisors are killed and stopped: nobody is quarantined, nothing is lost, the same run ends well."""
+"""Children and supervisors are killed and stopped: no document is quarantined or lost, and the same run ends well."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ PHASES = {"read": "clean", "exact": "unique/exact", "apply": "unique:2", "near":
 
 
 def moment(world, undisturbed, phase: str) -> tuple[str, int]:
-    """(nodes, number of their tasks that are done when it happens), seeded by the scenario; never their last one."""
+    """Choose the moment of a fault in a phase of the run. Returns (beginning of the names of the phase's nodes, number
+    of their tasks that are done at this moment). The random number generator of the scenario chooses it; it is never so
+    late that the last task may already run."""
     total = sum(n for node, n in undisturbed.tasks.items() if node.startswith(PHASES[phase]))
     return PHASES[phase], world.rng.randint(1, max(1, total - 2))
 

@@ -1,5 +1,6 @@
-"""deploy/: the image, the clusters, the job scripts. Checked as far as one can without a cloud: by the schemas and
-linters of the tools that read them, and by what our own commands and Ray's accept. No tool, no test."""
+"""The files in deploy/: the container image, the cluster files and the job scripts. They are checked as far as possible
+without a cloud: by the schemas and linters of the tools that read them, and by our own commands and Ray's. A test is
+skipped if its tool is not installed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ IMAGES = {f"tokenmill:{PROJECT['version']}-{target}" for target in ("cpu", "cuda
 
 
 def tool(name: str) -> str:
-    """A program of the dev extra: beside this Python, or on the PATH."""
+    """Return the path of a program from the extra `dev`: beside this Python, or on PATH. The test is skipped if there
+    is none."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     return found or pytest.skip(f"{name} is not installed (pip install '.[dev]')")
@@ -39,7 +41,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def without(doc: Any, *path: Any, value: Any = None) -> Any:
-    """A copy with what stands at `path` removed, or replaced by `value`."""
+    """Return a copy of `doc` without what is at `path`, or with `value` in its place."""
     doc = copy.deepcopy(doc)
     at = doc
     for step in path[:-1]:
@@ -56,7 +58,7 @@ DOCKERFILE = DEPLOY / "Dockerfile"
 
 
 def instructions() -> list[str]:
-    """Instructions of the Dockerfile, one a line, without comments."""
+    """Return the instructions of the Dockerfile without comments, one per line."""
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.M)
     return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
@@ -123,13 +125,14 @@ def test_what_the_image_copies_is_there_and_not_ignored():
 
 # -- ray up --------------------------------------------------------------------------------------------------------
 def ray_schema() -> dict[str, Any]:
-    """The schema Ray itself checks these files with (`ray.autoscaler._private.util.validate_config`)."""
+    """Return the schema against which Ray itself checks these files (in
+    `ray.autoscaler._private.util.validate_config`)."""
     ray = pytest.importorskip("ray")
     return json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
 
 
 def ray_start_errors(arguments: list[str]) -> str:
-    """What `ray start` says against these arguments, without starting anything."""
+    """Return the error message of `ray start` for these arguments, or "". Nothing is started."""
     click = pytest.importorskip("click")
     start = pytest.importorskip("ray.scripts.scripts").start
     try:

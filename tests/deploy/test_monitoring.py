@@ -1,4 +1,5 @@
-"""deploy/monitoring: alerts and dashboard ask for metrics that exist, by labels they have, in PromQL that parses."""
+"""deploy/monitoring: the alerts and the dashboard use metrics and labels that exist, in PromQL (the query language of
+Prometheus) that can be parsed."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ BOARD = json.loads((MONITORING / "grafana.json").read_text())
 
 
 def rays_own() -> set[str]:
-    """Names of the metrics that Ray's node agents export, from its source: importing it starts half a dashboard."""
+    """Return the names of the metrics that Ray's node agents export. They are read from Ray's source text, because
+    importing it would start half a dashboard."""
     ray = pytest.importorskip("ray")
     agent = Path(ray.__file__).parent / "dashboard" / "modules" / "reporter" / "reporter_agent.py"
     return {f"ray_{name}" for name in re.findall(r'^    "(\w+)": Gauge\(', agent.read_text(), re.M)}
 
 
 def selectors(node: Any) -> Iterator[Any]:
-    """All vector selectors below a node of a PromQL syntax tree."""
+    """Yield all vector selectors below a node of a PromQL syntax tree."""
     if type(node).__name__ == "VectorSelector":
         yield node
     for name in ("lhs", "rhs", "expr", "vs", "param", "vector_selector"):
@@ -43,7 +45,8 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 def used(expression: str) -> set[str]:
-    """Metrics a PromQL expression reads; fails when it does not parse, or asks for a label the metric has not."""
+    """Return the metrics that a PromQL expression reads. Fails if the expression cannot be parsed, or names a label
+    that one of our metrics does not have."""
     promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
     found = list(selectors(promql.parse(expression)))
     assert len(found) == len(re.findall(r"\bray_\w+", expression))      # the walk saw every one

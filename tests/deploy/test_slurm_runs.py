@@ -1,6 +1,6 @@
-"""deploy/slurm, run for real: several Ray nodes on this machine, stand-ins for `srun` and `scontrol` that start what
-they are told as processes of this host. What a Slurm has beyond that (other hosts, cgroups) is not in here. Training is
-run the same way by tests/trainer/test_launch_slurm.py."""
+"""The job scripts in deploy/slurm are really run: several Ray nodes on this machine, with stand-ins for `srun` and
+`scontrol` that start what they are given as local processes. What Slurm does beyond that (other hosts, cgroups) is not
+tested. The script for training is tested by tests/trainer/test_launch_slurm.py."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ run: {{partition: 60KB}}
 
 @pytest.fixture
 def host():
-    """A short folder (Ray's sockets lie below it) with the stand-ins in bin/."""
+    """A folder with the stand-ins in bin/. Its path is short, because Ray's sockets are below it and their paths have a
+    limit."""
     top = Path(tempfile.mkdtemp(prefix="tms", dir="/tmp"))
     (top / "bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("hostname", HOSTNAME)):
@@ -113,7 +114,7 @@ def host():
 
 
 def start(host: Path, script: str, *arguments: str, nodes: int, restart: int = 0) -> subprocess.Popen[bytes]:
-    """Start a job script as slurmd would on the first node: in a session of its own, with the job's environment."""
+    """Start a job script as Slurm does on the first node: in a session of its own, with the job's environment."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TOKENMILL_", "SLURM_"))}
     env |= {"PATH": f"{host / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}", "STAND_IN": str(host),
             "TMPDIR": str(host), "TOKENMILL_RAY_TMP": str(host), "SLURM_JOB_ID": str(1000 + os.getpid() % 150),
@@ -125,7 +126,7 @@ def start(host: Path, script: str, *arguments: str, nodes: int, restart: int = 0
 
 
 def family(host: Path) -> set[int]:
-    """Processes that live and have this host's folder in their environment."""
+    """Return the pids of living processes that have this folder's path in their environment."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -146,7 +147,7 @@ def until(found: Callable[[], Any], seconds: float, job: subprocess.Popen[bytes]
 
 
 def clean_done(store: Path) -> int:
-    """Parts of `clean` that are committed, by the run's progress."""
+    """Return how many parts of the dataset `clean` are committed, according to the run's progress.json."""
     for at in store.glob("runs/*/progress.json"):
         try:
             return json.loads(at.read_text())["nodes"].get("clean", {}).get("done", 0)
@@ -188,7 +189,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
 
 
 def check_nothing_is_left(host: Path) -> None:
-    """No process, no token, no scratch."""
+    """Check that no process, no token and no scratch folder is left."""
     deadline = time.monotonic() + 120
     while (left := family(host)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -21,7 +21,7 @@ def report_site(tmp_path_factory) -> Site:
 
 @pytest.fixture(scope="package", autouse=True)
 def valid_reports():
-    """Every report that a test of this folder makes in its own process has the schema of report.json."""
+    """Check every report that a test of this folder makes in its own process against the schema of report.json."""
     whole = collect.collect
 
     def validated(*args, **kwargs):

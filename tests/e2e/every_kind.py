@@ -1,4 +1,4 @@
-"""A little of every kind of input, made at test time, and one recipe that takes it all to a curriculum."""
+"""Writes a little input of every kind, and one recipe that takes all of it to a curriculum."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ run: {partition: 60KB, max_error_rate: 50%}
 
 
 def write(top: Path) -> Path:
-    """The inputs and the recipe in a folder. Returns the path of the recipe."""
+    """Write the inputs and the recipe to the folder `top`. Returns the path of the recipe."""
     rng, prose = random.Random(8), sentences()
 
     def some(n: int) -> str:
@@ -135,7 +135,7 @@ def write(top: Path) -> Path:
 
 
 def response(url: str, mime: str, body: bytes) -> bytes:
-    """A record of a crawl."""
+    """Return a WARC record with an HTTP response, compressed with gzip."""
     block = f"HTTP/1.1 200 OK\r\nContent-Type: {mime}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     head = (f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:0>\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
             f"WARC-Target-URI: {url}\r\nContent-Type: application/http; msgtype=response\r\n"
@@ -144,7 +144,7 @@ def response(url: str, mime: str, body: bytes) -> bytes:
 
 
 def scanned(data: bytes) -> bytes:
-    """The pages of a PDF as pictures at 200 dpi, without text."""
+    """Return the pages of a PDF as a new PDF of pictures at 200 dpi, without text, like a scan."""
     source, made = pdfium.PdfDocument(data), pdfium.PdfDocument.new()
     for page in source:
         size = page.get_size()
@@ -160,7 +160,7 @@ def scanned(data: bytes) -> bytes:
 
 
 def native(text: str) -> bytes:
-    """A PDF with a text layer."""
+    """Return a PDF whose text can be extracted without OCR."""
     plain = text.encode("ascii", "ignore").decode().replace("\\", "").replace("(", "").replace(")", "")
     broken = wrapped(plain).split("\n")
     return pdf(*(lines(*broken[i:i + 50]) for i in range(0, len(broken), 50)))

@@ -1,11 +1,11 @@
 """Runs `tokenmill` and kills it with SIGKILL at a chosen point: `python -m tests.e2e.kill POINT N ARGS…`
 
-Points: `partition` (N-th document written), `tokens` (N-th block of tokens is about to be written), `commit` (N-th
-result is in the store, its record not yet in the log), `map` and `reduce` (N-th exchange file is about to be written
-or read), `publish` (a dataset's folder is half built), `copy` (N-th part is about to be copied on S3).
-Points of deduplications with indexes of old documents: `index` (N-th exchange file of an index is about to be written),
-`hashes` and `lookup` (N-th time that hashes or band keys are looked up), `routes` (N-th exchange file with what was
-found), `old` (N-th text of an old document).
+The points: `partition` (the N-th document was written), `tokens` (before the N-th block of tokens is written), `commit`
+(the N-th result is in the store, but its record is not yet in the log), `map` and `reduce` (before the N-th exchange
+file is written or read), `publish` (the folder of a dataset is half built), `copy` (before the N-th part is copied on
+S3). The points of deduplications with indexes of old documents: `index` (before the N-th exchange file of an index is
+written), `hashes` and `lookup` (before hashes or band keys are looked up for the N-th time), `routes` (before the N-th
+exchange file with what was found is written), `old` (before the N-th text of an old document is read).
 """
 
 from __future__ import annotations

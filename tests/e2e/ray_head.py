@@ -1,4 +1,5 @@
-"""A Ray head of its own, as a user starts one: a separate process group, token authentication, loopback, free ports."""
+"""Starts a Ray head as a user would: in a separate process group, with token authentication, on loopback and free
+ports."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def free_ports(n: int) -> list[int]:
-    """Below those the system hands out to whoever asks for any: Ray's processes take dozens of them before they come to
-    these. Above those Ray gives to its workers."""
+    """Return `n` free ports. They are below the range from which the system takes ports for programs that ask for any
+    port, because Ray's processes take dozens of those before they use the ports given here. They are above the range
+    that Ray gives to its workers."""
     found: list[int] = []
     with contextlib.ExitStack() as held:
         for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
@@ -35,10 +37,10 @@ def free_ports(n: int) -> list[int]:
 
 
 class Head:
-    """`ray start --head` with two CPUs. `token` None: without authentication. Ended by pid, whatever became of it."""
+    """`ray start --head` with two CPUs. Without a `token`, the cluster has no authentication."""
 
     def __init__(self, token: str | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short, for Ray's sockets
+        self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short: in the paths of sockets
         self.mark = uuid.uuid4().hex
         self.token = token
         gcs, dashboard, *others = free_ports(6)
@@ -62,7 +64,8 @@ class Head:
             raise
 
     def environment(self, knows: bool = True) -> dict[str, str]:
-        """Of the nodes, and of a shell of a user who `knows` the token."""
+        """Return the environment variables for the nodes, and for the shell of a user. Unless `knows`, the user does
+        not have the token."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "TOKENMILL_"))}
         env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0",
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -71,7 +74,8 @@ class Head:
         return env | ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")} if knows else {})
 
     def _wait(self) -> None:
-        """Until it takes jobs: the dashboard answers before its agent is there."""
+        """Wait until the head accepts jobs. An answer of the dashboard alone is not enough, because it answers before
+        the agent that runs jobs has started."""
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/jobs/", headers=headers)
         deadline = time.monotonic() + 300
@@ -85,7 +89,7 @@ class Head:
         raise AssertionError("the head did not come up")
 
     def pids(self) -> list[int]:
-        """Everything that was started by it, jobs included."""
+        """Return the pids of all processes that the head has started, jobs included."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -94,7 +98,7 @@ class Head:
         return found
 
     def kill(self) -> None:
-        """As a machine that loses its power."""
+        """Kill all processes of the head, as when its machine loses power, and wait until they are gone."""
         deadline = time.monotonic() + 120
         while (pids := self.pids()) and time.monotonic() < deadline:
             for pid in pids:

@@ -1,4 +1,5 @@
-"""A small crawl with everything a report can show, for the tests of the report: sources, recipe, one finished run."""
+"""A small crawl for the tests of the report, with everything that a report can show: sources, recipe, and one finished
+run."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from tests.corpus import Page, pages, sentences, warc, write_warcs
 
-#: addresses planted where a report could show them; none may
+#: e-mail addresses planted in places that a report shows; no report may contain them
 SECRETS = ("dropped.person@leak.example", "url.person@leak.example", "coded.person@leak.example",
            "title.person@leak.example", "kept.person@leak.example", "failed.person@leak.example",
            "file.person@leak.example")
@@ -63,7 +64,7 @@ code: [./report_stages.py]
 
 @dataclass(frozen=True)
 class Site:
-    """What went in, and where the run is."""
+    """What the inputs contain, and where the run is."""
 
     top: Path
     store: Path
@@ -82,7 +83,8 @@ class Site:
         return json.loads((self.folder / "report.json").read_text())
 
     def sql(self, query: str) -> list[tuple]:
-        """Rows of a query in which {kept:NAME}, {dropped:NAME}, {quarantine:NAME} stand for the published parts."""
+        """Return the rows of an SQL query. {kept:NAME}, {dropped:NAME} and {quarantine:NAME} in the query stand for the
+        dataset's published parts."""
         for word, folder in (("kept", "datasets"), ("dropped", "dropped"), ("quarantine", "quarantine")):
             while f"{{{word}:" in query:
                 name = query.partition(f"{{{word}:")[2].partition("}")[0]
@@ -91,7 +93,7 @@ class Site:
         return duckdb.sql(query).fetchall()
 
     def plan(self) -> dict:
-        """plan.json, each node with the `keys` of its tasks."""
+        """Return the contents of plan.json. Each node has its tasks' keys added, under `keys`."""
         plan = json.loads((self.folder / "plan.json").read_text())
         for node in plan["nodes"]:
             node["keys"] = [k.hex() for k, in duckdb.execute(
@@ -100,13 +102,13 @@ class Site:
         return plan
 
     def records(self) -> dict[str, dict]:
-        """Commit records by key, read from the log's files."""
+        """Return {key: commit record}, read from the files of the log."""
         return {r["key"]: r for p in sorted((self.store / "log").glob("0*.json"))
                 for r in json.loads(p.read_text())["body"].get("records", ())}
 
 
 def build(top: Path) -> Site:
-    """Write the sources, run the recipe inline."""
+    """Write the sources, and run the recipe in this process."""
     rng, prose = random.Random(5), sentences()
     found = write_warcs(top / "crawl", 260, 3)
     planted = planted_pages(prose)
@@ -118,13 +120,13 @@ def build(top: Path) -> Site:
     (top / "docs").mkdir()
     for i in range(40):
         near = docs and rng.random() < 0.3
-        # nothing scrubs this source: the report has to
+        # no step scrubs this source, so the report must
         docs.append(rng.choice(docs) + " One more sentence." if near else
                     f"Ask {SECRETS[4]} from 8.8.4.4. " + " ".join(rng.sample(prose, 25)))
         (top / "docs" / f"d{i:02d}.txt").write_text(docs[i])
     (top / "docs" / f"{SECRETS[6]}.txt").write_bytes(b"")
     notes, lines = [], []
-    for i in range(30):                                              # more than half say what a document of docs says
+    for i in range(30):                                              # more than half repeat a document of `docs`
         text = docs[i % 10] if i < 20 else f"Note {i}. " + " ".join(rng.sample(prose, 12))
         notes.append(text)
         lines.append(json.dumps({"text": text, "url": f"https://notes.example/{i}"}))
@@ -144,7 +146,8 @@ def build(top: Path) -> Site:
 
 
 def planted_pages(prose: list[str]) -> list[Page]:
-    """Pages c4 drops for 'lorem ipsum', with addresses and hostile markup in text, title and URL."""
+    """Return pages that the step c4 drops because of 'lorem ipsum'. They have e-mail addresses and hostile markup in
+    text, title and URL."""
     rng = random.Random(8)
 
     def page(url: str, first: str, title: str) -> Page:

@@ -65,7 +65,7 @@ HOST = "https://gone.example.org"
 
 
 def write_site(folder: Path, packing: bool = False) -> Path:
-    """Write texts, recipe and filter. Planted documents have URLs of gone.example.org."""
+    """Write texts, recipe and filter. The planted documents have URLs of gone.example.org."""
     rng, prose = random.Random(11), sentences()
     (folder / "texts").mkdir(parents=True)
     files = [[{"text": " ".join(rng.sample(prose, 6)), "url": f"https://stays.example.org/{file}/{n}"}
@@ -101,7 +101,8 @@ def run(site: Path, store: str = "") -> Store:
 
 
 def planted_ids(store: Store) -> dict[str, str]:
-    """The ids of planted documents, by name. The quarantined one is found by the place that its row names."""
+    """Return {name: id} of the planted documents. The quarantined one is recognised by the word in its row's
+    `detail`."""
     ids = {}
     for path in store.list("objects"):
         if path.endswith(".parquet"):
@@ -117,8 +118,8 @@ def planted_ids(store: Store) -> dict[str, str]:
 
 
 def contents(store: Store) -> Iterator[tuple[str, str]]:
-    """Every file of a store, hidden ones too, as (path, text): Parquet decoded, tokens detokenised, the log unpacked,
-    and the bytes of all."""
+    """Yield (path, text) for every file of a store, also hidden ones. Every file is yielded as it is. Parquet is also
+    yielded as JSON, tokens as decoded text, and the log record by record."""
     decode = load_tokenizer(next(store.local.rglob("*tokenizer.json"))).decode
     for file in sorted(path for path in store.local.rglob("*") if path.is_file()):
         path, data = str(file.relative_to(store.local)), file.read_bytes()
@@ -132,7 +133,7 @@ def contents(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def places(store: Store, words: list[str]) -> dict[str, set[str]]:
-    """Where each of these words is in a store: {word: paths}."""
+    """Return in which files of a store each of these words occurs: {word: paths}."""
     found: dict[str, set[str]] = {word: set() for word in words}
     pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
     for path, text in contents(store):

@@ -1,4 +1,4 @@
-"""Hostile and broken input through the command: a clear message, or a counted quarantine, and nothing lost."""
+"""Hostile and broken input, through the command: a clear message, or a counted quarantine, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ datasets: {extracted: {from: web, steps: [{html: {engine: resiliparse}}]}}
 
 @pytest.fixture
 def run(tokenmill, tmp_path) -> Callable[..., Said]:
-    """Runs a recipe in this process, on the store `store` of the test's folder."""
+    """A function that writes a recipe and runs it in this process, with a store in the folder of the test."""
     def call(recipe: str, *extra: str) -> Said:
         (tmp_path / "recipe.yaml").write_text(recipe)
         return tokenmill("run", tmp_path / "recipe.yaml", "--store", tmp_path / "store", "--backend", "inline",

@@ -1,4 +1,4 @@
-"""A run whose tokens are bytes, from texts to a training: shards, order and batches hold the bytes of the texts."""
+"""A run whose tokens are bytes, from texts to a training: shards, samples and batches hold the bytes of the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run on a Ray cluster that somebody else started, with token authentication, from a terminal that goes away."""
+"""A run on a Ray cluster that somebody else has started, with token authentication. The run is started from a terminal
+that is then closed."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def held(site) -> Iterator[Path]:
-    """A run can end only once this file is gone."""
+    """A file that keeps the run from ending as long as it exists."""
     path = site / "held"
     path.touch()
     yield path
@@ -74,7 +75,7 @@ def held(site) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def expected(site, tmp_path_factory) -> dict[str, str]:
-    """What a run on this machine alone makes."""
+    """The hashes of what a run on this machine alone makes."""
     store = tmp_path_factory.mktemp("alone") / "store"
     done = call(dict(os.environ), "run", site / "recipe.yaml", "--store", store, "--backend", "process",
                 "--allow-custom-stages", "--quiet")
@@ -264,7 +265,7 @@ def children(pid: int) -> list[int]:
 
 
 def listening(pid: int) -> list[int]:
-    """TCP ports a process listens on."""
+    """Return the TCP ports on which a process listens."""
     inodes = {os.readlink(fd).partition("[")[2][:-1] for fd in Path(f"/proc/{pid}/fd").iterdir()
               if os.path.islink(fd) and os.readlink(fd).startswith("socket:")}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
@@ -272,7 +273,7 @@ def listening(pid: int) -> list[int]:
 
 
 def until_it_is_there(runs: Path) -> str:
-    """Name of the only run."""
+    """Wait until there is a run, and return its name."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if runs.is_dir() and (names := [p.name for p in runs.iterdir() if p.is_dir()]):

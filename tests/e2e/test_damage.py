@@ -1,4 +1,5 @@
-"""Damage in a store is seen where it is read, changes no output, and what was derived comes back to the same bytes."""
+"""Damage in a store is noticed when the damaged file is read, and never changes a result. What can be computed again is
+restored to the same bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from tokenizer.shards.reader import ShardSet
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, Path, dict[str, str]]:
-    """(a site with its recipe, the store of a finished run, the hashes of what it made)"""
+    """(a site with its recipe, the store of a finished run, the hashes of what the run made)"""
     top = tmp_path_factory.mktemp("damage")
     write_warcs(top / "crawl", 80, 2)
     (top / "docs").mkdir()
@@ -48,7 +49,7 @@ def finished(tmp_path_factory) -> tuple[Path, Path, dict[str, str]]:
 
 
 def run(site: Path, store: Path, *overrides: str) -> dict[str, str]:
-    """Run the recipe; hashes of everything it promises to be equal."""
+    """Run the recipe, and return the hashes of everything that must be the same in every run."""
     at = Store(store)
     name = run_recipe(load_recipe(site / "recipe.yaml", list(overrides)), str(store),
                       make_backend=make_backend("inline", 1, None)).run
@@ -59,7 +60,8 @@ def run(site: Path, store: Path, *overrides: str) -> dict[str, str]:
 
 
 def copy(store: Path, to: Path) -> Path:
-    """A store of its own, in which published names are links again."""
+    """Copy a store. No file of the copy is a hard link to a file of the original, so damage to the copy does not reach
+    the original."""
     shutil.copytree(store, to, copy_function=os.link)
     for path in to.rglob("*"):                       # files of the other store must not be touched through links
         if path.is_file() and path.stat().st_nlink > 1:
@@ -77,7 +79,7 @@ def flip(path: Path, seed: int = 0) -> None:
 
 
 def outputs(store: Path, task: str, name: str) -> list[PartRecord]:
-    """Records of a task that wrote something under that name; at least one."""
+    """Return the records of a task that wrote a non-empty file `name`. There must be at least one."""
     records = [r for r in Log.read(Store(store)).records() if r.task == task and name in r.files
                and r.files[name].rows]
     assert records
@@ -90,7 +92,7 @@ CHANGED = "datasets.clean.steps=[gopher_quality, pii]"
 
 @pytest.fixture(scope="module")
 def wanted(finished, tmp_path_factory) -> dict[str, str]:
-    """The hashes of a run with the change over a sound store."""
+    """The hashes that a run with the setting CHANGED gives on an undamaged store."""
     top, store, _ = finished
     return run(top, copy(store, tmp_path_factory.mktemp("wanted") / "store"), CHANGED)
 
@@ -200,8 +202,8 @@ def test_a_damaged_list_of_tasks_is_one_line(finished, tmp_path, tokenmill):
 
 
 @pytest.mark.parametrize(("mended", "said"), [
-    ([f"objects/{i:032x}/1.parquet" for i in range(10_000)], "10001 files of .* were damaged or gone: its disk"),
-    ([f"objects/0/{i}.parquet" for i in range(12)], "objects/0/x.parquet was damaged again each time it was made")])
+    ([f"objects/{i:032x}/1.parquet" for i in range(10_000)], "10001 files of .* were damaged or missing: its disk"),
+    ([f"objects/0/{i}.parquet" for i in range(12)], "objects/0/x.parquet was damaged each time it was written")])
 def test_a_store_that_keeps_losing_files_is_given_up(tmp_path, mended, said):
     """A failing disk must not keep a driver busy for ever: in all, and of one task."""
     def fails() -> None:
@@ -222,7 +224,8 @@ def harm(path: Path, how: str, rng: random.Random) -> None:
 
 
 def nothing_silent(store: Path, expected: dict[str, str]) -> None:
-    """What can be read of datasets and shards is what it was; what cannot is an error that names a file."""
+    """Check that reading the datasets and shards of a damaged store gives either the `expected` hashes, or an error
+    that names a file."""
     for name in ("extracted", "clean", "deduped"):
         got = or_its_error(lambda name=name: dataset_hash(Store(store), name), (StoreError,))
         assert got == expected[name] or "datasets/" in got or "no dataset" in got
@@ -239,7 +242,8 @@ def read_whole(shards: ShardSet) -> str:
 
 
 def or_its_error(read: Callable[[], str], kinds: tuple[type[Exception], ...]) -> str:
-    """What `read` gives, or what it says is wrong; errors of other kinds are a user's traceback."""
+    """Return what `read` returns, or the message of an error of `kinds`. Other errors would be a traceback for the
+    user, so they are not caught."""
     try:
         return read()
     except kinds as e:
@@ -247,7 +251,8 @@ def or_its_error(read: Callable[[], str], kinds: tuple[type[Exception], ...]) ->
 
 
 def wreck(site: Path, store: Path, expected: dict[str, str], seed: int) -> None:
-    """Damage some files of the store, look at it, run it, repair it, run it again: the same bytes, and sound."""
+    """Damage some random files of the store. Check that this is noticed, that a run and a repair work, and that after
+    the next run all bytes are as `expected` and the store is sound."""
     rng, whole = random.Random(seed), store.with_name("whole")
     copy(store, whole)
     files = sorted(p for top in ("objects", "datasets", "dropped", "shards", "log") for p in (store / top).rglob("*")
@@ -277,7 +282,7 @@ def wreck(site: Path, store: Path, expected: dict[str, str], seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def facts(finished) -> dict[str, str]:
-    """What `nothing_silent` compares with: the hashes of the run, and of the tokens and ends of its shards."""
+    """What `nothing_silent` compares with: the hashes of the run, and those of the tokens and ends of its shards."""
     _, store, expected = finished
     more = {}
     for name in ("web", "docs"):

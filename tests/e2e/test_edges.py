@@ -1,4 +1,5 @@
-"""Where parts meet: priorities behind filters, names that could collide, inputs that change, documents counted once."""
+"""Where features meet: priorities of sources behind filters, names that could collide, inputs that change during a run,
+and documents that must be counted once."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Odd(Stage):
 
 @pytest.fixture(autouse=True)
 def fresh_modules():
-    """Each test's own stages are its own, though their files have one name."""
+    """Forget the module with stages after each test, because every test writes its own stages to a file of the same
+    name."""
     yield
     sys.modules.pop("stages_of_mine", None)
 
@@ -140,7 +142,7 @@ def test_an_input_that_changes_after_planning_is_refused(tmp_path):
     texts(tmp_path / "a", 3)
 
     class Later:
-        """The inline backend, with somebody who touches a file between the plan and the first task."""
+        """The inline backend, before whose first task somebody touches a file: after the plan was made."""
 
         def __init__(self, store):
             self.inner = make_backend("inline", 1, None)(store)
@@ -162,7 +164,7 @@ def test_who_is_taken_over_while_it_tells_its_metrics_leaves_the_progress_alone(
     theirs = []
 
     class TakenOver:
-        """The inline backend of a driver that stands still in its metrics, until another one has the store."""
+        """The inline backend of a driver that another driver takes the store from while it writes its metrics."""
 
         def __init__(self, store):
             self.inner = make_backend("inline", 1, None)(store)

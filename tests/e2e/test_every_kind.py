@@ -1,4 +1,5 @@
-"""All readers and extractors in one recipe, to a curriculum that anneals on post-training records, and to its rows."""
+"""All readers and extractors in one recipe, up to a curriculum that anneals on post-training records, and to its
+materialised rows."""
 
 from __future__ import annotations
 

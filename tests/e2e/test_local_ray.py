@@ -1,4 +1,4 @@
-"""A Ray of our own on a busy machine."""
+"""A Ray that the run starts by itself, on a busy machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ finally:
 
 @pytest.fixture
 def backends():
-    """The module; imported by a test and not while tests are collected: Ray reads its mode as it is imported."""
+    """The module of the Ray backend. It is imported by a test, not while tests are collected, because Ray reads its
+    authentication mode from the environment when it is imported."""
     return pytest.importorskip("pipeline.engine.backends.ray_backend", reason="ray is not installed")
 
 

@@ -1,4 +1,5 @@
-"""The filter of docs/filters.md, taken from the page: it runs, and report and dropped documents say what it did."""
+"""The example filter of docs/filters.md, taken from the page: it runs, and the report and the dropped documents say
+what it did."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TEXTS = {
 
 
 def blocks() -> dict[str, list[str]]:
-    """Code of the section by language."""
+    """Return the code blocks of the section, as {language: blocks}."""
     page = (Path(ROOT) / "docs" / "filters.md").read_text(encoding="utf-8")
     section = re.search(r"^## Your own filter\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section is not None
@@ -37,7 +38,7 @@ def blocks() -> dict[str, list[str]]:
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder with the files of the page, and documents."""
+    """A folder with the files that the page shows, and some documents."""
     code = blocks()
     (tmp_path / "my_filters.py").write_text(code["python"][0], encoding="utf-8")
     (tmp_path / "recipe.yaml").write_text(code["yaml"][0], encoding="utf-8")
@@ -47,14 +48,14 @@ def site(tmp_path):
 
 
 def arguments(site: Path, line: str) -> list[str]:
-    """A line of the page as arguments, with the files where they are."""
+    """Split a command line of the page into arguments. Names of files become paths below `site`."""
     words = shlex.split(line)
     assert words[0] == "tokenmill"
     return [str(site / word) if word in ("recipe.yaml", "store") else word for word in words[1:]]
 
 
 def run(site: Path, *backend: str) -> set[str]:
-    """Runs it, by default in this process; returns the keys of all that was ever done."""
+    """Run the command of the page, by default with the inline backend. Returns the keys of all records in the log."""
     sys.modules.pop("my_filters", None)                  # each test has its own file of this name
     line = blocks()["sh"][0].splitlines()[0]
     assert run_command([*arguments(site, line), "--quiet", "--backend", *(backend or ["inline"])]) == 0

@@ -1,5 +1,5 @@
-"""The reader of docs/texts.md and datatrove's blocks of docs/filters.md, taken from the pages: they run, and readers of
-one's own are refused, keyed, cut and checked as filters are."""
+"""The example reader of docs/texts.md and the datatrove blocks of docs/filters.md, taken from the pages: they run. A
+user's own readers are refused, keyed, split and checked in the same way as filters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE = "answer\tasker\tvotes\nIt is so.\tann\t3\n\tbob\t5\nNobody knows.\tcyd\t
 
 
 def blocks(page: str, title: str) -> dict[str, str]:
-    """Code of a section of a page, by language."""
+    """Return the code blocks of a section of a page, as {language: block}."""
     text = (Path(ROOT) / "docs" / page).read_text(encoding="utf-8")
     section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section is not None
@@ -30,7 +30,7 @@ def blocks(page: str, title: str) -> dict[str, str]:
 
 
 def arguments(site: Path, line: str) -> list[str]:
-    """A line of the page as arguments, with the files where they are."""
+    """Split a command line of the page into arguments. Names of files become paths below `site`."""
     words = shlex.split(line)
     assert words[0] == "tokenmill"
     return [str(site / word) if word in ("recipe.yaml", "store") else word for word in words[1:]]
@@ -67,7 +67,7 @@ def test_the_reader_of_the_page_runs(site, capfd):
 
 @pytest.fixture(autouse=True)
 def fresh_modules():
-    """Each test has its own file of this name."""
+    """Forget the module with the reader after each test, because every test writes its own file of the same name."""
     yield
     sys.modules.pop("my_lines", None)
 

@@ -1,4 +1,5 @@
-"""Packed rows of bytes, split by language, with a stream kept for the last phase: one recipe, up to the batches."""
+"""A recipe with packed rows of byte tokens, split by language, and a stream kept for the last phase: from the run to
+the batches of a training."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records of fine-tuning beside papers in one run: what the trainer learns of them is what the assistant says, to the
-token, from the records to the gradient."""
+"""Dialogues for fine-tuning and papers in one run: of the dialogues the trainer learns exactly the tokens of what the
+assistant says, checked from the records to the gradient."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def chat(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answers(turns: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """A conversation in chatml by hand: (piece of its text, whether it is learned), as long as they can be."""
+    """Write a conversation in the chatml template, without our code. Returns pieces (text, 1 if the loss counts the
+    piece, else 0); neighbouring pieces with the same flag are joined."""
     pieces: list[tuple[str, int]] = []
     for i, turn in enumerate(turns):
         learned = turn["role"] == "assistant" and turn.get("weight") != 0
@@ -76,7 +77,7 @@ def answers(turns: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(store, conversations by document id) of a run of RECIPE."""
+    """(store, {document id: conversation}) of a run of RECIPE."""
     folder: Path = tmp_path_factory.mktemp("posttraining")
     rng, chats = random.Random(4), {}
     (folder / "papers").mkdir()
@@ -113,7 +114,7 @@ def data(run):
 
 
 def all_windows(data: Any, stream: int, length: int) -> Any:
-    """All windows of a stream as the trainer gets them, in their order."""
+    """Return all windows of a stream as one batch, as the trainer would get them, in their order in the stream."""
     from trainer.data.batches import collate
     from trainer.data.rows import windows
 

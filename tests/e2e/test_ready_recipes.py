@@ -1,8 +1,8 @@
-"""Every ready recipe: planned, run on a few dozen pages, and cited.
+"""Every ready recipe is planned, run on a few dozen pages, and its sources are cited.
 
-`SITES` says what a recipe is given and which drops its run must show. A recipe without an entry fails here. What the
-recipes say is held by ready_recipes.json: `python -m tests.e2e.test_ready_recipes` writes it anew, after `version:` of
-each recipe that changed was raised.
+`SITES` says for each recipe which input it gets, and which drops its run must show. A recipe without an entry fails
+here. `ready_recipes.json` holds the version and a hash of each recipe. After a change of a recipe, raise its `version:`
+and run `python -m tests.e2e.test_ready_recipes`, which rewrites this file.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ _SAID = ("about", "input", "wants")
 
 @dataclass(frozen=True)
 class Site:
-    """`input` writes the input of a recipe into a folder and returns the pattern for --input. `drops`: (dataset, stage,
-    reason) a run of it must show. `wants` makes the files the recipe wants: {key: path}."""
+    """The input for one recipe. `input` writes it to a folder, and returns the pattern for --input. `drops` are the
+    triples (dataset, stage, reason) that its run must show. `wants` writes the further files that the recipe needs, and
+    returns {key of the recipe: path}."""
 
     input: Callable[[Path], str]
     drops: set[tuple[str, str, str]]
@@ -99,7 +100,7 @@ class Site:
 
 
 def planted() -> list[Page]:
-    """Pages of which each breaks one rule."""
+    """Return pages, each of which breaks one rule."""
     rng, prose = random.Random(4), sentences()
 
     def page(name: str, paragraphs: list[str]) -> Page:
@@ -116,7 +117,8 @@ def planted() -> list[Page]:
 
 
 def crawl(folder: Path) -> str:
-    """Two WARC files of pages: articles, near-duplicates, copies, and what the rules drop."""
+    """Write two WARC files of pages: articles, near-duplicates, copies, and pages that rules drop. Returns the pattern
+    of the files."""
     found = [*pages(44, seed=6), *planted()]
     (folder / "crawl").mkdir()
     (folder / "crawl" / "a.warc.gz").write_bytes(warc(found[::2]))
@@ -125,7 +127,7 @@ def crawl(folder: Path) -> str:
 
 
 def texts(folder: Path) -> str:
-    """JSON lines of texts of the same kinds."""
+    """Write a file of JSON lines with texts of the same kinds. Returns its path."""
     rng, prose = random.Random(2), sentences()
     said = [" ".join(rng.sample(prose, 20)) for _ in range(30)]
     said += [said[3], said[7], *(f"{said[i]} One sentence is added here." for i in (4, 5, 6, 8)), GERMAN * 5,
@@ -137,7 +139,8 @@ def texts(folder: Path) -> str:
 
 
 def many_languages(folder: Path) -> str:
-    """Pages in German and in French, with near-duplicates, menus and what is in neither."""
+    """Write pages in German and French, with near-duplicates and menus, and a page in neither language. Returns the
+    pattern of the files."""
     rng, found = random.Random(9), []
     for language, said in (("de", DEUTSCH), ("fr", FRANCAIS)):
         for i in range(9):
@@ -155,7 +158,7 @@ def many_languages(folder: Path) -> str:
 
 
 def classifier(folder: Path) -> Path:
-    """A fastText classifier that likes prose about classes more than prose about anything else."""
+    """Train a fastText classifier that prefers prose about classes. Returns its path."""
     rng, prose = random.Random(7), sentences()
     good = [s for s in prose if "class" in s or "attribute" in s]
     other = [s for s in prose if s not in good]
@@ -166,7 +169,7 @@ def classifier(folder: Path) -> Path:
 
 
 def web_table(folder: Path) -> str:
-    """A Parquet file with the columns of FineWeb's own."""
+    """Write a Parquet file with FineWeb's columns. Returns the pattern of the file."""
     rng, prose = random.Random(3), sentences()
     rows = [{"text": " ".join(rng.sample(prose, rng.randrange(2, 20))), "id": f"<urn:uuid:{i}>", "dump": "2026-01",
              "url": f"https://t.example/{i}", "date": "2026-01-01T00:00:00Z", "language": "en"} for i in range(30)]
@@ -175,7 +178,7 @@ def web_table(folder: Path) -> str:
 
 
 def grader(folder: Path, name: str = "grader", seed: int = 4) -> Path:
-    """A random transformer of two small layers whose grades are spread around 2.5."""
+    """Write a transformer of two small layers with random weights, whose grades are spread around 2.5."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", reason="the extra [encoder] is not installed")
     tokenizers = pytest.importorskip("tokenizers")
@@ -199,7 +202,8 @@ def word_lists(folder: Path) -> Path:
 
 
 def edges_over(name: str, dataset: str, folder: Path, wants: dict[str, Any], *options: str) -> Path:
-    """Edges of score buckets, fitted by the command over a dataset that the recipe makes without them."""
+    """Fit the edges of score buckets with the command `buckets fit`. The scores are those of `dataset`, which the
+    recipe makes first. Returns the path of the edges."""
     recipe = load_recipe(name, [f"until={dataset}", *(f"{k}={v}" for k, v in wants.items())],
                          inputs=[str(folder / "crawl" / "*.warc.gz")])
     run_recipe(recipe, str(folder / "scores"), make_backend=make_backend("inline", 1, None))
@@ -209,7 +213,7 @@ def edges_over(name: str, dataset: str, folder: Path, wants: dict[str, Any], *op
 
 
 def tier_models(folder: Path) -> dict[str, Any]:
-    """Three classifiers and the edges of their scores."""
+    """Make three classifiers and the edges of their scores. Returns {key of the recipe: path}."""
     wants: dict[str, Any] = {"datasets.scored.steps.0.quality.model": classifier(folder),
                              "datasets.scored.steps.1.encoder.model": grader(folder),
                              "datasets.scored.steps.2.encoder.model": grader(folder, "other", seed=6)}
@@ -219,7 +223,8 @@ def tier_models(folder: Path) -> dict[str, Any]:
 
 
 def ccnet_models(folder: Path) -> dict[str, Any]:
-    """Lists of words, a language model of English sentences, and cuts of its perplexity."""
+    """Make lists of words, a language model of English sentences, and edges of its perplexity. Returns {key of the
+    recipe: path}."""
     rng, prose = random.Random(5), sentences()
     (folder / "prose").mkdir()
     for i in range(60):
@@ -272,7 +277,8 @@ RUNS = [pytest.param(name, marks=() if name == DAILY else pytest.mark.slow) for 
 
 @pytest.fixture(scope="module", autouse=True)
 def models(tmp_path_factory):
-    """What `tokenmill fetch` would have fetched: the language model, and lists of bad words (ours)."""
+    """Put in place what `tokenmill fetch` would fetch: the language model, and lists of bad words made for the
+    tests."""
     folder = tmp_path_factory.mktemp("models")
     (folder / LID176).symlink_to(lid176_model())
     with tarfile.open(folder / LISTS, "w:gz") as archive:
@@ -288,7 +294,8 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory) -> Callable[[str], Recipe]:
-    """Loads a ready recipe with the input and the files it wants, which are made once."""
+    """A function that loads a ready recipe with its input and the files that it needs. These are made once for each
+    recipe."""
     made: dict[str, tuple[str, list[str]]] = {}
 
     def load(name: str) -> Recipe:
@@ -311,7 +318,8 @@ def said(name: str) -> dict[str, Any]:
 
 
 def held(name: str) -> dict[str, Any]:
-    """Version of a recipe, and a hash of what in it makes documents."""
+    """Return what `ready_recipes.json` holds for a recipe: its version, and a hash of those of its keys that determine
+    the documents."""
     recipe = said(name)
     made = {k: v for k, v in recipe.items() if k not in _SAID}
     return {"version": recipe["about"]["version"],
@@ -390,7 +398,7 @@ datasets: {a: {from: web}, b: {from: wiki}, best: {from: [a, b], steps: [quality
         load_recipe(mine, inputs=["x.jsonl"])
     left = load_recipe(mine, ["until=b"])                      # the input is not what it is made from
     assert (left.input, list(left.sources)) == (None, ["wiki"])
-    with pytest.raises(RecipeError, match="--input: it goes into the source 'web', which is left out by until=b"):
+    with pytest.raises(RecipeError, match="--input: the files go into the source 'web', which until=b leaves out"):
         load_recipe(mine, ["until=b"], inputs=["x.jsonl"])
     for wrong in ("5", "[[a]]", "{a: b}", "null"):
         mine.write_text(text.replace("from: [a, b]", f"from: {wrong}"))

@@ -1,4 +1,4 @@
-"""The report with everything in it, opened as the file that somebody was sent: accessible, and harmless."""
+"""A report with everything in it, opened as a file in a browser: it is accessible and harmless."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every figure of report.json, computed again by DuckDB over the published parts, the input files and the log.
+"""Every figure of report.json is computed again by DuckDB from the published parts, the input files and the log.
 
-Not computed again: measured times and memory (cpu_s, wall_s, max_rss_mb and what is divided by them).
+Measured times and memory (cpu_s, wall_s, max_rss_mb and what is derived from them) are not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_the_figures_are_the_frozen_ones(site):
 
 
 def nested(rows: list[tuple]) -> dict:
-    """Rows (a, b, …, value) as {a: {b: … value}}."""
+    """Turn rows (a, b, …, value) into nested mappings {a: {b: … value}}."""
     out: dict = {}
     for *keys, value in rows:
         into = out
@@ -80,7 +80,7 @@ def test_identity(site, report):
 
 # -- sources and the funnel ------------------------------------------------------------------------------------------
 def warc_records(files: list[Path]) -> Counter:
-    """WARC-Types in files, member by member; a torn last member counts as 'torn'."""
+    """Count the WARC-Type of the records in files. A last record that was cut off counts as 'torn'."""
     found: Counter = Counter()
     for path in files:
         stream = io.BytesIO(path.read_bytes())
@@ -273,7 +273,8 @@ def tables(site: Site, stream: str, split: str) -> list[str]:
 
 
 def documents_of(site: Site, stream: str, split: str) -> list[tuple[str, str, int]]:
-    """(id, source, tokens) of each document, tokens from the ends of the document tables."""
+    """Return (id, source, number of tokens) of each document of a stream and split. The number comes from the ends in
+    the document tables."""
     out = []
     for path in tables(site, stream, split):
         out += site.sql(f"""select t.id, d.source, (t."end" - coalesce(lag(t."end") over (order by t."end"), 0))::bigint

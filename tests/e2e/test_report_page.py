@@ -1,4 +1,5 @@
-"""report.html and `tokenmill report`: rewritten identically, scrubbed, escaped, one file, with the training in it."""
+"""report.html and `tokenmill report`: rewriting it gives the same file, personal data is removed, hostile text is
+escaped, it is one file, and it shows the training."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def site(report_site) -> Site:
 
 
 class Elements(HTMLParser):
-    """All elements and attributes of a page; unbalanced tags are remembered."""
+    """Parses a page. `found` has all its elements with their attributes, and `wrong` the unbalanced tags."""
 
     VOID = ("meta", "br")
 
@@ -56,7 +57,8 @@ class Elements(HTMLParser):
 
 
 def check_page(html: str) -> Elements:
-    """What holds for every report: known elements, balanced, nothing fetched, nothing run, every part labelled."""
+    """Check what must hold for every report: only known elements, balanced, nothing is loaded or executed, and every
+    part has a label. Returns the parsed page."""
     page = Elements(html)
     assert not page.wrong and not page.open
     assert {tag for tag, _ in page.found} <= ELEMENTS
@@ -162,7 +164,7 @@ def test_numbers_of_the_page(site):
 
 # -- training --------------------------------------------------------------------------------------------------------
 def a_training(folder: Path, loss: float):
-    """Stands for the trainer: leaves its summary in the folder of the run."""
+    """Return a function that stands in for the trainer's command: it writes a summary to the folder of the run."""
     def main(arguments: list[str]) -> int:
         (folder / "train").mkdir(exist_ok=True)
         (folder / "train" / "summary.json").write_text(json.dumps({
@@ -175,7 +177,8 @@ def a_training(folder: Path, loss: float):
 
 @pytest.fixture
 def copied(site, tmp_path) -> Path:
-    """The folder of the run and the store's report without the log and the parts, as copied to another cluster."""
+    """The folder of the run and the store's report, as somebody copied them to another cluster: without the log and the
+    parts."""
     shutil.copytree(site.folder, tmp_path / "store" / "runs" / site.run)
     shutil.copyfile(site.store / "report.json", tmp_path / "store" / "report.json")
     return tmp_path / "store" / "runs" / site.run

@@ -1,4 +1,4 @@
-"""report.json against its schema: real reports validate, and every unknown, missing or mistyped field is found."""
+"""report.json against its schema: real reports are valid, and every unknown, missing or mistyped field is an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_real_report_is_valid(report):
 
 
 def objects(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Paths of the objects of the report that have declared fields."""
+    """Yield the path of each mapping in a value. Of a list, only the first two items are visited."""
     if isinstance(value, list):
         for i, item in enumerate(value[:2]):
             yield from objects(item, (*path, i))
@@ -56,7 +56,8 @@ def at(document: Any, path: tuple) -> Any:
 
 
 def model_at(path: tuple) -> type[BaseModel] | None:
-    """The model of the object at a path; None for an object whose keys are names."""
+    """Return the model (pydantic class) of the object at a path of the report, or None if the keys of the object are
+    names."""
     kind: Any = Report
     for key in path:
         if isinstance(kind, type):
@@ -69,7 +70,8 @@ def model_at(path: tuple) -> type[BaseModel] | None:
 
 
 def changes(path: tuple, model: type[BaseModel], report: dict) -> Iterator[tuple[str, dict]]:
-    """The report with one field more, one field less, and a field of another type in the object at `path`."""
+    """Yield (what was changed, changed report) for each field of the object at `path`: with a field added, removed, or
+    given a value of another type."""
     for field, value in at(report, path).items():
         for name in ("more", "less", "other type"):
             changed = copy.deepcopy(report)

@@ -1,4 +1,5 @@
-"""Same input and recipe give the same documents, tokens and order: whatever runs it, cuts it, orders it or kills it."""
+"""The same input and recipe give the same documents, tokens and order, whatever runs the tasks, divides or orders them,
+or kills the run."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def site(tmp_path_factory) -> Path:
 
 
 def result(store: Path | str) -> dict[str, str]:
-    """Everything a run promises to be equal: hashes of the datasets, of the shards, of the order."""
+    """Return hashes of everything that must be the same in every run: of the datasets, the shards, the order of samples
+    and the tokenizer."""
     at = Store(str(store))
     [run] = {p.split("/")[1] for p in at.list("runs")}
     curriculum = json.loads(at.read(f"runs/{run}/curriculum.json"))
@@ -94,7 +96,8 @@ def test_the_bytes_are_the_frozen_ones(whole):
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess:
-    """In a process of its own that begins with these variables, such as the hash seed."""
+    """Run Python with these arguments in a process of its own. `env` are variables that must be set when Python starts,
+    such as the hash seed."""
     return subprocess.run([sys.executable, *args], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True,
                           timeout=1800)
 
@@ -112,7 +115,7 @@ def test_same_bytes_however_it_runs(site, expected, tmp_path, workers, seed, par
 
 
 def commits(store: Path) -> Counter:
-    """How often each key stands in the log."""
+    """Count how often each key is in the log."""
     found: Counter = Counter()
     for path in sorted((store / "log").glob("0*.json")):
         found.update(r["key"] for r in json.loads(path.read_text())["body"].get("records", ()))

@@ -1,4 +1,5 @@
-"""Shards that are split by labels: every document is in one stream, and the streams do not depend on how a run went."""
+"""Shards that are split by labels: every document is in exactly one stream, and the streams do not depend on how the
+run was executed."""
 
 from __future__ import annotations
 
@@ -78,12 +79,13 @@ def curriculum_of(store: Store) -> Curriculum:
 
 
 def bytes_of(store: Store) -> dict[str, bytes]:
-    """All files of the shards and the curriculum."""
+    """Return the contents of all files of the shards, and the curriculum, by path."""
     return {p: store.read(p) for p in store.list("shards")} | {"curriculum": curriculum_of(store).dumps().encode()}
 
 
 def documents(store: Store, stream: str) -> dict[str, Counter[tuple[str, bytes]]]:
-    """The documents of a stream, each with its tokens, by split."""
+    """Return the documents of a stream with their tokens, for each split, as {split: Counter of (id, tokens as
+    bytes)}."""
     found = {}
     for split in ("train", "val"):
         shards = ShardSet(store.local / "shards" / stream / f"split={split}")

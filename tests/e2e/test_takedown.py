@@ -28,7 +28,7 @@ IGNORED = -100
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A site whose recipe has run."""
+    """A site whose recipe was run."""
     folder = write_site(tmp_path_factory.mktemp("takedown"))
     run(folder)
     return folder
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def site(whole, tmp_path):
-    """A copy of it, in which published files are hard links again."""
+    """A copy of `whole` for one test."""
     shutil.copytree(whole, tmp_path / "site", copy_function=shutil.copy2)
     return tmp_path / "site"
 
@@ -215,8 +215,8 @@ class Killed(BaseException):
 
 
 def dying(call, left: list[int]):
-    """A method of a store that does not come to the change number left[0]. The log is left out: what becomes of the
-    lease of a dead process is tested elsewhere."""
+    """Wrap a method `call` of a store that changes files: the call number left[0] raises Killed instead of changing
+    anything. Calls for the log do not count, because other tests check what becomes of the lease of a dead process."""
     def method(self, *args, **kwargs):
         if not str(args[0]).startswith("log/"):
             left[0] -= 1

@@ -76,7 +76,7 @@ def run(path: Path, store: Path, backend: str = "inline", workers: int = 1) -> S
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A folder with texts, a set of tokens of another run in all formats, and the tokenizer of that run."""
+    """A folder with texts, with the tokens of another run in every format, and with the tokenizer of that run."""
     folder, rng, prose = tmp_path_factory.mktemp("tokens"), random.Random(3), sentences()
     for name, count in (("texts", 80), ("fresh", 30)):
         (folder / name).mkdir()
@@ -92,7 +92,7 @@ def site(tmp_path_factory) -> Path:
 
 
 def recipe(site: Path, format: str = "megatron", name: str = "recipe", **changes: str) -> Path:
-    """Write the recipe with other words in place of some: `changes` are pairs of texts, `old=new`."""
+    """Write the recipe for a format. Each of `changes` (old=new) replaces a text of the recipe. Returns its path."""
     text = RECIPE.replace("FORMAT", format)
     for old, new in changes.items():
         assert old in text
@@ -108,7 +108,7 @@ def mixed(site) -> Store:
 
 @pytest.fixture(scope="module")
 def parted(site) -> Path:
-    """The site with the tokens of each format in several files."""
+    """Like `site`, but the tokens of each format are in several files."""
     folder = site / "parted"
     folder.mkdir()
     for name in ("fresh", "tokenizer.json"):
@@ -139,7 +139,8 @@ def write_set(whole: Path, out: Path, ids: list[str]) -> None:
 
 
 def merge(exports: Path, out: Path, format: str) -> None:
-    """Put several exports into one folder, numbered so that the order of names is not that of an index."""
+    """Put several exports into one folder. The files get numbers such that the order of names differs from the order in
+    the index."""
     out.mkdir()
     entries, key = [], {"mds": "shards", "litdata": "chunks"}.get(format)
     for part, number in enumerate((7, 10, 9) if key else (1, 2, 3)):
@@ -163,7 +164,7 @@ def documents(store: Path, stream: str, split: str = "train") -> list[tuple[str,
 
 
 def bytes_of(store: Store) -> dict[str, bytes]:
-    """All files of the shards, and the curriculum."""
+    """Return the contents of all files of the shards, and the curriculum, by path."""
     [path] = [p for p in store.list("runs") if p.endswith("/curriculum.json")]
     return {p: store.read(p) for p in store.list("shards")} | {"curriculum": store.read(path)}
 

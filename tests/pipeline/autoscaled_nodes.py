@@ -1,4 +1,5 @@
-"""Nodes for Ray's autoscaler that are processes on this machine; its monitor imports this (test_engine_cluster)."""
+"""Nodes for Ray's autoscaler that are processes on this machine. The autoscaler imports this module in
+test_engine_cluster.py."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FakeMultiNodeP
 
 
 class Nodes(FakeMultiNodeProvider):
-    """Ray's own provider, which cannot start a node of a given size of memory as it is."""
+    """Ray's own provider of such nodes, changed so that a node can have a given amount of memory."""
 
     def _create_node_with_resources_and_labels(self, node_config: Any, tags: Any, count: int,
                                                resources: dict[str, Any], labels: Any) -> None:

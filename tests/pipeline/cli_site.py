@@ -1,4 +1,4 @@
-"""The recipe of the tests of the command, and ways to call the command (fixtures: conftest.py)."""
+"""The recipe of the tests of the command, and ways to call the command. The fixtures are in conftest.py."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Said:
     err: str
 
     def json(self) -> list[Any]:
-        """One document a line."""
+        """The lines of stdout, each parsed as JSON."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
 def process(*arguments: str | Path, python: bool = False, **env: str) -> Said:
-    """Calls it in a process of its own; `python`: runs Python with these arguments instead."""
+    """Run the command in a process of its own. With `python`, run Python with these arguments instead."""
     done = command("pipeline.cli", *arguments, env=env) if not python else subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
         env={**os.environ, **env})

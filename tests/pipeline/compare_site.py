@@ -1,5 +1,5 @@
-"""Runs to compare, for the tests of `tokenmill report --compare`: two of one store and two of other stores. What each
-run published is read right after it, by DuckDB, before a later run publishes the datasets again."""
+"""Runs for the tests of `tokenmill report --compare`: two in one store, and two in other stores. What a run published
+is read right after it, by DuckDB, because a later run publishes the datasets anew."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Picky(Stage):
 SECRETS = ("text.person@leak.example", "url.person@leak.example", "failed.person@leak.example")
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 ODD = "\x1b]0;owned\x07 \u202eesrever\u202c \u2066hidden\u2069"
-#: settings of the second run: documents change sides in both directions
+#: settings of the second run: it keeps some documents that the first run drops, and drops some that the first keeps
 SECOND = ["datasets.clean.steps.gopher_quality.min_doc_words=80",
           "datasets.clean.steps.gopher_quality.min_stop_words=6",
           "datasets.clean.steps.where.signals.gopher_words.max=300", "datasets.deduped.steps.minhash.verify=0.9"]
@@ -58,8 +58,8 @@ SECOND = ["datasets.clean.steps.gopher_quality.min_doc_words=80",
 
 @dataclass(frozen=True)
 class Made:
-    """A run, and what it published: {dataset: {id: row}}; a row has fate, stage, reason, source, text and words (the
-    signal gopher_words)."""
+    """A run and what it published: {dataset: {document id: row}}. A row has the keys fate, stage, reason, source, text
+    and words (the signal gopher_words)."""
 
     store: Path
     name: str
@@ -75,7 +75,7 @@ class Made:
 
 
 def published(store: Path, dataset: str) -> dict[str, dict[str, Any]]:
-    """The rows of the published parts of a dataset, by id."""
+    """Return the rows of the published parts of a dataset, by id."""
     out: dict[str, dict[str, Any]] = {}
     for fate, folder, columns in (("kept", "datasets", "'', '', source, text, signals"),
                                   ("dropped", "dropped", "stage, reason, source, text, signals"),
@@ -91,7 +91,7 @@ def published(store: Path, dataset: str) -> dict[str, dict[str, Any]]:
 
 
 def documents() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """The records of both sources: short and long ones, near duplicates, and hostile ones."""
+    """Return the records of both sources: short and long texts, near-duplicates and hostile texts."""
     rng, prose = random.Random(7), sentences()
     web = [{"text": f"Page {i}. " + " ".join(rng.sample(prose, rng.randrange(2, 16))), "url": f"https://w.example/{i}"}
            for i in range(120)]

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the command: a site with one finished run, the command itself, a job server."""
+"""Fixtures for the tests of the command: a site with a finished run, the command itself, and a job server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TOKEN = "the-token-of-the-cluster"
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """`crawl/`, `docs/`, `recipe.yaml` and `store/` with the run 'first'. Tests must not write to them."""
+    """A folder with `crawl/`, `docs/`, `recipe.yaml` and `store/`, which has the run `first`. Tests must not write to
+    it."""
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
 
@@ -44,7 +45,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def tokenmill(capsys) -> Callable[..., Said]:
-    """Calls the command in this process."""
+    """A function that calls the command in this process."""
     from pipeline.cli.app import run_command
 
     def call(*arguments: str | Path) -> Said:
@@ -58,7 +59,8 @@ def tokenmill(capsys) -> Callable[..., Said]:
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """A job server as far as it is asked before anything is submitted. `wants`: its token, None for an open one."""
+    """Stands in for Ray's job server, as far as it is asked before a job is submitted. `wants` is the token that it
+    requires (None: no token)."""
 
     wants: str | None = TOKEN
     elsewhere: str | None = None
@@ -84,7 +86,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve():
-    """Starts servers: serve(wants=…) gives (URL, requests it has seen)."""
+    """A function that starts such a server: serve(wants=…) returns (its URL, the list of requests that it gets)."""
     servers = []
 
     def start(**settings):
@@ -102,7 +104,8 @@ def serve():
 
 @pytest.fixture
 def no_token(monkeypatch, tmp_path):
-    """A shell without a token; `auth.use_token` may change it. Servers of this machine may answer late."""
+    """An environment without a token for Ray, which `auth.use_token` may change. Timeouts are long, so that a busy
+    machine does not fail a test."""
     for module in ("pipeline.base.auth", "pipeline.cluster.connect", "pipeline.cluster.jobs"):
         if module in sys.modules:
             monkeypatch.setattr(f"{module}.CONNECT_S", 120.0)

@@ -1,4 +1,5 @@
-"""Tasks the engine's tests run. They live in a module of their own because children import them by path."""
+"""Tasks that the tests of the engine run. They are in a module of their own, because child processes import them by
+path."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from pipeline.store.records import READING, Counters, PartRecord
 
 
 class MemoryLog:
-    """The log protocol of the scheduler, in memory; counts what a test wants to know."""
+    """The log as the scheduler needs it, in memory. It counts what tests want to know."""
 
     epoch = 1
 
@@ -57,13 +58,15 @@ class MemoryLog:
         self.flushed = len(self.appended)
 
 
-RAN: list[str] = []      # tasks this process has run: what outlives a task in a warm child
+RAN: list[str] = []      # tasks that this process has run; a warm child (one that runs several tasks) keeps the list
 
 
 class Rows:
-    """A row-wise pass in small: squares `rows` numbers in batches, honours skip, only, batch_rows and the cursor.
+    """A small row-wise pass: it squares `rows` numbers in batches, and obeys `skip`, `only`, `batch_rows` and the
+    cursor.
 
-    args: first, rows, batch, poison {row: kind}, ms (milliseconds of sleep a row), cpu_ms (of work a row).
+    Arguments: first, rows, batch, poison {row: what happens there}, ms (milliseconds of sleep per row), cpu_ms (of work
+    per row).
     """
 
     name = "rows"
@@ -118,28 +121,30 @@ def spin(a: dict[str, Any]) -> None:
 
 
 def hog(a: dict[str, Any]) -> None:
-    """Asks for memory and does not touch it: filling it takes CPU time, of which a slow machine may need too much."""
+    """Allocate memory without end, but write nothing to it: filling it would take more CPU time than a slow machine has
+    until the limit."""
     held = []
     while True:
         held.append(bytes(16 << 20))
 
 
 def once(a: dict[str, Any]) -> None:
-    """Dies of a segmentation fault, but only the first time: an innocent document that was hit."""
+    """Crash by a segmentation fault, but only the first time, like an innocent document during which the process
+    dies."""
     if not os.path.exists(a["mark"]):
         Path(a["mark"]).touch()
         ctypes.string_at(0)
 
 
 def warm(a: dict[str, Any]) -> None:
-    """Crashes only in a process that has run other tasks before."""
+    """Crash, but only in a process that has already run other tasks."""
     if len(RAN) > 1:
         ctypes.string_at(0)
 
 
 def wait_for(mark: str | Path) -> None:
-    """Returns when that file is there: whoever makes it says when the time has come, not a clock. A mark that nobody
-    makes fails the task; the engine's limit might never end what looks for it all the while."""
+    """Wait until the file `mark` exists, which the test creates when it is time. Fails after ten minutes, because a
+    limit of the engine might never end a task that only waits."""
     deadline = time.monotonic() + 600
     while not os.path.exists(mark):
         if time.monotonic() > deadline:
@@ -148,7 +153,7 @@ def wait_for(mark: str | Path) -> None:
 
 
 def mapped(a: dict[str, Any]) -> None:
-    """Reads a mapped file that storage does not give, the first two times (SIGBUS)."""
+    """Read from a memory-mapped file whose storage fails, the first two times (SIGBUS)."""
     marks = Path(a["marks"])
     if len(times := list(marks.iterdir())) < 2:
         (marks / str(len(times))).touch()
@@ -175,7 +180,7 @@ class Fails:
 
 
 class FailsFirst:
-    """Raises until it was called `times` times."""
+    """Raises an error in its first `times` calls."""
 
     name = "fails_first"
     version = 1
@@ -192,7 +197,7 @@ class FailsFirst:
 
 
 class Full:
-    """Meets a full disk, `times` times."""
+    """Meets a full disk in its first `times` calls."""
 
     name = "full"
     version = 1
@@ -209,7 +214,7 @@ class Full:
 
 
 class Endless:
-    """A reader that never comes to the end of record 3."""
+    """Reads record 3 without ever coming to its end."""
 
     name = "endless"
     version = 1
@@ -223,7 +228,7 @@ class Endless:
 
 
 class Reads:
-    """Reads files of three records each, one of which may do something odd: args files, poison {file: [row, kind]}."""
+    """Reads files of three records each. Arguments: files, poison {file: [row, what happens there]}."""
 
     name = "reads"
     version = 1
@@ -244,7 +249,7 @@ class Reads:
 
 
 class SetupDies:
-    """Crashes outside any document."""
+    """Crashes before it is at any document."""
 
     name = "setup_dies"
     version = 1
@@ -267,7 +272,7 @@ class Forgets:
 
 
 class Deaf:
-    """Sets the cursor but honours neither `skip` nor `only`."""
+    """Sets the cursor, but obeys neither `skip` nor `only`."""
 
     name = "deaf"
     version = 1
@@ -280,7 +285,7 @@ class Deaf:
 
 
 class Straggles:
-    """Sleeps for an hour the first time, if it has a mark; returns at once afterwards."""
+    """Sleeps for an hour in the first attempt if the argument `mark` is given. Otherwise returns at once."""
 
     name = "straggles"
     version = 1
@@ -288,7 +293,7 @@ class Straggles:
     @staticmethod
     def run(inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
         if mark := inputs.args.get("mark"):
-            with contextlib.suppress(FileExistsError):       # two attempts at once: one of them is the first
+            with contextlib.suppress(FileExistsError):       # another attempt may create it meanwhile
                 Path(mark).touch(exist_ok=False)
                 time.sleep(3600)
         Path(out.path("n.txt")).write_text(str(inputs.args["n"]))
@@ -296,7 +301,8 @@ class Straggles:
 
 
 class Devices:
-    """Says which GPUs it sees, and from when to when (seconds, the same clock in all processes of a machine)."""
+    """Returns which GPUs it sees, and when it began and ended, in seconds of a clock that all processes of the machine
+    share."""
 
     name = "devices"
     version = 1
@@ -312,7 +318,7 @@ class Devices:
 
 
 class Waits:
-    """Ends when a file is there."""
+    """Ends when the file `mark` exists."""
 
     name = "waits"
     version = 1
@@ -324,7 +330,7 @@ class Waits:
 
 
 class Held:
-    """A row-wise pass that stays at each of its `rows` until the file `marks`/ROW is there."""
+    """A row-wise pass that stays at each of its `rows` until the file `marks`/ROW exists."""
 
     name = "held"
     version = 1
@@ -338,7 +344,7 @@ class Held:
 
 
 class Noisy:
-    """Prints to stdout, where the protocol must not be, and leaves a process behind."""
+    """Prints to stdout, which must not disturb the protocol between child and supervisor."""
 
     name = "noisy"
     version = 1
@@ -352,7 +358,8 @@ class Noisy:
 
 
 class Hostile:
-    """A parser that was taken over: tries what `args` name and writes what came of it, a value or the error's name."""
+    """A parser that an attacker has taken over. It tries everything that `args` names, and writes for each attempt the
+    value or the name of the error."""
 
     name = "hostile"
     version = 1
@@ -362,7 +369,7 @@ class Hostile:
         a, libc, results = inputs.args, ctypes.CDLL(None, use_errno=True), {}
 
         def trace() -> None:
-            # by a process that lets go of it at once; seizing does not stop it, as attaching would
+            # another process traces this one for a moment. PTRACE_SEIZE does not stop it, as PTRACE_ATTACH would
             seize, nothing, parent = 0x4206, ctypes.c_void_p(None), os.getppid()
             if (tracer := os.fork()) == 0:
                 failed = libc.ptrace(ctypes.c_long(seize), ctypes.c_long(parent), nothing, nothing) != 0
@@ -406,7 +413,7 @@ class Hostile:
 
 
 class Programs:
-    """A pass whose stages declare `programs`: tries to start `start`."""
+    """A pass whose stages declare `programs`. It tries to start each program of `start`."""
 
     name = "programs"
     version = 1
@@ -436,13 +443,13 @@ def spec(task: type, node: str = "t", order: int = 0, weight: int = 1, memory_mb
 
 def row_specs(parts: int = 6, rows: int = 40, poison: dict[int, dict[int, str]] | None = None,
               **more: Any) -> list[TaskSpec]:
-    """`parts` Rows tasks; `poison` maps part → {row: kind}."""
+    """Return `parts` tasks of the class Rows. `poison` is {part: {row: what happens there}}."""
     return [spec(Rows, order=p, weight=10 + p, first=p * rows, rows=rows,
                  poison={str(k): v for k, v in (poison or {}).get(p, {}).items()}, **{"batch": 8, **more})
             for p in range(parts)]
 
 
 def outcome(records: list[PartRecord]) -> list[Any]:
-    """What must not depend on where, in which order and after how many deaths a task ran."""
+    """Return what must be the same wherever, in whichever order and after however many deaths the tasks ran."""
     return [(r.key, sorted((n, f.sha256, f.content, f.rows, f.bytes) for n, f in r.files.items()), r.counters,
              r.quarantine) for r in records]

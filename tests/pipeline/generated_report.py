@@ -1,4 +1,5 @@
-"""A report with as many sources, datasets and reasons as a test wants. No run made it; the schema holds for it."""
+"""Makes a report with any number of sources, datasets and reasons, without a run. It agrees with the schema of
+report.json."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def dataset(sources: list[str], reasons: int, scores: int) -> dict[str, Any]:
 
 
 def figures(names: list[str], sets: list[str], scores: int) -> dict[str, Any]:
-    """The sections about signals, the plan and groups of duplicates."""
+    """Return the sections about signals, the plan and groups of duplicates."""
     read = {"docs": 9, "of": 90, "exact": False, "uncovered": 4}
     bound = {"key": "most", "side": "max", "value": 2.0, "at": [{"value": 2.0, "docs": 9, "kept": 9}]}
     signals = [{"signal": f"signal_{i}", "step": f"stage{i}", "docs": 199, "kept": 199, "bounds": [bound],
@@ -73,7 +74,8 @@ def figures(names: list[str], sets: list[str], scores: int) -> dict[str, Any]:
 
 def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int = 1, streams: int | None = None,
               warnings: int = 3) -> dict[str, Any]:
-    """A report of `sources` sources; each of them is read by every dataset and, by default, has a stream of its own."""
+    """Return a report with `sources` sources. Every dataset reads each of them, and by default each has a stream of its
+    own."""
     names = [f"source-{i:04d}" for i in range(sources)]
     sets = [f"clean-{i}" if i else "clean" for i in range(datasets)]
     flows = [f"stream-{i}" for i in range(sources if streams is None else streams)]

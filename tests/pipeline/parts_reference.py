@@ -1,4 +1,4 @@
-"""What `pipeline.store.parts` promises, written plainly: one row after the other, no buffers. Slow."""
+"""A slow reference for `pipeline.store.parts`: what that module promises, computed row by row without buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRINGS = ("id", "url", "source", "language", "date", "meta", "reason", "stage")
 
 
 def stored(text: str | None) -> str | None:
-    """A string as a file can hold it."""
+    """Return a string as it can be stored in a file: a lone surrogate becomes a replacement character."""
     if text is None:
         return None
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -37,7 +37,7 @@ def row_of(doc: Document, signals: list[str], reason: str | None, stage: str | N
 
 
 def digest_of(row: dict[str, Any], schema: pa.Schema) -> bytes:
-    """sha256 of the encoding that the docstring of `pipeline.store.parts` describes."""
+    """Return the sha256 of a row, encoded as the docstring of `pipeline.store.parts` describes."""
     names = [f.name for f in schema.field("signals").type]
     strings = [row[n] for n in STRINGS if n in schema.names] + [row["locator"]["file"], row["locator"]["sub"]]
     data = [None if s is None else s.encode() for s in [*strings, row["text"]]]
@@ -59,7 +59,7 @@ def digest_of(row: dict[str, Any], schema: pa.Schema) -> bytes:
 
 
 def content_of(docs: list[tuple[Document, str | None, str | None]], signals: tuple[str, ...], dropped: bool) -> str:
-    """`content` of a part with these (document, reason, stage)."""
+    """Return the `content` hash of a part with these (document, reason, stage)."""
     schema = document_schema(signals, dropped)
     names = sorted(set(signals) - {"bytes"})
     rows = [row_of(doc, names, reason, stage) for doc, reason, stage in docs]

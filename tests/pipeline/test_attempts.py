@@ -1,4 +1,4 @@
-"""How a run stands by what its store says, the wish that it stop, the copy of what its driver says."""
+"""The state of a run as told by its store, requests to stop it, and the copy of its driver's output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path):
 
 @pytest.fixture(params=["disk", "objects"])
 def any_store(request, tmp_path):
-    """A folder, or a store of objects, which cannot append."""
+    """A store in a local folder, or one in object storage, where files cannot be appended to."""
     if request.param == "disk":
         yield Store(tmp_path / "store")
     else:
@@ -60,7 +60,7 @@ def progress(store: Store, run: str, **doc) -> None:
 
 
 def beat(store: Store, run: str, **fields) -> None:
-    """A heartbeat of a driver of `run`; without `fields`, of this process."""
+    """Write a heartbeat of a driver of `run`. Without `fields`, the driver is this process."""
     holder = {**identity(run), **fields.pop("holder", {})}
     doc = {"counter": 1, "closed": False, "holder": holder, "at": time.time(), **fields}
     store.write("log/heartbeat/00000007.json", json.dumps(doc).encode())

@@ -1,7 +1,9 @@
-"""One bad input file costs itself: it is quarantined, whole or in part, within `run.max_bad_files`, and no other is.
+"""A bad input file costs only itself: it is quarantined, whole or in part, up to `run.max_bad_files`, and no other file
+is.
 
-Readers die in real children. Each death is counted by the reader that dies: it writes a line to `deaths` first. In this
-process they do not die, so a run here would read what the log says is not to be read.
+Readers crash in real child processes. Before it crashes, a reader writes a line to the file `deaths`, by which crashes
+are counted. In the test's own process readers do not crash, so there a run would read files that the log says must not
+be read.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ TEXT = "Record {} is well and says what it has to say, twice over."
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """`run(store, *overrides)` runs in/ as source `s` into dataset `d`."""
+    """A site whose method `run(store, *overrides)` runs the folder in/ as source `s` into dataset `d`."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK.format(deaths=str(tmp_path / "deaths"))))
     (tmp_path / "in").mkdir()
@@ -181,7 +183,7 @@ def test_a_file_whose_index_kills_its_maker_is_read_in_one_piece(site):
 
 @pytest.fixture
 def raises(monkeypatch):
-    """A reader that fails on what a record says."""
+    """Makes the reader of JSON lines fail on every record that contains "raises"."""
     def read_row(self, line, slice, *place, read=Jsonl._row):
         if b"raises" in line:
             raise KeyError("an odd record")

@@ -19,7 +19,7 @@ SMALL = ("--dim", 8, "--epochs", 10, "--rate", 0.5, "--buckets", 4096)
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
-    """A file of JSON Lines, compressed as its name says."""
+    """Write a file of JSON lines, compressed as its suffix says."""
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data)
@@ -33,7 +33,8 @@ def lines(path: Path, rows: list[dict]) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """good.jsonl.gz, rest/ (Parquet), labelled.jsonl.zst, and quality.bin trained on the first two."""
+    """A folder with good.jsonl.gz, rest/ (Parquet), labelled.jsonl.zst, and quality.bin, which was trained on the first
+    two."""
     from pipeline.cli.app import run_command
 
     at = tmp_path_factory.mktemp("classifier")

@@ -1,4 +1,4 @@
-"""The command around recipes and runs: success, JSON, and what a user gets to read after a mistake."""
+"""The commands about recipes and runs: success, JSON output, and what a user reads after a mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAVY = "('ray', 'torch', 'numba', 'spacy', 'datatrove', 'trafilatura', 'tokeniz
 
 
 def copy(site: Path, tmp_path: Path) -> Path:
-    """A copy of the site's store that may be written to."""
+    """Return a copy of the site's store, to which a test may write."""
     shutil.copytree(site / "store", tmp_path / "store")
     return tmp_path / "store"
 
@@ -191,7 +191,7 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
 
 
 def has_child(pid: int) -> bool:
-    """Whether a driver has begun to work: then it has its signal handlers, too."""
+    """Return whether a driver has started a child process. By then, it also has its signal handlers."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):      # it had another one, which is gone
         return any(b"pipeline.engine.worker.child" in Path(f"/proc/{child}/cmdline").read_bytes()
                    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

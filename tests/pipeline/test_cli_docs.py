@@ -1,4 +1,4 @@
-"""docs/cli.md names every command with every option and argument, and its examples are of this command line."""
+"""docs/cli.md describes every command with all its options and arguments, and its examples are valid command lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEXTS = DOCS.with_name("texts.md")
 
 
 def sections() -> dict[str, str]:
-    """Heading → text, of the headings that are commands."""
+    """Return {heading: text} for those headings of the page that are commands."""
     parts = re.split(r"^#{2,3} `(tokenmill [a-z ]+)`$", DOCS.read_text(), flags=re.M)
     return dict(zip(parts[1::2], (re.split(r"^## ", p, flags=re.M)[0] for p in parts[2::2])))
 
 
 def examples() -> list[str]:
-    """The command lines in the code blocks of the page and in the help of the commands."""
+    """Return the command lines in the code blocks of the page and in the help texts of the commands."""
     text = "\n".join([*re.findall(r"^```\w*\n(.*?)^```", DOCS.read_text(), flags=re.M | re.S),
                       *(c.help or "" for c in commands().values())])
     text = text.replace("\\\n", " ")

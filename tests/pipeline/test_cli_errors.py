@@ -1,4 +1,4 @@
-"""What goes wrong in a run is one line, said once and at once; tracebacks come with --debug alone."""
+"""An error in a run is reported at once, as one line and only once. Tracebacks are only shown with --debug."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def site(tmp_path, monkeypatch):
 
 
 def run(capfd, recipe: str, *more: str) -> tuple[int, list[str]]:
-    """(exit code, lines on stderr) of a quiet run in this process."""
+    """Run a recipe quietly in this process. Returns (exit code, lines on stderr)."""
     with open("r.yaml", "w") as f:
         f.write("version: 1\n" + recipe)
     code = run_command(["run", "r.yaml", "--backend", "inline", "--quiet", *more])

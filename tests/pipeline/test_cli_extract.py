@@ -1,4 +1,4 @@
-"""`tokenmill extract`: files of every kind, stdin, formats, and two engines against each other."""
+"""`tokenmill extract`: files of every kind, stdin, output formats, and two engines side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAGE = ("<!DOCTYPE html><html lang=en><head><title>A title</title></head><body><
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """A machine may be busy for longer than a user has patience."""
+    """Lengthens the timeout of the command, because the machine of the tests may be busy."""
     monkeypatch.setattr(file_types, "PATIENCE", 3600.0)
 
 
@@ -126,7 +126,7 @@ def test_equal_texts_are_said_to_be(tmp_path, tokenmill):
     assert said.code == 0 and said.out == "" and "trafilatura and justext find the same text" in said.err
     (tmp_path / "e.html").write_text("<html><body></body></html>")
     said = tokenmill("extract", "--engine", "trafilatura,justext", tmp_path / "e.html")
-    assert said.err.count("no text: no_text (nothing of it is main text") == 2
+    assert said.err.count("no text: no_text (it has no main text") == 2
 
 
 SAME = ["Head", *(f"line {i}" for i in range(20))]

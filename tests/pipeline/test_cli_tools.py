@@ -1,4 +1,4 @@
-"""The commands that look into documents, tokenizers and shards, and the way to the trainer."""
+"""The commands that inspect documents, tokenizers and shards, and those that call the trainer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The commands around runs on a cluster, without one: what is refused, what a store alone can say, what a job is given.
+"""The commands about runs on a cluster, tested without a cluster: what is refused, what the store alone can tell, and
+what a job is given.
 
-With a real cluster: tests/e2e/test_cluster.py.
+Tests with a real cluster are in tests/e2e/test_cluster.py.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def test_a_run_is_cancelled_through_the_store_and_resumed(tmp_path, tokenmill):
                       "datasets: {read: {from: s}, clean: {from: read, steps: [exact]}}\n")
 
     class Cancelled(InlineBackend):
-        """Somebody asks for a stop while the fourth task runs, and the driver hears of it."""
+        """A backend during whose fourth task somebody asks for the run to be stopped."""
 
         def wait(self, timeout):
             self.waits = getattr(self, "waits", 0) + 1
@@ -283,7 +284,7 @@ def test_a_recipe_cannot_run_code_unless_that_is_allowed(serve, tmp_path, recipe
 
 # -- what a job is given ---------------------------------------------------------------------------------------------
 class Client:
-    """Stands for Ray's client: keeps what it is given."""
+    """Stands in for Ray's job client, and keeps what it is given."""
 
     jobs: dict[str, dict]
     states: dict[str, str]
@@ -313,7 +314,8 @@ class Client:
 
 @pytest.fixture
 def ray_jobs(serve, monkeypatch):
-    """(URL, class of the client, whose `jobs` and `states` are Ray's): a cluster with a token that runs nothing."""
+    """(URL, class of the client): a fake cluster with token authentication that runs nothing. The client's `jobs` and
+    `states` stand for Ray's."""
     pytest.importorskip("ray")
     from pipeline.cluster import jobs
 

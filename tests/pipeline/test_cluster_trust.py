@@ -1,4 +1,5 @@
-"""Whom we give our token, what a run may be called, and what of a secret or a hostile page is ever shown or kept."""
+"""To which servers we send our token, which names a run may have, and that nothing of a secret or of a hostile page is
+shown or stored."""
 
 from __future__ import annotations
 
@@ -203,7 +204,7 @@ def test_commands_to_be_copied_are_quoted(tmp_path, tokenmill):
 # -- secrets ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("value", "what"), [("hf_abcdefghijklmnopqrstuvwx", "a key or token"),
                                              ("AKIAIOSFODNN7EXAMPLE", "a key or token"),
-                                             (f"x {SECRET}", "secret variable of this shell")])
+                                             (f"x {SECRET}", "secret environment variable")])
 def test_a_setting_that_is_a_secret_is_refused(value, what, recipe, tmp_path, monkeypatch, tokenmill):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     said = tokenmill("run", recipe, "--store", tmp_path / "store", "--set", f"train.logger.key={value}")

@@ -1,4 +1,4 @@
-"""A function run over columns gives every document what it gives the document alone."""
+"""A function that is run over columns gives each document the same result as when it is run over the document alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> DocumentColumns:
-    """Numbers of all kinds that signals have: missing, whole, 0, shares, infinite."""
+    """Return random columns with all kinds of numbers that signals can have: missing, whole, 0, shares, large."""
     rng = random.Random(seed)
 
     def value() -> float:
@@ -52,7 +52,7 @@ def columns(names: list[str], seed: int = 0, rows: int = ROWS) -> DocumentColumn
 
 
 def same(function: Any, table: DocumentColumns, seed: int = 0) -> list[Any]:
-    """Checks that the function gives the same both ways; returns its results."""
+    """Check that both ways give the same results. Returns them."""
     rows = np.random.default_rng(seed).permutation(table.rows)
     results, codes = for_all(function, table, rows, one_by_one=False)
     there = [results[code] for code in codes]

@@ -1,4 +1,4 @@
-"""A run names the command that compares it with the run before it."""
+"""At its end, a run prints the command that compares it with the run before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kernels put off until they are called give what numba gives at once."""
+"""Kernels that are only compiled when they are first called give the same results as kernels that numba compiles at
+once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a submitted recipe must not read: files outside the roots, by any way to write their names; addresses of this
-machine and of its cloud; servers that redirect."""
+"""What a submitted recipe must not read: files outside the allowed folders, however their names are written; addresses
+of this machine and of its cloud; and servers that redirect to these."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ datasets: {{clean: {{from: docs, steps: []}}}}
 
 @pytest.fixture
 def top(tmp_path) -> Path:
-    """A folder `allowed` with a file and links, and a folder `secret` beside it."""
+    """A folder with a folder `allowed`, which has a file and links, and beside it a folder `secret`."""
     for folder in ("allowed/docs", "secret", "allowed-too"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "a.txt").write_text("text")
@@ -45,7 +45,7 @@ def top(tmp_path) -> Path:
 
 
 def refused(top: Path, text: str, roots: tuple[str, ...] | None = None) -> list[str]:
-    """The keys of what is refused in a recipe, whose relative paths start at `allowed`."""
+    """Return the keys of a recipe that are refused. Its relative paths start at `allowed`."""
     data, marks = parse_yaml(text, "recipe.yaml")
     base = str(top / "allowed")
     return [key_path(p.path) for p in refusals(data, marks, base, (base,) if roots is None else roots)]
@@ -188,7 +188,7 @@ def test_literal_addresses_are_refused_in_every_spelling(top):
 
 # -- redirects -------------------------------------------------------------------------------------------------------
 class Handler(http.server.BaseHTTPRequestHandler):
-    """`/go/NAME` redirects to `/NAME`, everything else is a text."""
+    """A server on which `/go/NAME` redirects to `/NAME`, and everything else is a text."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/go/"):

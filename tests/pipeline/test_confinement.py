@@ -1,7 +1,6 @@
-"""What a parser that was taken over can do in a worker: nothing that its task does not need.
+"""What a parser that an attacker has taken over can do in a worker: nothing that its task does not need.
 
-Where the kernel has neither seccomp nor Landlock these tests say so by being skipped; that the rest holds is tested
-everywhere.
+Tests are skipped where the kernel has neither seccomp nor Landlock; the other protections are tested everywhere.
 """
 
 from __future__ import annotations
@@ -59,7 +58,8 @@ def secrets(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def targets(tmp_path):
-    """Arguments of t.Hostile: a listener on loopback, another process of this user with a secret, a file outside."""
+    """Within this context there are targets for t.Hostile: a listener on loopback, another process of this user with a
+    secret, and a file outside. Yields the arguments of the task."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         other = subprocess.Popen(["sleep", "600"], env={"SECRET": "hunter2"})
         try:
@@ -78,7 +78,7 @@ def hostile(tmp_path):
 
 @pytest.fixture
 def kernels(tmp_path, monkeypatch):
-    """Where an unconfined process keeps what numba compiled."""
+    """The folder in which an unconfined process stores kernels that numba has compiled."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache" / "kernels"))
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache" / "kernels"
@@ -89,7 +89,7 @@ def results_of(store: Store, records: list) -> list[dict]:
 
 
 def check_hostile(results: dict) -> None:
-    """What every confined worker must answer to t.Hostile."""
+    """Check the results of t.Hostile in a confined worker."""
     assert not {*SECRETS, "RAY_AUTH_TOKEN_PATH"} & set(results["names"])
     assert {"PATH", "PYTHONPATH", "TMPDIR", "OMP_NUM_THREADS", "NUMBA_CACHE_DIR"} <= set(results["names"])
     assert results["core"] is False
@@ -271,7 +271,7 @@ def test_a_run_says_once_what_the_kernel_lacks(store, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def broker(tmp_path):
-    """A broker for a store and one source, both in memory, and what a child has of it."""
+    """A broker for a store and one source, both in memory, with the end of the connection that a child has."""
     InMemory("memory://own").write("objects/k/part", b"0123456789")
     InMemory("memory://source").write("x", b"source")
     InMemory("memory://elsewhere").write("x", b"secret")

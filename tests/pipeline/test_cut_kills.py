@@ -1,4 +1,4 @@
-"""`repeats` and `substring` give the same bytes when a worker is killed within each of their waves."""
+"""The steps `repeats` and `substring` give the same bytes when a worker is killed in each of their waves."""
 
 from __future__ import annotations
 

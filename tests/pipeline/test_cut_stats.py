@@ -1,4 +1,4 @@
-"""`tokenmill dedup explain` lists what was cut out of a document, and `dedup stats` counts it."""
+"""`tokenmill dedup explain` lists the passages that were cut out of a document, and `dedup stats` counts them."""
 
 from __future__ import annotations
 

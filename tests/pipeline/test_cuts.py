@@ -1,5 +1,5 @@
-"""A barrier that cuts passages out of documents, in whole runs. The barrier of these tests cuts what stands in [[…]],
-in documents whose part has another document with such a passage; it needs no text outside its `prepare` stage."""
+"""A barrier that cuts passages out of documents, in whole runs. The barrier of these tests cuts passages in [[…]] out
+of documents whose part has another document with such a passage. It reads texts only in its `prepare` stage."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def meta(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def stores(top, tmp_path_factory) -> tuple[Path, Path]:
-    """A run without the barrier, and one with it."""
+    """The stores of two runs, without the barrier and with it."""
     folder = tmp_path_factory.mktemp("stores")
     run(top, folder / "whole", "{where: {source: [web, chats]}}")
     run(top, folder / "cut", f"{CUT}, {FILTER}")
@@ -139,7 +139,7 @@ def learned(row: dict[str, Any]) -> list[str] | None:
 
 
 def before(store: Path) -> dict[str, dict[str, Any]]:
-    """All documents that reached the barrier."""
+    """Return all documents that reached the barrier."""
     kept = rows(store, "datasets/cut")
     return kept | rows(store, "dropped/cut")
 

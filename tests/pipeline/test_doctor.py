@@ -1,4 +1,5 @@
-"""`tokenmill doctor`: what it says of machines in order and not, here and on the nodes of a real Ray cluster."""
+"""`tokenmill doctor`: what it says about machines that are in order and others, here and on the nodes of a real Ray
+cluster."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def test_clocks():
 
 
 def cluster(monkeypatch, *, change=None, error="", open_=False, dashboard="127.0.0.1:8265", late=0.0):
-    """What `doctor` sees of a cluster of one node."""
+    """Fake what `doctor` sees of a cluster of one node."""
     from pipeline.cluster import jobs
 
     def check_gcs(address, insecure_local=False):

@@ -1,4 +1,5 @@
-"""The driver starts nodes as soon as their inputs are there and hands every node the records of its own tasks."""
+"""The driver starts the nodes of a plan as soon as their inputs exist, and gives each node the records of its own
+tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def diamond() -> list[Node]:
 
 
 class Backend:
-    """Two slots; ends tasks in the order it is told (`slow` ones last of all that run)."""
+    """A backend with two slots. It ends tasks in the order in which they were submitted, except the task with the key
+    `slow`, which only ends when nothing else runs."""
 
     interruptible, slots = False, 2
 

@@ -1,5 +1,5 @@
-"""How a driver begins and ends when things go wrong: nothing committed is lost, nothing of another's is touched, the
-store is given back, and a temporary directory does not keep what a killed one left there."""
+"""How a driver begins and ends when things go wrong: no committed result is lost, nothing of another driver is changed,
+the lease is given back, and scratch of a killed driver is removed."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def refuse(*_args, **_kw):
 
 
 def given_back(store: Store) -> None:
-    """Nobody holds the store, though this very process held it."""
+    """Check that nobody holds the store any more, though this very process did."""
     with Log.open(store):
         pass
 

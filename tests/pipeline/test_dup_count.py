@@ -36,7 +36,8 @@ SIZES = [1] * 60 + [2] * 12 + [3] * 8 + [4] * 4 + [7] * 3 + [12]
 
 @pytest.fixture(scope="module")
 def top(tmp_path_factory) -> Path:
-    """Families of documents over several files and two sources: exact copies, near-duplicates, and equal URLs."""
+    """A folder with families of similar documents, over several files and two sources: exact copies, near-duplicates,
+    and equal URLs."""
     top, rng, prose = tmp_path_factory.mktemp("dup_count"), random.Random(4), sentences()
     rows = []
     for family, size in enumerate(SIZES):
@@ -65,7 +66,8 @@ def kept(store: Path, dataset: str = "clean") -> list[dict[str, Any]]:
 
 
 def brute_force(store: Path, dataset: str = "clean") -> Counter[str]:
-    """Id of each kept document → documents that end at it when the removals are followed."""
+    """Return for each kept document the number of documents for which it stands: all that lead to it when removals are
+    followed, and itself."""
     instead = {row["id"]: json.loads(row["meta"])[row["stage"]]["kept"]
                for row in iter_rows(Store(store), f"dropped/{dataset}") if row["stage"] in ("exact", "minhash")}
     counts: Counter[str] = Counter(row["id"] for row in kept(store, dataset))

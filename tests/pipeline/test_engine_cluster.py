@@ -1,4 +1,5 @@
-"""Clusters of several nodes on one machine: pools of different kinds, drained, stopped and autoscaled nodes."""
+"""Clusters of several nodes on one machine: workers of different kinds, and nodes that are drained, stopped or
+autoscaled."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def say(run, **more):
 
 
 def on_cluster(script: str, tmp_path: Path, **env: str) -> dict:
-    """Run a script that makes a cluster of its own; the JSON of the last line it prints."""
+    """Run a script that makes a cluster of its own. Returns the JSON of the last line that it prints."""
     with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
         clean = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
         done = subprocess.run([sys.executable, "-c", COMMON + script, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
@@ -94,7 +95,7 @@ HELD = 't.row_specs(parts={parts}, rows=20, poison={{p: {{10: "held"}} for p in 
 
 
 def held(parts: int, tmp_path: Path) -> list[TaskSpec]:
-    """The same here."""
+    """Return the same tasks as the script does."""
     return t.row_specs(parts=parts, rows=20, poison={p: {10: "held"} for p in range(parts)}, mark=f"{tmp_path}/mark")
 
 

@@ -1,4 +1,4 @@
-"""The engine under a real pass: documents that kill the interpreter cost themselves, and nothing else."""
+"""The engine with a real pass: documents that crash the interpreter cost only themselves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ PICKY = """
 
 
 def picky(tmp_path: Path, datasets: str) -> Recipe:
-    """A recipe with that stage as STEP over in.jsonl."""
+    """Return a recipe over in.jsonl in which STEP is the stage `Picky`."""
     module = f"picky_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(PICKY))
     (tmp_path / "r.yaml").write_text(

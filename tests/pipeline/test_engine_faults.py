@@ -1,4 +1,5 @@
-"""The triage: who is quarantined, who is not. Pure, so every path can be walked."""
+"""Crash triage: which documents are quarantined and which are not. It is a pure function, so every case can be
+tested."""
 
 from __future__ import annotations
 

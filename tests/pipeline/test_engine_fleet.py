@@ -1,4 +1,5 @@
-"""Which supervisors a fleet starts, stops and gives up, and how deaths are told. Arithmetic without a process."""
+"""Which supervisors a fleet starts, stops and gives up, and how their deaths are counted. Pure computation, without
+processes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def hosts(*given: tuple[str, int, int, int]) -> list[Host]:
 
 
 def carry_out(fleet: Fleet, nodes: list[Host], now: float, ready: bool = True) -> list[WorkerSlot]:
-    """Start and dismiss at once what the fleet says; returns what it started, `ready` at once or not yet."""
+    """Start and stop at once what the fleet has planned. Returns the started slots; `ready` says whether they are ready
+    at once."""
     orders = fleet.plan(nodes, now)
     for slot in orders.leave:
         slot.leaving = True
@@ -171,7 +173,7 @@ def test_a_node_whose_supervisors_die_one_after_the_other_rests_for_longer_each_
     fleet.set_demand({SMALL: 100}, now)
 
     def fall(lived: float) -> float:
-        """Seconds from the death of a supervisor that `lived` so long until the next one."""
+        """Let a supervisor die `lived` seconds after its start. Returns the seconds until the next one is started."""
         nonlocal now
         [slot] = carry_out(fleet, nodes, now)
         slot.started = now
@@ -238,8 +240,8 @@ def test_supervisors_that_die_wherever_they_start_end_the_run_soon():
 
 
 def starts(fleet: Fleet, at: Callable[[int], Host], deaths: tuple[int, ...]) -> str:
-    """Plan every two seconds, as the backend does, while one supervisor dies at each of these times. Returns why the
-    run ends."""
+    """Plan every two seconds, as the backend does. At each time in `deaths`, one supervisor dies. Returns why the run
+    ends, or ""."""
     fleet.set_demand({SMALL: 100}, 0)
     for now in range(0, 700, 2):
         carry_out(fleet, [at(now)], now, ready=False)

@@ -1,4 +1,5 @@
-"""The watch over a cluster's head: silent while it answers, one line when it does not, one more the next time."""
+"""The watch over a cluster's head: it prints nothing while the head answers, one line when it stops answering, and one
+more the next time."""
 
 from __future__ import annotations
 

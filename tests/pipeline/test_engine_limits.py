@@ -1,4 +1,4 @@
-"""Measures, protocol, scratch and fingerprint: what supervisor and child rest on."""
+"""The parts on which supervisor and child depend: measurements, protocol, scratch folders and fingerprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: how they follow from a snapshot, and that Prometheus sees the figures of a real run on Ray."""
+"""Metrics: they are computed from a snapshot of the progress, and Prometheus gets the figures of a real run on Ray."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_a_run_emits_adds_up_to_its_records(emitted):
 
 
 def check_documents(got: dict, store) -> None:
-    """The counted documents are those of the published datasets."""
+    """Check that the numbers of documents are those of the published datasets."""
     import pyarrow.parquet as pq
 
     kept, dropped = (sum(pq.read_metadata(p).num_rows for p in (store / kind).glob("*/part-*.parquet"))
@@ -161,7 +161,7 @@ LINE = re.compile(r'^(ray_tokenmill_\w+)\{(.*)\} (\S+)$')
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
-    """Our series on a metrics port of Ray, by (name, run, kind, state or outcome)."""
+    """Read our metrics from one of Ray's metrics ports, as {(name, run, kind, state or outcome): value}."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     found = {}

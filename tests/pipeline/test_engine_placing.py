@@ -1,4 +1,5 @@
-"""Placing assignments with supervisors: all that were submitted together at once, as one at a time would place them."""
+"""Assigning tasks to supervisors: many tasks that are submitted together are placed as if they were submitted one at a
+time."""
 
 import random
 
@@ -18,7 +19,7 @@ def assignment(id: int, kind: ResourceRequest = SMALL, key: str = "") -> Assignm
 
 
 def workers_of(rng: random.Random, number: int) -> list[WorkerSlot]:
-    """Supervisors of various sizes, some of which hold tasks and some of which are kept for a kind."""
+    """Return random supervisors of various sizes. Some hold tasks, and some are reserved for a kind of task."""
     workers = [WorkerSlot(rng.randint(1, 8), rng.randint(500, 9000), gpus=rng.choice([0, 0, 1, 2]),
                           cpu=rng.choice(["", "arm-base", "x86_64-avx2"]), shared=rng.random() < 0.5, host=str(place))
                for place in range(number)]

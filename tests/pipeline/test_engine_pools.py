@@ -1,4 +1,4 @@
-"""What fits where: shares of memory, CPUs and devices, and whose turn it is. Arithmetic without a process."""
+"""Which task fits where (memory, CPUs and devices), and which task is next. Pure computation, without processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children on one machine: poison costs its document and nothing else, kills and stalls cost nobody anything."""
+"""Children on one machine: a poisonous document costs only itself, and kills and stalls cost no document."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def store(tmp_path):
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch):
-    """A machine with memory to spare: what else runs on this one neither kills children nor bounds how many there are.
+    """Makes the machine seem to have memory to spare, so that other programs on it neither lead to killed children nor
+    limit their number.
     """
     monkeypatch.setattr(measure, "memory_use", lambda: (1 << 30, 64 << 30))
 
 
 @pytest.fixture
 def processes(store, tmp_path):
-    """Makes process backends; afterwards nothing of them may be left, no process and no scratch."""
+    """A function that makes process backends. After the test, no process and no scratch of theirs may be left."""
     made = []
 
     def make(workers=2, **limits):
@@ -86,7 +87,7 @@ def until(condition, seconds=300.0):
 
 
 def at_work(backend):
-    """Children that are at a document, as another thread than the supervisor's sees them."""
+    """Return the children that are at a document. This is called from another thread than the supervisor's."""
     found = []
     for child in list(backend.supervisor._children):
         with contextlib.suppress(ValueError):            # it was buried meanwhile
@@ -96,8 +97,8 @@ def at_work(backend):
 
 
 def judged(monkeypatch, row, **limits):
-    """These limits hold while a child is at this row. Until then it starts and imports what it is to run, for which it
-    takes as long as the machine pleases."""
+    """Apply `limits` to a child only while it is at row `row`. Until then it starts and imports modules, which may take
+    any time on a busy machine."""
     def judge(child, job, patient, now):
         return excess(child, job, replace(patient, **limits) if child.cursor.read()[0] == row else patient, now)
 
@@ -128,7 +129,7 @@ POISON = {"segfault": "crash:SIGSEGV", "spin": "cpu_limit", "exit": "crash:exit3
 
 
 def check_poison(records, specs):
-    """Exactly the poisoned rows are missing."""
+    """Check that exactly the poisonous rows are quarantined."""
     for record, spec in zip(records, specs):
         poison = {int(k): v for k, v in spec.args["poison"].items()}
         expected = [(row, POISON[kind]) for row, kind in sorted(poison.items())]
@@ -499,7 +500,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):
     class Stopping(t.MemoryLog):
-        """Asks for a stop with its first record, from another thread."""
+        """A log that asks for a stop, from another thread, when it gets its first record."""
 
         def append(self, record):
             if not self.appended:
@@ -570,7 +571,8 @@ def test_a_large_task_is_overtaken_but_not_for_ever(store, tmp_path):
 
 
 class Watching(Progress):
-    """Notes at which rows of a `Held` task it hangs (row → seconds), and lets it leave a row it was told of `times`."""
+    """Notes at which rows a task of the class `Held` was reported as hanging, and after how many seconds. After `times`
+    reports about a row, it lets the task go on."""
 
     def __init__(self, marks, times):
         super().__init__("quiet")

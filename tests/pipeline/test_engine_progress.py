@@ -1,4 +1,4 @@
-"""What progress says of tasks that make none: node, partition, document and stage, as long as that lasts."""
+"""What is printed about tasks that make no progress: node, partition, document and stage, as long as this lasts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_a_task_that_hangs_is_named_until_it_goes_on(row, stage, place, name):
         assert progress.snapshot()["running"] == [
             {"node": "clean", "label": "web: a.warc [3/8]", "seconds": 140.0, "row": row, "stage": name, "still": still,
              "host": "w1", "pid": 77, "hangs": f"no progress for {still:.0f} s, {place}, process 77 on w1 (stopped); "
-                                               f"kill -CONT 77 there lets it go on, kill -9 77 has its task run again"}]
+                                               f"on its machine, kill -CONT 77 lets it continue, and kill -9 77 makes "
+                                               f"its task run again"}]
     [said] = [e for e in map(json.loads, out.getvalue().splitlines()) if e["event"] == "hanging"]
     assert said == {"event": "hanging", "node": "clean", "key": "k", "label": "web: a.warc [3/8]", "row": row,
                     "stage": name, "seconds": 20.5, "host": "w1", "pid": 77, "does": "stopped"}

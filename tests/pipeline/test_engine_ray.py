@@ -114,7 +114,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_children_go_with_it(on_ray, 
 
 
 def supervised(scratch: Path) -> dict[int, list[int]]:
-    """Process id of each supervisor whose children work below `scratch` → those of its children."""
+    """Return {pid of a supervisor: pids of its children} for the supervisors whose children work below `scratch`."""
     parents = {}
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -209,14 +209,15 @@ finally:
 
 
 def drive(tmp_path: Path) -> subprocess.Popen:
-    """A driver in a session of its own with its own embedded Ray, 3 workers."""
+    """Start a driver in a session of its own, with its own Ray and 3 workers."""
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO, env=env,
                             stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def family(tmp_path: Path, driver: int) -> set[int]:
-    """Processes of a driver: below it, or with its scratch in their environment or command line."""
+    """Return the pids of the processes of a driver: its descendants, and those with its scratch folder in their
+    environment or command line."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -254,7 +255,7 @@ def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
 
 
 def on_cluster(script: str, tmp_path: Path, cwd: Path) -> str:
-    """Run a script that makes a cluster of its own; the last line it prints."""
+    """Run a script that makes a cluster of its own. Returns the last line that it prints."""
     with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
         env = {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, "RAY_TMPDIR": short}
         done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path)], cwd=cwd, env=env,

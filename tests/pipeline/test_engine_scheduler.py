@@ -1,4 +1,5 @@
-"""The scheduler on the inline backend: order, reuse, retries, failure, stop; and what one attempt leaves behind."""
+"""The scheduler with the inline backend: order, reuse, retries, failure and stop; and what a single attempt leaves
+behind."""
 
 from __future__ import annotations
 
@@ -199,7 +200,7 @@ def test_an_inquiry_writes_nothing_to_the_store(store, tmp_path):
 
 
 class Scripted:
-    """A backend that answers from a script: {key: [event, …]}, then done."""
+    """A backend that answers with the events of a script, {key: [event, …]}, and afterwards with success."""
 
     interruptible = False
     slots = 2

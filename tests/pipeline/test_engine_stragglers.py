@@ -1,4 +1,4 @@
-"""Second attempts beside slow ones: the rule, and what it does to a plan on a virtual clock."""
+"""Second attempts of slow tasks: the rule that decides about them, and its effect on a plan in virtual time."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_work_is_displaced_from_a_tenth_of_the_slots_at_most_by_the_longest_firs
 
 
 class Machine:
-    """Slots on a virtual clock; what is beyond them waits in its order. A task takes about ten seconds by a seed, the
-    first attempt at `lame` a day."""
+    """A backend with slots in virtual time. Tasks beyond the slots wait in their order. A task takes about ten seconds,
+    by a seed, but the first attempt of the task `lame` takes a day."""
 
     interruptible = False
 
@@ -92,7 +92,8 @@ class Machine:
             self.open[a.id] = self.clock.time + takes, a
 
     def wait(self, timeout: float) -> list[Event]:
-        """The next to end; at most a second goes by, as between two looks at real workers."""
+        """Return the next task that ends. At most one second passes, as between two looks at real workers; if none
+        ends, the list is empty."""
         self.begin()
         if not self.open:
             return []

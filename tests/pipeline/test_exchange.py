@@ -1,4 +1,5 @@
-"""The exchange equals a numpy sort, holds little memory, and survives hot, empty and single buckets."""
+"""The exchange of records between tasks equals a numpy sort, takes little memory, and works with very large, empty and
+single buckets."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def ref(path) -> dict:
 
 @pytest.fixture(params=["disk", "memory"])
 def place(request, tmp_path):
-    """(a local folder to write to, a function that gives the store it is in)"""
+    """(a local folder to write to, a function that returns the store with these files)"""
     if request.param == "disk":
         yield tmp_path, lambda: Store(tmp_path)
         return

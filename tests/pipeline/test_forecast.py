@@ -1,4 +1,4 @@
-"""The cost forecast of a sample against what a whole run then leaves and takes."""
+"""The cost forecast from a sample, compared with what a whole run then takes and leaves."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ FEW = SampleLimits(least=60)
 
 
 def inline_sample(site: Path, share: float, limits: SampleLimits = FEW) -> SampleRun:
-    """A sample whose tasks run in this process."""
+    """Run a sample in this process."""
     return run_sample(load_recipe(site / "recipe.yaml"), share, workers=1, limits=limits,
                       backend=make_backend("inline", 1, None))
 
 
 def counted(store: Path) -> dict[str, Any]:
-    """What a whole run left: documents and text by dataset, tokens by stream, CPU seconds, bytes of parts."""
+    """Return what a whole run left: documents and text by dataset, tokens by stream, CPU seconds, bytes of parts."""
     found: dict[str, Any] = {"docs": defaultdict(int), "tokens": defaultdict(int), "cpu_s": 0.0}
     for record in Log.read(Store(store)).records():
         found["cpu_s"] += record.cpu_s
@@ -104,7 +104,7 @@ def sampled(site):
 
 @pytest.fixture(scope="module")
 def whole(site, tmp_path_factory) -> Path:
-    """The store of a run of all of it."""
+    """The store of a run over the whole input."""
     store = tmp_path_factory.mktemp("whole") / "store"
     run_recipe(load_recipe(site / "recipe.yaml", ["curriculum=null"]), str(store),
                make_backend=make_backend("inline", 1, None), report=False)
@@ -225,7 +225,7 @@ def test_too_much_to_read(site):
 
 
 def draw(files: list[dict[str, Any]], planner: Planner, read_most: int) -> dict[str, Any]:
-    """Counters of a DrawSample task."""
+    """Run a DrawSample task, and return its counters."""
     import tempfile
 
     from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs, TaskSpec

@@ -1,4 +1,4 @@
-"""`tokenmill plan --tokens`: epochs, exhaustion and the worth of repeats before any token exists."""
+"""`tokenmill plan --tokens`: epochs, streams that run out, and the value of repeated data, before any token exists."""
 
 from __future__ import annotations
 

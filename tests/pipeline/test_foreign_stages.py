@@ -1,4 +1,5 @@
-"""Stages that are not ours may write anything: what cannot be stored costs its document, by name, and nothing else."""
+"""A user's stages may write anything: a document with something that cannot be stored is quarantined with the name of
+the stage, and nothing else is lost."""
 
 from __future__ import annotations
 

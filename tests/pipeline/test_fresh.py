@@ -1,4 +1,5 @@
-"""A node that is fresh as a whole costs no look at its tasks, and is walked as soon as anything about it differs."""
+"""If a node of a plan is fresh as a whole (its recorded results are up to date), its tasks are not looked at one by
+one. If anything about the node differs, they are."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ NODES = {"index:docs", "index:lines", "read", "deduped/exact.0", "deduped", "cle
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """Texts, a file that cannot be split, the recipe, and `store` as one run of it left it."""
+    """A site with texts, a file that cannot be split, a recipe, and the store of a run."""
     top = tmp_path_factory.mktemp("fresh")
     (top / "docs").mkdir()
     for i in range(12):
@@ -60,7 +61,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(made, tmp_path) -> Path:
-    """A copy that may be changed. Published parts stay second names of files."""
+    """A copy of `made` that a test may change. Published parts remain hard links."""
     os.system(f"cp -a {made} {tmp_path / 'site'}")
     return tmp_path / "site"
 
@@ -75,7 +76,7 @@ def execute(site: Path, *overrides: str, store: str = "store") -> RunSummary:
 
 
 def walked(site: Path, *overrides: str) -> tuple[set[str], dict[str, NodeState]]:
-    """The nodes whose tasks a plan asks the log for, and what it finds."""
+    """Make a plan. Returns (the nodes of whose tasks it asks the log, the state that it finds for each node)."""
     plan = open_plan(load_recipe(site / "recipe.yaml", list(overrides)), str(site / "store"))
     asked: set[str] = set()
     for node in plan.nodes:
@@ -84,7 +85,7 @@ def walked(site: Path, *overrides: str) -> tuple[set[str], dict[str, NodeState]]
 
 
 def noting(name: str, work: Callable, asked: set[str]) -> Callable:
-    """The work of a node, which notes in `asked` that somebody reads its specs."""
+    """Wrap the work of a node. It adds the node's name to `asked` when somebody reads its tasks."""
     def named(specs: Iterable[TaskSpec]) -> Iterator[TaskSpec]:
         for spec in specs:
             asked.add(name)
@@ -107,7 +108,7 @@ def published(site: Path, store: str = "store") -> dict[str, str]:
 
 
 def same_as_anew(site: Path, *overrides: str) -> None:
-    """What is published is what a run into an empty store publishes."""
+    """Check that what is published equals what a run into an empty store publishes."""
     execute(site, *overrides, store="anew")
     assert published(site) == published(site, "anew")
 
@@ -149,7 +150,7 @@ def test_an_unchanged_run_walks_no_node_and_says_the_same(site):
 
 
 def walked_anew(site: Path) -> dict[str, NodeState]:
-    """What a plan finds that walks every node."""
+    """Return the states that a plan finds when it looks at the tasks of every node."""
     plan = open_plan(load_recipe(site / "recipe.yaml", []), str(site / "store"))
     return {s.node.name: s for s in survey(plan.nodes, plan.log.get_all)}
 
@@ -306,7 +307,7 @@ def test_what_is_published_is_made_whole_again(site, harm):
 
 
 def pack(site: Path) -> None:
-    """Put all segments of the log into packs, and remove those that may be removed."""
+    """Put all segments of the log into packs, and remove those segments that may be removed."""
     with Log.open(Store(site / "store"), threaded=False, pack_segments=1) as log:
         log.tend()
     with Log.open(Store(site / "store"), threaded=False) as log:

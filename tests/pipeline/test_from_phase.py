@@ -1,4 +1,5 @@
-"""`shards.NAME.from_phase` keeps a stream for a phase and the later ones: in recipes, curricula and their edits."""
+"""`shards.NAME.from_phase` reserves a stream for a phase and the later ones: in recipes, in curricula and in edits of
+them."""
 
 from __future__ import annotations
 

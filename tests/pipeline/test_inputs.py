@@ -1,4 +1,5 @@
-"""What a source consists of: links, loops, links to nothing, other than files; inputs that change behind our back."""
+"""Which files a source has: with links, loops of links, broken links and special files, and with inputs that change
+during a run."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed_and_said_once(tree, 
     warnings: list[str] = []
     assert found(tree, pattern, warnings=warnings) == ["1.txt", "b/2.txt", "inside.txt"]
     [said] = warnings
-    assert "skipped for being links that lead out of its folder: '4.txt', 'near.txt'" in said
+    assert "skipped, which are links that lead out of its folder: '4.txt', 'near.txt'" in said
     assert "`follow_symlinks: true`" in said
 
 
@@ -100,7 +101,7 @@ def test_links_to_nothing_and_other_than_files_are_skipped_and_named(tree):
         assert found(tree, pattern, warnings=warnings, **FOLLOW) == EXPECTED
         [said] = warnings
         assert "source 's': 3 skipped" in said and "'b/self.txt', 'gone.txt', 'pipe.txt'" in said
-    with pytest.raises(InputError, match=r"'a/gone\.txt' is a link to nothing"):
+    with pytest.raises(InputError, match=r"'a/gone\.txt' is a broken link"):
         found(tree, "a/gone.txt")
     with pytest.raises(InputError, match=r"source 's': no file matches 'a/g\*'"):
         found(tree, "a/g*")
@@ -170,7 +171,8 @@ def test_a_check_for_files_refuses_what_a_listing_refuses(tree):
 
 # -- changes -------------------------------------------------------------------------------------------------------
 def rewrite(path: Path, text: str) -> None:
-    """Write it anew, at another time: two writes within one tick of a file system's clock have the same."""
+    """Write a file again, at a later time. Two writes within one tick of the clock of the file system would have the
+    same time, so it writes until the time differs."""
     before = path.stat().st_ctime_ns
     path.write_text(text)
     while path.stat().st_ctime_ns == before:
@@ -203,7 +205,7 @@ def test_an_input_that_changed_since_the_plan(tmp_path, verify):
 
 
 class Later(Clock):
-    """A clock that is a day ahead: what was written just now has settled."""
+    """A clock that is a day ahead, so that a file written just now counts as settled."""
 
     def wall(self) -> float:
         return super().wall() + 86400
@@ -241,7 +243,7 @@ def test_a_pinned_file_is_hashed_too(tmp_path):
 
 
 class ChangesItsInput:
-    """An input that is written to while a task reads it."""
+    """Changes its input while it reads it."""
 
     name = "changes_its_input"
     version = 1
@@ -276,7 +278,8 @@ class WritesNumbers:
 
 
 class AddsNumbers:
-    """Reads by range and trips over what it does not expect before anything was compared with a sum."""
+    """Reads a file in ranges. If the numbers are not the expected ones, it fails before the file was compared with its
+    checksum."""
 
     name = "adds_numbers"
     version = 1
@@ -308,7 +311,7 @@ def test_a_task_that_trips_over_damaged_bytes_names_their_file(tmp_path, now, er
 
 
 class ReadsBoth:
-    """Fails over the second file, which it read by range after the first."""
+    """Reads two files in ranges, and then blames the second one."""
 
     name = "reads_both"
     version = 1

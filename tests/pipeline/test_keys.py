@@ -1,4 +1,5 @@
-"""What a task's content key rests on: declared names and versions, never the module a class stands in."""
+"""What the content key of a task depends on: declared names and versions, but not the module in which a class is
+defined."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from stages.stage import Stage
 
 
 def tasks() -> dict[str, type]:
-    """Import path → class, of every task of the product."""
+    """Return {import path: class} for every task of the product."""
     found = {}
     for package in (pipeline.passes, stages.dedup):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -87,7 +88,7 @@ class Short(Stage):
 
 
 def run(folder: Path, module: str) -> set[str]:
-    """Keys in the log of the store after a run with readers and stages of the file `module`.py."""
+    """Run a recipe with a reader and a stage of the file `module`.py. Returns the keys in the log."""
     (folder / f"{module}.py").write_text(CODE)
     (folder / "recipe.yaml").write_text(f"""version: 1
 code: [{module}.py]

@@ -1,4 +1,5 @@
-"""Specs stay small however many files a task reads, and their keys say what the files hold, not where they are."""
+"""The description of a task stays small, however many files it reads, and its key depends on the contents of the files,
+not on where they are."""
 
 from __future__ import annotations
 

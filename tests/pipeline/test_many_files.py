@@ -1,4 +1,5 @@
-"""A source of very many files, or of one huge file: what listing, packing and provenance hold in memory."""
+"""A source of very many files, or of one huge file: how much memory listing, grouping into partitions, and provenance
+take."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ print(json.dumps(peaks[1:]))
 
 
 def write_site(site: Path, reader: str, files: int) -> Path:
-    """A recipe over `files` empty files, all in one folder."""
+    """Write a recipe over `files` empty files, all in one folder."""
     (site / "in").mkdir(parents=True)
     (site / "r.yaml").write_text(RECIPE.replace("READER", reader))
     for i in range(files):

@@ -1,4 +1,5 @@
-"""The listing of a bucket goes on where an interrupted run stopped, and gives what one in one go gives."""
+"""The listing of a bucket continues where an interrupted run stopped, and gives the same as a listing without
+interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class At(Clock):
 
 
 class Bucket:
-    """Lists OBJECTS after a path, and breaks after as many objects as `lasts`."""
+    """Lists OBJECTS from a path on, and fails after `lasts` objects."""
 
     def __init__(self, lasts: int = 10**6, objects: list[Row] = OBJECTS) -> None:
         self.lasts, self.objects = lasts, objects

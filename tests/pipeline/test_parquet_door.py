@@ -1,4 +1,4 @@
-"""What is written through the one door to Parquet shows its damage when it is read."""
+"""Damage in a Parquet file that `pipeline.base.parquet` has written is noticed when the file is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def part(path: Path) -> Path:
 
 
 def outcomes(path: Path, read, flips: int = 300) -> dict[str, int]:
-    """What reading says of single flipped bits of the text column: errors, other text, the same text."""
+    """Flip single random bits of the text column, and read the file each time. Returns how often this gave an error,
+    another text, or the same text."""
     whole = path.read_bytes()
     with pq.ParquetFile(path) as file:
         column = file.metadata.row_group(0).column(file.schema_arrow.names.index("text"))

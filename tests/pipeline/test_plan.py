@@ -1,4 +1,5 @@
-"""`tokenmill plan` says before a run what the run then does: checked against the log of real small runs."""
+"""`tokenmill plan` says before a run what the run then does. Its statements are compared with the log of real small
+runs."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ DOWNSTREAM = {"deduped/minhash.1", "deduped", "tokenizer:", "shards:web"}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Three WARC files of 60 pages, ten texts, the recipe, and `store` as one run of it left it."""
+    """A folder with three WARC files of 60 pages in all, ten texts, the recipe, and the store of a run."""
     top = tmp_path_factory.mktemp("plan")
     write_warcs(top / "crawl", 60, 3)
     (top / "docs").mkdir()
@@ -70,7 +71,7 @@ def shown(document: dict[str, Any]) -> str:
 
 
 def really_ran(site: Path, tmp_path: Path, *overrides: str) -> dict[str, int]:
-    """Tasks by node that a run commits now, on a copy of the store."""
+    """Run on a copy of the store. Returns {node: number of tasks that were committed}."""
     store = tmp_path / "copy"
     shutil.copytree(site / "store", store)
     before = {r.key for r in Log.read(Store(store)).records()}
@@ -84,7 +85,7 @@ def really_ran(site: Path, tmp_path: Path, *overrides: str) -> dict[str, int]:
 
 
 def holds(document: dict[str, Any], ran: dict[str, int]) -> None:
-    """What the plan promised is what happened."""
+    """Check that what the plan promised is what happened."""
     promised, may = document["reruns"], set(document["waits"])
     assert set(promised) <= set(ran), "the plan named a node that did not run"
     assert set(ran) <= set(promised) | may, "a node ran that the plan did not name"

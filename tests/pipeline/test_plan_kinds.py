@@ -1,4 +1,5 @@
-"""What stages declare reaches the tasks: memory, GPUs, the CPU of numeric stages; and the children that run them."""
+"""What stages declare reaches their tasks (memory, GPUs, and the kind of CPU for numeric stages) and the children that
+run them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ STAGES = """
 
 
 class Noting(ProcessBackend):
-    """Notes the kind of every task, by its node."""
+    """A backend that notes the resource request of every task, by node."""
 
     def __init__(self, *args, **kw):
         super().__init__(*args, **kw)

@@ -1,4 +1,5 @@
-"""A package that adds a step and a reader by entry points: one file, and both are known wherever ours are."""
+"""A package that adds a step and a reader by entry points: one file is enough, and both are known wherever our own
+are."""
 
 from __future__ import annotations
 

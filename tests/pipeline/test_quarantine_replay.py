@@ -1,7 +1,8 @@
-"""Nobody dies twice of one document: verdicts outlive the driver, the partition, and the stream they were found in.
+"""No document kills a process twice: its quarantine outlasts the driver, the partition and the stream in which it was
+found.
 
-Real driver processes, real children. Every death is counted by the stage, or the tokenizer, that dies: it writes a line
-to `deaths` first.
+Drivers and children are real processes. The stage or tokenizer that crashes writes a line to the file `deaths` first,
+by which crashes are counted.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
 # -- a tokenizer dies, or fails --------------------------------------------------------------------------------------
 @pytest.fixture
 def stream(tmp_path, monkeypatch):
-    """Runs a recipe with one token stream; `hooked`: in children, whose tokenizers die of some texts."""
+    """A function that runs a recipe with one stream. With `hooked`, it runs in children whose tokenizer crashes on some
+    texts."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK.format(deaths=str(tmp_path / "deaths"))))
     for i in range(600):                                                      # six files of a hundred
@@ -176,7 +178,7 @@ def stream(tmp_path, monkeypatch):
 
 
 def tokens(store: Path) -> dict[str, tuple[str, list[int]]]:
-    """Documents of the stream in its order: id → (split, tokens)."""
+    """Return the documents of the stream in their order, as {id: (split, tokens)}."""
     found = {}
     for split in ("train", "val"):
         shards = ShardSet(store / "shards/web" / f"split={split}")

@@ -1,5 +1,5 @@
-"""The queue of a store: places, requests sent twice, cancels, and claims. Real drivers: test_queue_drivers.py. Races in
-virtual time: tests/simulate/test_queue.py."""
+"""The queue of a store: positions, requests that are sent twice, cancellations, and claims. Tests with real drivers are
+in test_queue_drivers.py, races in virtual time in tests/simulate/test_queue.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def holder(pid: int, host: str = "elsewhere") -> Holder:
 
 
 class Child:
-    """A driver that does nothing."""
+    """Stands in for a driver process, and does nothing."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -62,7 +62,7 @@ class Child:
 
 
 class Server:
-    """A dispatcher in virtual time that starts no processes."""
+    """A dispatcher of the queue in virtual time, which starts no processes."""
 
     def __init__(self, store: Store, clock: VirtualClock | None = None, me: Holder = HERE, alive=lambda h: None):
         self.clock = clock or VirtualClock(me["pid"])
@@ -74,7 +74,7 @@ class Server:
         return self.children[-1][0]
 
     def tick(self, seconds: float = 0.0) -> int:
-        """One round, `seconds` later. Returns how many drivers were started so far."""
+        """Run a round of the dispatcher, `seconds` later. Returns how many drivers it has started so far."""
         self.clock.time += seconds
         self.dispatcher.tick()
         return len(self.children)

@@ -1,4 +1,4 @@
-"""The queue of a store with real drivers, which are killed, fail, and are told to end."""
+"""The queue of a store with real drivers, which are killed, fail, or are told to end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data(tmp_path):
 
 
 class RealServer:
-    """A server that starts real drivers, which inherit `environment`."""
+    """A dispatcher of the queue that starts real drivers."""
 
     def __init__(self, store: Store, roots: tuple[str, ...]) -> None:
         self.queue, self.drivers = Queue(store), []

@@ -1,4 +1,4 @@
-"""JSON by orjson equals that of the standard library, also where orjson alone would not."""
+"""JSON that orjson writes and reads equals that of the standard library, also where orjson alone would differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: what they mean, and that every mistake is named with its line, its key and what to do about it."""
+"""Recipes: what they mean, and that each mistake is reported with its line, its key and the remedy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ datasets:
 
 @pytest.fixture
 def load(tmp_path):
-    """A recipe from its text."""
+    """A function that loads a recipe from its text."""
     def load(text: str, *args, **kw):
         path = tmp_path / "recipe.yaml"
         path.write_text(text)
@@ -69,7 +69,7 @@ def load(tmp_path):
 
 
 def problems(load, text: str, *args, **kw) -> list[str]:
-    """What is wrong with a recipe, each as 'LINE KEY: MESSAGE'."""
+    """Return the problems of a recipe, each as 'LINE KEY: MESSAGE'."""
     with pytest.raises(RecipeError) as caught:
         load(text, *args, **kw)
     return [f"{p.mark.line} {str(p).split(': ', 1)[1]}" for p in caught.value.problems]
@@ -273,7 +273,7 @@ def test_each_mistake_is_named(load, old, new, expected):
      "8 shards.wiki.where.source: no document of 'wiki' gets into clean, which is made from web"),
     ("longest: 16384}}", "longest: 8192}}", "8 shards.wiki.longest: 8,192 differs from 16,384 of 'web'"),
     ("longest: 16384}}", "longest: 16384, val: 0.5}}", "8 shards.wiki.val: 0.5 is not a share; write it"),
-    ("longest: 16384}}", "longest: 16384, val: 5%}}", "8 shards.wiki.val: 5% differs from 0.5% of 'web': near-dup"),
+    ("longest: 16384}}", "longest: 16384, val: 5%}}", "8 shards.wiki.val: 5% differs from 0.5% of 'web', so that"),
     ("wiki: {read: wiki, path: enwiki.xml.bz2}", "wiki: {read: jsonl, path: a.jsonl, keep: [url, cluster]}",
      "2 sources.wiki.keep[1]: 'cluster' in meta says which near-duplicates belong together; rename"),
     ("lr: decay", "lr: dacay", "14 curriculum.phases[1].lr: 'dacay' is not one of stable, constant, decay; did you m"),
@@ -288,7 +288,7 @@ def test_each_mistake_is_named(load, old, new, expected):
     ("lr: decay", "lr: {peak: 0}", "14 curriculum.phases[1].lr: peak: the highest rate of the phase, a number above 0"),
     ("lr: decay", "lr: decay, extra: 1B", "14 curriculum.phases[1]: `until` says where in the total a phase ends"),
     ("until: 100%, mix", "extra: 1B, mix", "13 curriculum.phases[0].until: the last phase ends at 14,000,000,000"),
-    ("until: 70%,", "extra: 1B,", "14 curriculum.phases[1].until: a phase before it lies beyond the total: let"),
+    ("until: 70%,", "extra: 1B,", "14 curriculum.phases[1].until: a phase before it is beyond the total; put"),
     ("lr: decay}", "lr: {peak: 2e-5}}\n    - {name: end, extra: 1B}", "15 curriculum.phases[2]: missing key 'lr'"),
     ("lr: decay", "rope_theta: 0", "14 curriculum.phases[1].rope_theta: must be greater than 1, got 0"),
     ("lr: decay", "rope_scaling: {kind: yarm, factor: 2}", "14 curriculum.phases[1].rope_scaling: give kind (linear,"),
@@ -562,7 +562,7 @@ def test_a_missing_package_names_the_extra(load, monkeypatch):
 
 
 def clean_steps(steps: str) -> str:
-    """The contracts' recipe with other steps of `clean`."""
+    """Return the recipe CONTRACT with other steps for the dataset `clean`."""
     start = CONTRACT.index("steps: [url")
     return CONTRACT[:start] + f"steps: [{steps}]" + CONTRACT[CONTRACT.index("}\n", start):]
 
@@ -571,13 +571,13 @@ STEPS = "url, {language: {keep: [en], min: 0.65}}, gopher_quality, pii"
 
 
 @pytest.mark.parametrize(("text", "line", "expected"), [
-    (clean_steps(f"{STEPS}, {{language: {{keep: [de]}}}}"), 5, "no document passes: steps before it kept en only"),
+    (clean_steps(f"{STEPS}, {{language: {{keep: [de]}}}}"), 5, "no document passes: steps before it keep only en"),
     (clean_steps("{language: {keep: [en]}}, fineweb, fineweb, pii"), 5, "'fineweb' ran before with the same settings"),
     (clean_steps("url, {language: {keep: [en], min: 0.65}}, {language: {keep: [en], min: 0.5}}, pii"), 5,
      "'language' cannot drop anything: an earlier one was stricter (min 0.65 before, 0.5 here)"),
     (clean_steps("{language: {keep: [en]}}, {language: {keep: [en, de]}}, pii"), 5, "keep en before, en, de here"),
-    (clean_steps("url, {language: {keep: [en]}}, gopher_quality"), 6, "pages of 'web' get here with e-mail and IP"),
-    (clean_steps("url, pii"), 6, "pages of 'web' get here in any language"),
+    (clean_steps("url, {language: {keep: [en]}}, gopher_quality"), 6, "pages of 'web' reach it with e-mail and IP"),
+    (clean_steps("url, pii"), 6, "pages of 'web' reach it in any language"),
     (clean_steps("{language: {keep: [en]}}, exact, gopher_quality, pii"), 5, "'exact' compares documents that 'gopher"),
     (clean_steps("{language: {keep: [en]}}, pii, repeats, exact"), 5, "'repeats' before 'exact' cuts copies"),
     (CONTRACT.replace("max_epochs: {wiki: 4}", "max_epochs: {wiki: 9}"), 14, "9 epochs of 'wiki': beyond 4 a repeated"),
@@ -585,9 +585,9 @@ STEPS = "url, {language: {keep: [en], min: 0.65}}, gopher_quality, pii"
      "datasets.spare: no dataset, tokenizer or shards read it"),
     (CONTRACT.replace("wiki: {from: deduped, where: {source: wiki}", "wiki: {from: deduped, where: {source: web}")
      .replace("vocab: 32000, from: deduped", "vocab: 32000, from: deduped, where: {source: wiki}"),
-     7, "the tokenizer is trained on 'deduped', of which nothing is in the mixture"),
+     7, "the tokenizer is trained on 'deduped', but the mixture reads none of it"),
     (CONTRACT.replace("  deduped:   {from: [clean, wiki]", "  german: {from: clean, where: {language: de}}\n"
-                      "  deduped:   {from: [clean, wiki]"), 6, "no document is left: of the languages before, en"),
+                      "  deduped:   {from: [clean, wiki]"), 6, "no document is left: steps before it keep only en"),
 ])
 def test_lint_names_line_and_remedy(load, text, line, expected):
     found = lint(load(text))

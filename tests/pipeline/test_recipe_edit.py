@@ -1,4 +1,4 @@
-"""Thresholds change in a recipe's text, and nothing else does."""
+"""Changing a threshold changes the recipe's text at this place and nowhere else."""
 
 from __future__ import annotations
 

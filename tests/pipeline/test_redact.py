@@ -1,4 +1,4 @@
-"""Nothing that is a secret gets through, and nothing else is touched."""
+"""Redaction removes every secret, and changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`removal_stats` raises an alarm for a domain whose pages resemble each other, and for no other."""
+"""`removal_stats` warns about a domain whose pages resemble each other, and about no other."""
 
 from __future__ import annotations
 

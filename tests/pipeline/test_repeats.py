@@ -47,7 +47,8 @@ run: {{partition: 8KB}}
 
 @pytest.fixture(scope="module")
 def top(tmp_path_factory) -> Path:
-    """Pages with shared footers and paragraphs, with e-mail addresses in them, and chats with a shared line."""
+    """A folder with pages that share footers and paragraphs and have e-mail addresses, and with chats that share a
+    line."""
     top, rng, prose = tmp_path_factory.mktemp("repeats"), random.Random(2), sentences()
     (top / "web").mkdir()
     shared = [f"{rng.choice(prose)} Schöne Grüße, mail to someone{i}@example.org 😀" for i in range(12)]

@@ -1,4 +1,5 @@
-"""Changed thresholds: verdicts are replayed from stored signals, and nothing tells the outcome from a run anew."""
+"""Changed thresholds: verdicts are derived again from stored signals, and the result cannot be told from that of a new
+run."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ STEPS = {"gopher_repetition": 1, "gopher_quality": 2, "c4": 3, "fineweb": 4}
 
 
 def texts() -> list[str]:
-    """Prose of many lengths, a third of it spoilt in the ways the rules look for."""
+    """Return texts of many lengths. A third of them have faults that the rules look for."""
     rng, prose = random.Random(5), sentences()
     made = []
     for i in range(110):
@@ -140,7 +141,7 @@ def recipe_of(site: Path, changed: dict[str, Any]):
 
 
 def execute(site: Path, store: Path, changed: dict[str, Any] | None = None) -> int:
-    """Run; returns how many documents the first stage of `clean` has seen meanwhile."""
+    """Run the recipe. Returns how many documents the first stage of `clean` saw in this run."""
     seen = next(site.glob("*.py")).with_suffix(".seen")
     seen.write_text("")
     run_recipe(recipe_of(site, changed or {}), str(store), make_backend=make_backend("inline", 1, None), report=False)
@@ -153,7 +154,7 @@ def records(store: Path) -> dict[str, Any]:
 
 @functools.cache
 def anew(site: Path, *changed: tuple[str, Any]) -> tuple[dict[str, Any], int]:
-    """The records of a run with the changes over an empty store, and how many documents the first stage has seen."""
+    """Run with the changes over an empty store. Returns (records, number of documents that the first stage saw)."""
     with tempfile.TemporaryDirectory() as store:
         seen = execute(site, Path(store), dict(changed))
         return records(Path(store)), seen
@@ -165,8 +166,8 @@ def without_clocks(counters: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_as_anew(site: Path, tmp_path: Path, changed: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
-    """Run with `changed` over a copy of the store and over an empty one. All files and counters are equal. Returns the
-    new records of the first, and how many documents the first stage has seen in either."""
+    """Run with `changed` over a copy of the store and over an empty one, and check that all files and counters are
+    equal. Returns the new records of the first run, and how many documents the first stage saw in each."""
     if not (tmp_path / "copy").exists():
         shutil.copytree(site / "store", tmp_path / "copy")
     before = records(tmp_path / "copy")
@@ -249,7 +250,8 @@ OWN = """
 
 @pytest.fixture
 def own(tmp_path):
-    """Runs a recipe with that stage, over documents of so many characters; returns the records of the pass."""
+    """A function that runs a recipe with the stage OWN over documents of the given lengths. Returns the records of the
+    pass."""
     module = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(OWN))
 

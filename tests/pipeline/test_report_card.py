@@ -1,4 +1,4 @@
-"""The dataset card, the head of the page, its totals and its size, on generated reports."""
+"""The dataset card, and the head of the report page with its totals and its size, for generated reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BARE = re.compile(r"(?<!\\)(?:://|@)|\bwww\.|(?<!\\):\w+(?<!\\):")
 
 
 def rendered(text: str) -> tuple[str, list[str]]:
-    """(text as a reader sees it, names of the tokens) of Markdown with tables."""
+    """Return (the text of Markdown with tables as a reader sees it, the types of its tokens)."""
     page = GITHUB.parse(text)
     inside = [child for token in page for child in token.children or ()]
     words = "".join(c.content if c.type in ("text", "code_inline", "text_special") else "\n" for c in inside)
@@ -131,7 +131,7 @@ def test_hostile_names_stay_values_of_the_front_matter(value):
 
 # -- the card --------------------------------------------------------------------------------------------------------
 def hostile(document: dict[str, Any], value: str) -> dict[str, Any]:
-    """The report with `value` in every field that a document, a path or a person can fill."""
+    """Return the report with `value` in every field that a document, a path or a person can fill."""
     document = copy.deepcopy(document)
     document["made"] |= dict.fromkeys(("at", "host", "author", "version", "python", "name", "store"), value)
     document["made"]["recipe"] += f"code: [{json.dumps(value)}]\n"

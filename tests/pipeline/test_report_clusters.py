@@ -1,4 +1,4 @@
-"""Differences between the texts of a group of duplicates, and how groups are shown."""
+"""The differences between the texts of a group of duplicates, and how groups are shown."""
 
 from __future__ import annotations
 

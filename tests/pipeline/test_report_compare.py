@@ -1,4 +1,5 @@
-"""`tokenmill report --compare`: recipe, figures and documents of two runs, computed again from what each published."""
+"""`tokenmill report --compare`: recipe, figures and documents of two runs, compared with what is computed from what
+each published."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ SAMPLES = ("samples", "quarantine_samples", "pairs", "listed", "alarms")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> dict[str, Made]:
-    """Runs by name. `second` has published the datasets of `first` again; `moved` is of another store and input."""
+    """{name: run}. `second` has published the datasets of `first` anew. `moved` has another store and other inputs."""
     top = tmp_path_factory.mktemp("compare")
     web, docs = documents()
     write(top / "a", web, docs)
@@ -57,7 +58,8 @@ def compared(site) -> dict[str, Any]:
 
 # -- documents -------------------------------------------------------------------------------------------------------
 def expected(before: Made, after: Made, dataset: str) -> tuple[int, Counter]:
-    """(documents that are the same, documents by (change, fate before, fate after, source)), in plain Python."""
+    """Compute in plain Python (number of equal documents, number of other documents by (change, fate before, fate
+    after, source))."""
     same, groups = 0, Counter()
     sides = before.rows[dataset], after.rows[dataset]
     for id in sides[0].keys() | sides[1].keys():
@@ -160,7 +162,7 @@ def test_memory_is_bounded_by_spilling(site, monkeypatch):
 
 
 def part_of(path: Path, rows: list[tuple[str, int]], reason: str) -> FileInfo:
-    """A part with documents of these (id, words); dropped for `reason`, or kept."""
+    """Write a part with documents given as (id, words). They are dropped for `reason`, or kept if it is empty."""
     writer = PartWriter(str(path), document_schema(quality(), dropped=bool(reason)))
     for id, words in rows:
         writer.write(Document(id, f"text {id}", source="s", signals=quality(gopher_words=words)),
@@ -171,7 +173,7 @@ def part_of(path: Path, rows: list[tuple[str, int]], reason: str) -> FileInfo:
 
 @dataclass
 class Files:
-    """Stands for the pass of a run."""
+    """Stands in for the pass of a run."""
 
     files: dict[str, FileInfo]
     publishes: bool = True
@@ -336,7 +338,7 @@ def test_personal_data_in_paths_is_masked(site, tmp_path):
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 def numbers(value: Any) -> list[float]:
-    """All numbers below a section of a report but those of samples, in the test's own walk."""
+    """Return all numbers in a section of a report, except those in samples."""
     if isinstance(value, dict):
         return [n for k, v in value.items() if not (k in SAMPLES and isinstance(v, list)) for n in numbers(v)]
     if isinstance(value, list):

@@ -1,4 +1,5 @@
-"""Losses from the trainer's metrics, thinned and without void lines, and the chart of the mixture over tokens."""
+"""The losses that a report reads from the trainer's metrics (fewer points, and no lines that a rewind made void), and
+the chart of the mixture over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts of URLs, whatever a crawl calls a URL."""
+"""The host of a URL, for everything that crawls call a URL."""
 
 from __future__ import annotations
 

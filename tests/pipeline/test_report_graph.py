@@ -1,4 +1,4 @@
-"""The plan of a run as a picture: nodes that are alike are joined, counts stand on the arrows, boxes do not overlap."""
+"""The plan of a run as a picture: similar nodes are joined, counts are on the arrows, and boxes do not overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def node(name: str, kind: str = "pass", steps: tuple[str, ...] = (), **more: Any
 
 
 def many(sources: int) -> dict[str, Any]:
-    """Sources with a pass each, all compared by one barrier."""
+    """Return a plan of `sources` sources with a pass each, all compared by one barrier."""
     nodes = [node(f"index:s{i}", "index") for i in range(sources)]
     nodes += [node(f"d:s{i}", steps=("hash",), dropped=2) for i in range(sources)]
     nodes += [node("d/exact.1", "barrier", ("exact",), dropped=7), node("d", steps=("apply exact",))]

@@ -1,4 +1,5 @@
-"""Pieces of the report: numbers for people, charts, excerpts, the embedded plot, choosing samples, a crowded page."""
+"""Functions of the report: numbers for people, charts, excerpts, the embedded plot, the choice of samples, and a
+crowded page."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def test_only_the_row_groups_asked_for_are_read(tmp_path, monkeypatch):
 
 
 def label_boxes(drawn: str) -> list[tuple[float, float, str]]:
-    """(left, right, text) of the labels under a chart, in the type of the page: a digit is 7 of 11 px wide."""
+    """Return (left, right, text) of the labels under a chart. In the font of the page a digit is 7 px wide at a size of
+    11 px."""
     boxes = []
     for e in ET.fromstring(drawn).iter("text"):
         wide, x = 7.0 * len(e.text), float(e.get("x"))

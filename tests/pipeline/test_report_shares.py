@@ -1,4 +1,5 @@
-"""Shares of the input by reason and source, and distributions before and after, from the figures of datasets."""
+"""The shares of the input by reason and source, and distributions before and after filters, from the figures of
+datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of an order with a perfect shuffle, against counts of pairs one by one."""
+"""How an order of samples compares with a perfect shuffle, checked by counting pairs one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lengths_of(seed: int, tokens: int, longest: int = 3000) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Curriculum, dict[str, ShardSet]]:
-    """Two streams on a disk, and a curriculum that reads a part of them."""
+    """Two streams in a store, and a curriculum that reads a part of them."""
     root = tmp_path_factory.mktemp("store")
     sets = {name: write_set(root / name, name, lengths_of(seed, 120_000), 50_000)
             for seed, name in enumerate(("a", "b"))}

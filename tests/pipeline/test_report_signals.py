@@ -1,4 +1,5 @@
-"""Histograms of signals with their thresholds: bins, other thresholds, and estimates where not all parts are read."""
+"""Histograms of signals with their thresholds: bins, the effect of other thresholds, and estimates when not all parts
+are read."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def test_bounds_follow_the_settings():
 
 def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
           cut: list[list[tuple[float | None, bool]]] | None = None) -> list[NodeFigures]:
-    """A pass of `tasks` tasks over documents given as (value of the signal, kept). `cut` gives them by task instead."""
+    """Return a pass of `tasks` tasks over documents given as (value of the signal, whether it is kept). With `cut`, the
+    documents are given for each task."""
     store.local.mkdir(parents=True, exist_ok=True)
     records = []
     for task, mine in enumerate(cut or [values[task::tasks] for task in range(tasks)]):

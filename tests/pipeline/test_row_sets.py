@@ -1,6 +1,8 @@
-"""Barriers one after the other: removals travel as row sets, and nothing tells the outcome from passes that write text.
+"""Several barriers one after the other. The pass between two barriers writes a row set (a list of removed rows) instead
+of the texts. The result equals that of passes that write the texts.
 
-The reference is the same recipe with a step between the barriers that does nothing: the pass there has to write.
+The reference is the same recipe with a step that does nothing between the barriers, so that the pass there has to write
+the texts.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ SECTIONS = ("sources", "funnel", "names", "datasets", "duplicates")
 
 @pytest.fixture(scope="module")
 def top(tmp_path_factory) -> Path:
-    """Sources with equal and similar documents, within and across them."""
+    """A folder with sources that have equal and similar documents, within and across sources."""
     top = tmp_path_factory.mktemp("row_sets")
     (top / "barriers.py").write_text(textwrap.dedent(STAGES))
     rng, prose = random.Random(3), sentences()
@@ -121,7 +123,7 @@ def run(top: Path, store: Path, steps: str, *overrides: str, idle: bool = False,
 
 
 def documents(store: Path) -> dict[str, Any]:
-    """All documents of a run: kept, dropped and quarantined."""
+    """Return all documents of a run: kept, dropped and quarantined."""
     at = Store(store)
     return {**{name: dataset_hash(at, name) for name in ("clean", "deduped")},
             **{kind: sorted(json.dumps(row, sort_keys=True) for row in iter_rows(at, f"{kind}/deduped"))
@@ -129,7 +131,8 @@ def documents(store: Path) -> dict[str, Any]:
 
 
 def figures(store: Path) -> dict[str, Any]:
-    """Everything that readers of a store see of a run, but for times and the step that does nothing."""
+    """Return everything that readers of a store see of a run, except times and the step `Idle` of the reference, which
+    does nothing."""
     report = json.loads((store / "report.json").read_text())
     return {**documents(store), **{section: report[section] for section in SECTIONS},
             "passes": [(p["docs"], p["bytes"], p["tasks"]) for p in report["passes"]],
@@ -141,7 +144,7 @@ def records(store: Path, node: str) -> list[PartRecord]:
 
 
 def keys(store: Path) -> Counter[str]:
-    """Node → keys that the log has."""
+    """Return {node: number of its keys in the log}."""
     return Counter(r.node for r in Log.read(Store(store)).records())
 
 
@@ -164,7 +167,7 @@ STRICTER = "datasets.deduped.steps.gopher_quality.min_doc_words=110"
 
 @pytest.fixture(scope="module")
 def stricter(top, tmp_path_factory) -> Path:
-    """The store of a new run of `finished` with the filter set otherwise."""
+    """The store of the same recipe as `finished`, with another threshold for the filter."""
     store = tmp_path_factory.mktemp("stricter") / "store"
     run(top, store, CHAINS["two and a filter"], STRICTER)
     return store

@@ -1,4 +1,4 @@
-"""The list of the tasks of a run: each node's keys come back in order, whichever row groups hold them."""
+"""The list of the tasks of a run: each node's keys are returned in order, whichever row groups hold them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ["pass:web", "pass:web-2", "pass:wéb", "pass:網", "pass:\U0001f600", "
 
 
 def keys(node: str, n: int) -> list[str]:
-    """`n` keys of a node, the first of them twice."""
+    """Return `n` keys of a node, and the first of them once more."""
     some = [hashlib.sha256(f"{node}/{i}".encode()).hexdigest()[:32] for i in range(n)]
     return [*some, some[0]]
 

@@ -1,4 +1,4 @@
-"""Whatever is shown or set aside of a document is scrubbed as deep as it goes, and stays what it was."""
+"""Everything that is shown or set aside of a document is scrubbed at every depth, and is otherwise unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service over the store of a real run: figures by DuckDB, windows by the reader of shards."""
+"""The service over the store of a real run: its figures compared with DuckDB, its windows with the reader of shards."""
 
 from __future__ import annotations
 

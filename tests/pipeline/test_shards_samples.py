@@ -1,5 +1,5 @@
-"""`shards explain` and `shards realised` over a store made by hand: compared with the trainer's `explain`, and with
-counts of all samples one by one."""
+"""`shards explain` and `shards realised` over a store that the test writes: compared with the `explain` of the trainer,
+and with counts over all samples, one by one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ PHASES = [{"name": "stable", "until": "50%", "sequence": 32, "batch": 160, "mix"
 
 
 def make_stream(store: Path, name: str, seed: int, count: int) -> dict[str, object]:
-    """Write a shard set of `count` documents with loss masks, and the two parts of the dataset NAME-clean that it is
-    made from."""
+    """Write a shard set of `count` documents with loss masks, and the two parts of the dataset NAME-clean from which it
+    is said to be made."""
     rng = random.Random(seed)
     folder, data = store / "shards" / name / "split=train", store / "datasets" / f"{name}-clean"
     folder.mkdir(parents=True)

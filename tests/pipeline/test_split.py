@@ -1,4 +1,4 @@
-"""Partitions are planned from the inputs alone, and adding a file disturbs only its neighbours."""
+"""Partitions are planned from the inputs alone, and adding a file only changes neighbouring partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Publishing: what a glob counts is what the manifest says, whatever is killed; the hash knows rows, not parts."""
+"""Publishing: a glob over the files of a dataset finds what the manifest says, whatever is killed. The hash of a
+dataset depends on its rows, not on how they are divided into parts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def document(i: int) -> Document:
 
 
 def part(store: Store, scratch: Path, key: str, ids, dropped=(), signals=("a",)) -> PartRecord:
-    """Run a pass by hand: write kept and dropped documents, upload them, return the record."""
+    """Do what a pass does: write kept and dropped documents, upload them, and return the record."""
     files = {}
     for name, numbers in (("kept", ids), ("dropped", dropped)):
         local = scratch / f"{key}.{name}"
@@ -166,7 +167,7 @@ def test_errors(store, tmp_path):
         list(iter_rows(store, "datasets/clean"))
     before = dataset_hash(store, "other")
     store.remove(record.files["kept.parquet"].path)
-    with pytest.raises(StoreError, match=r"kept\.parquet is gone though the log names it"):
+    with pytest.raises(StoreError, match=r"kept\.parquet is missing, although the log names it"):
         publish(store, "new", [[record]])
     assert dataset_hash(store, "other") == before
 
@@ -204,7 +205,7 @@ def test_hash_of_nothing(store, tmp_path):
 
 
 def versions(root: Path, scratch: Path) -> tuple[list[PartRecord], list[PartRecord]]:
-    """Two contents of one dataset that share a part: 37 and 61 rows kept, 4 and 9 dropped."""
+    """Return two contents of one dataset that share a part: 37 and 61 rows are kept, 4 and 9 dropped."""
     store = Store(root)
     a = [part(store, scratch, key(n), range(n * 100, n * 100 + rows), range(5000 + 10 * n, 5002 + 10 * n))
          for n, rows in enumerate((20, 17))]
@@ -327,7 +328,7 @@ def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
 
 # -- two drivers -------------------------------------------------------------------------------------------------------
 class TakenOver:
-    """`Log.check_lease` of a driver that another one takes the store over from when `now` is called."""
+    """Stands in for `Log.check_lease`. It raises Fenced once `gone` is true."""
 
     def __init__(self) -> None:
         self.gone = False

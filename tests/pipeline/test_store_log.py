@@ -1,4 +1,4 @@
-"""The commit log under concurrency, kills, damage, and object-store semantics."""
+"""The commit log with several processes, kills, damage, and the semantics of object storage."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ fork = multiprocessing.get_context("fork")
 
 
 def forked(work, *arguments):
-    """A child that runs `work(line, *arguments)`, and our end of the line."""
+    """Start a child that runs `work(line, *arguments)`. Returns (child, our end of the line)."""
     ours, theirs = fork.Pipe()
     child = fork.Process(target=work, args=(theirs, *arguments))
     child.start()
@@ -282,7 +282,7 @@ def forked(work, *arguments):
 
 
 def heard(line) -> list[str]:
-    """What comes until the other end is closed, or dies in the middle of a word."""
+    """Return what comes over the line until the other end closes it or dies."""
     words = []
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -291,7 +291,7 @@ def heard(line) -> list[str]:
 
 
 def drive(line, name: str, root: str, takeover: bool) -> None:
-    """Commit 20 records and say each key, then stay until told to end."""
+    """Commit 20 records and send the key of each, then wait until told to end."""
     line.recv()
     try:
         log = Log.open(Store(root), run=name, takeover=takeover)
@@ -307,7 +307,7 @@ def drive(line, name: str, root: str, takeover: bool) -> None:
 
 
 def drive_at_once(root: str, takeover: bool) -> list[list[str]]:
-    """What each of four drivers says that open a store in the same moment."""
+    """Let four drivers open a store at the same moment. Returns what each of them sent."""
     children = [forked(drive, str(i), root, takeover) for i in range(4)]
     for _, line in children:
         line.send("go")
@@ -332,7 +332,8 @@ def append_for_ever(line, root: str) -> None:
 
 
 def append_and_be_killed(root: str) -> list[str]:
-    """The keys that eight drivers said, one after the other, each of which is killed somewhere in an append."""
+    """Start eight drivers, one after the other, each of which is killed while it appends. Returns the keys that they
+    reported as committed."""
     rng, acknowledged = random.Random(7), []
     for _ in range(8):
         child, line = forked(append_for_ever, root)
@@ -344,7 +345,7 @@ def append_and_be_killed(root: str) -> list[str]:
 
 
 def elsewhere(call: str, *arguments) -> list:
-    """The result of a function of this module, in a process without threads: it may fork."""
+    """Run a function of this module in a process without threads, where it may fork. Returns its result."""
     code = f"import json; from {__name__} import *; print(json.dumps({call}(*{arguments!r})))"
     out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True,
                          cwd=Path(__file__).parents[2])
@@ -486,7 +487,7 @@ def test_link_that_worked_though_nfs_said_no(tmp_path, monkeypatch, reply):
 
 
 class Moody(MemoryFileSystem):
-    """Object storage on a bad day: see `mood`."""
+    """Object storage in memory whose next creations fail as `mood` says."""
 
     protocol = "moody"
     store: dict = {}          # noqa: RUF012  (fsspec's way: the class is the bucket)
@@ -675,7 +676,7 @@ def test_what_was_retired_is_made_the_same_again_or_not_at_all(store):
     with Log.open(store) as log:
         log.append(record("k"))
         log.retire("k", "00000001-00000000", "is damaged")
-        with pytest.raises(OtherContent, match=r"clean: task k was to make kept\.parquet anew and made something else"):
+        with pytest.raises(OtherContent, match=r"clean: task k ran again and wrote other contents to kept\.parquet"):
             log.append(other)
         assert log.get("k") is None
     with Log.open(store) as log, pytest.raises(OtherContent):          # the next driver knows, too

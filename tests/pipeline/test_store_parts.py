@@ -1,4 +1,5 @@
-"""Parts: what is written is read back, equal rows give equal bytes, and `content` sees every field and no order."""
+"""Parts: what is written is read back, equal rows give equal bytes, and the hash `content` depends on every field but
+not on the order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Snapshots of the commit log: the same view as from segments, whatever is damaged, lost, removed or raced."""
+"""Snapshots of the commit log: they give the same view as the segments, whatever is damaged, lost or removed, and also
+when several processes act at once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def record(key: str, attempt: str = "00000001-00000000", quarantine: tuple[dict[
 
 
 def fill(store: Store, segments: int, *, pack_segments: int = 5, run: str = "first", **how: Any) -> Log:
-    """A log with so many segments, one record in each behind the epoch, and the snapshot that is due."""
+    """Write a log with `segments` segments, with one record in each after the first, and the snapshot that is due.
+    Returns it."""
     log = Log.open(store, run=run, clock=VirtualClock(), threaded=False, pack_segments=pack_segments, **how)
     while log.segments < segments:
         log.append(PartRecord(f"{run}{log.segments}", "t", "clean", f"{log.epoch:08d}-{log.segments:08d}", {}, {}))
@@ -53,7 +55,7 @@ def segments(store: Store) -> list[int]:
 
 
 def seen(view: LogView) -> dict[str, Any]:
-    """All that a view tells."""
+    """Return everything that a view of the log tells."""
     assert view.get_all([*["none"] * 300, *KEYS]) == {key: r for key in KEYS if (r := view.get(key)) is not None}
     return {"records": list(view.records()), "count": len(view), "state": view.state(),
             "got": [view.get(key) for key in KEYS], "in": [key in view for key in KEYS],
@@ -65,7 +67,8 @@ def seen(view: LogView) -> dict[str, Any]:
 
 
 class RandomLog:
-    """Segments with all that a log may say, and more: records of keys that have one, retirements that do not count."""
+    """Makes random segments with everything that a log may contain, also records of keys that already have one, and
+    retirements without effect."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.epoch, self.attempts = rng, 0, 0
@@ -236,7 +239,7 @@ def test_the_last_pack_is_damaged_and_nothing_comes_behind_it(tmp_path):
 
 
 class Interrupted(Store):
-    """A store in which something happens before a call: once, at the first path for which `when` is true."""
+    """A store in which something happens before a call: only once, at the first path for which `when` is true."""
 
     def __init__(self, root: Any, call: str, when: Callable[[str], bool], happens: Callable[[], object]) -> None:
         super().__init__(root)

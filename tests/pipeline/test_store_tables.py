@@ -1,4 +1,4 @@
-"""Parquet of a store is read by the thread that asks, and by no other (see `Store.parquet`)."""
+"""Parquet files of a store are read by the thread that asks for them, and by no other (see `Store.parquet`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = pa.table({"a": list(ROWS), "b": ["x" * (i % 90) for i in ROWS], "c": [i 
 
 
 class Watched(io.BytesIO):
-    """A file that knows which threads asked for it."""
+    """A file that notes which threads read it."""
 
     callers: ClassVar[set[int]] = set()
 

@@ -1,4 +1,5 @@
-"""Verifying a store: where it goes on after an interruption, and what repairing and collecting must leave alone."""
+"""Verifying a store: it continues after an interruption, and repair and garbage collection leave alone what they must
+not touch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The step `substring` in whole runs: same documents for any division of the work, one copy of every passage, and loss
-spans that still name the words of the assistant."""
+"""The step `substring` in whole runs: the same documents however the work is divided, one copy of each passage remains,
+and loss spans still cover the words of the assistant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters a pass takes of its documents: bins of scores, and what is counted of whom."""
+"""What a pass counts over its documents: histograms of scores, and which documents are counted where."""
 
 from __future__ import annotations
 

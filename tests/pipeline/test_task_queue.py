@@ -53,7 +53,7 @@ def test_a_task_of_two_batches_runs_once_and_completes_both():
 
 
 class LosesAll:
-    """A backend that loses all tasks at once, and runs them when they come again."""
+    """A backend that loses all tasks in their first attempt, and runs them in the second."""
 
     interruptible = False
 

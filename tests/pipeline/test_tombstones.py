@@ -1,4 +1,5 @@
-"""Tombstones: which documents they cover, and what becomes of damaged and unfinished ones."""
+"""Tombstones (the records of documents that were taken down): which documents they cover, and what happens to damaged
+and unfinished ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two drivers of one store: the first stands still at its most delicate moments, the second takes the store over with
-other settings and finishes; when the first goes on, it ends and nothing of the second's has changed. With real
-processes and SIGSTOP: tests/chaos/test_drivers.py."""
+"""Two drivers of one store. The first stands still at a critical moment; the second takes the store over with other
+settings and finishes. When the first goes on, it ends and changes nothing of the second. Tests with real processes and
+SIGSTOP are in tests/chaos/test_drivers.py."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def site(tmp_path_factory) -> Path:
 
 
 def tree(store: Path, but: str) -> dict[str, str]:
-    """Files of a store, without those of the run `but`, and without what carries the first epoch, which is garbage.
-    What was only being written is no file: the first driver may have been stopped in the middle of that, too."""
+    """Return {path: sha256} for the files of a store, except those of the run `but` and the files of the first epoch,
+    which are garbage. Unfinished files are left out, too, because the first driver may have been stopped while it wrote
+    one."""
     return {p.relative_to(store).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
             for p in sorted(store.rglob("*")) if p.is_file() and f"/{but}/" not in str(p)
             and "/00000001-" not in str(p) and p.name != "00000001.json" and ".publish" not in str(p)

@@ -1,4 +1,5 @@
-"""Nothing a stranger wrote commands a terminal or turns a line round: documents, URLs, names of files, errors."""
+"""Hostile text cannot control a terminal or reverse the direction of a line, wherever it is: in documents, URLs, names
+of files or errors."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def test_every_such_character_has_an_escape_and_nothing_else_changes():
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory) -> Path:
-    """`in/` with hostile texts, URLs and names, and `store/` with a run that kept, dropped and quarantined some."""
+    """A folder with `in/`, which has hostile texts, URLs and names, and with `store/`, where a run kept, dropped and
+    quarantined some of them."""
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
 

@@ -1,4 +1,4 @@
-"""`tokenmill plan --why NODE` names the cause, and what it names is what a run then does."""
+"""`tokenmill plan --why NODE` names the reason why a node has to run, and this is what a run then does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ run: {partition: 60KB}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """Three WARC files, 30 texts, a WARC file of many partitions, the recipe, and `store` as one run of it left it."""
+    """A folder with three WARC files, 30 texts, a WARC file of many partitions, the recipe, and the store of a run."""
     top = tmp_path_factory.mktemp("why")
     write_warcs(top / "crawl", 45, 3)
     (top / "docs").mkdir()
@@ -57,7 +57,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(made, tmp_path) -> Path:
-    """A copy that may be changed; times of files are part of what they are."""
+    """A copy of `made` that a test may change. The files keep their times, which are part of their identity."""
     shutil.copytree(made, tmp_path / "site")
     return tmp_path / "site"
 
@@ -76,7 +76,8 @@ def causes(document: dict[str, Any]) -> list[str]:
 
 
 def ran(site: Path, *overrides: str) -> dict[str, int]:
-    """Tasks by node that a run commits now. What `plan` had promised is checked on the way."""
+    """Run the recipe. Returns {node: number of tasks that were committed}. Checks that this is what `plan` had
+    promised."""
     promised = survey_recipe(load_recipe(site / "recipe.yaml", list(overrides)), str(site / "store"))
     before = {r.key for r in Log.read(Store(site / "store")).records()}
     execute(site, *overrides)
@@ -96,7 +97,7 @@ def test_everything_fresh_and_nothing_made(site):
     assert "clean: is fresh" in lines(document)[0]
     (site / "store" / "runs" / document["compared_with"] / "provenance.json").unlink()
     [unknown] = causes(why(site, "clean", "datasets.clean.steps.gopher_quality.min_stop_words=3"))
-    assert "did not write down what it used" in unknown
+    assert "did not record what it used" in unknown
     shutil.rmtree(site / "store")
     [cause] = why(site, "index:log")["causes"]
     assert cause["what"] == "nothing was run in this store yet" and cause["tasks"] == 1
@@ -192,7 +193,8 @@ def test_files_that_go_by_their_contents_now_have_not_changed(site):
     document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
     assert document["stale"] > 0
     [cause] = causes(document)
-    assert cause.startswith("input files of source 'docs' go by their content here and went by their time there")
+    assert cause.startswith("input files of source 'docs' are compared by content now, but were compared by time in "
+                            "that run")
     (site / "docs" / "d03.txt").write_text("Another text, of another size.")
     document = explain(recipe, str(site / "store"), "deduped:docs", verify_inputs=True)
     assert causes(document)[0] == "input files changed in source 'docs': d03.txt" and len(causes(document)) <= 2
@@ -217,7 +219,7 @@ def test_a_partition_inside_a_huge_file_is_resumed(site):
     (site / "store" / "runs" / why(site, "lines")["compared_with"] / "plan.json").unlink()      # it never ended
     document = why(site, "lines")
     assert (document["stale"], document["fresh"]) == (2, len(inside) - 2)
-    assert "had the same settings and did not get to it" in causes(document)[0]
+    assert "had the same settings, but ended before it reached this node" in causes(document)[0]
     assert all("a.warc.gz [" in label for label in document["causes"][0]["examples"])
     found = ran(site)
     assert found["lines"] == 2 and "index:log" not in found and set(found) == {"lines"}, \
@@ -275,7 +277,7 @@ def test_differences_in_words():
 
 
 def drop_records(site: Path, keys: set[str]) -> int:
-    """Rewrite the log without the records of `keys`."""
+    """Rewrite the log without the records of `keys`. Returns how many were removed."""
     from pipeline.store.segment import decode_segment, encode_segment, facts
 
     dropped = 0

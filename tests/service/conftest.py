@@ -1,4 +1,4 @@
-"""A small store with runs, and clients of a service over it."""
+"""Fixtures: a small store with runs, and clients of a service over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = "http://127.0.0.1:8700"
 
 def write_run(store: Store, run: str, state: str = "done", attempt: int = 1, how: str = "job", facts: dict[str, Any]
               | None = None, **progress: Any) -> None:
-    """A run as its driver leaves it."""
+    """Write the files of a run as its driver leaves them."""
     known = {"run": run, "attempt": attempt, "how": how, **(facts or {})}
     store.write(f"runs/{run}/run.json", json.dumps(known).encode())
     document = {"state": state, "attempt": attempt, "parts": 4, "done": 4, "nodes": {}, **progress}
@@ -54,7 +54,7 @@ def client(app: FastAPI) -> TestClient:
 
 @pytest.fixture
 def guarded(store: Store) -> Callable[..., TestClient]:
-    """Makes clients of a service with tokens: `guarded("operator")` sends the operator's."""
+    """A function that makes clients of a service with tokens: guarded("operator") sends the operator's token."""
     def make(role: str = "", **settings: Any) -> TestClient:
         made = create_app(ServiceSettings({"s": store.root}, viewer_token=VIEWER, operator_token=OPERATOR, look_s=0.0,
                                           **settings))
@@ -64,7 +64,8 @@ def guarded(store: Store) -> Callable[..., TestClient]:
 
 
 def problem(answer: Any, status: int) -> dict[str, Any]:
-    """The problem that an answer holds, after a check that it is one and shows no trace."""
+    """Check that an answer is a problem document (application/problem+json) with this status, and that it shows no
+    traceback. Returns the document."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     document = answer.json()
@@ -76,7 +77,7 @@ def problem(answer: Any, status: int) -> dict[str, Any]:
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The events in the text of a stream, as {"event", "id", "data"}."""
+    """Parse the text of an event stream. Returns its events as {"event", "id", "data"}."""
     result = []
     for block in text.split("\n\n"):
         fields = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))

@@ -1,4 +1,4 @@
-"""Publishes documents that a test made itself, for the tests of the service's queries."""
+"""Publishes documents that a test made itself, for the tests of the queries of the service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo, PartRecord
 from stages.document import Document
 
-#: what a query must neither run nor stumble over
+#: hostile texts: a query must neither execute them nor fail because of them
 HOSTILE = ("'; drop table x; --", '" or 1=1 --', "%", "_", "\\", "*", "$1", "?", "\u202eevil", "é", "e\u0301", "日本",
            "a\nb", "\t", "<script>alert(1)</script>", "a\x00b", "\ufffd", "{}", "]")
 SOURCES = ("web", "books", "co'de", 'wi"ki', "日本")
@@ -23,7 +23,8 @@ LANGUAGES = ("en", "de", "", "zh")
 
 
 def documents(n: int, seed: int = 0, dropped: bool = False) -> list[dict[str, Any]]:
-    """`n` documents as rows; the signal `b` is only known of the second half of them, which another node made."""
+    """Return `n` documents as rows. Only the second half of them, which comes from another node of the plan, has the
+    signal `b`."""
     rng = random.Random(seed)
     rows = []
     for i in range(n):
@@ -47,7 +48,7 @@ def documents(n: int, seed: int = 0, dropped: bool = False) -> list[dict[str, An
 def put_part(store: Store, scratch: Path, key: str, node: str, kept: Iterable[dict[str, Any]],
              dropped: Iterable[dict[str, Any]] = (), quarantined: Sequence[dict[str, Any]] = (),
              signals: Sequence[str] = ("a",)) -> PartRecord:
-    """Write what a task would, and return its record."""
+    """Write the files that a task would write, and return its record."""
     files = {}
     scratch.mkdir(exist_ok=True)
 
@@ -81,7 +82,8 @@ def put_part(store: Store, scratch: Path, key: str, node: str, kept: Iterable[di
 def publish_rows(store: Store, scratch: Path, kept: list[dict[str, Any]], parts: int = 5, *, name: str = "d",
                  dropped: Sequence[dict[str, Any]] = (), quarantined: Sequence[dict[str, Any]] = (),
                  salt: str = "") -> None:
-    """Publish `kept` in `parts` parts. The first half of the parts comes from a node without the signal `b`."""
+    """Publish the documents `kept` in `parts` parts. The first half of the parts comes from a node of the plan that
+    does not have the signal `b`."""
     records = []
     for i in range(parts):
         def share(rows: Sequence[dict[str, Any]], i: int = i) -> list[dict[str, Any]]:

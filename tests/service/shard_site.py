@@ -1,4 +1,4 @@
-"""A store with shards and a curriculum, as a run of a recipe leaves it."""
+"""A store with shards and a curriculum, made by a run of a recipe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ train:
 
 
 def make_site(top: Path, recipe: str = RECIPE) -> Path:
-    """Run a recipe in the folder `top`; returns the folder of its store, whose run is `main`."""
+    """Run a recipe in the folder `top`. Returns the folder of its store; the run is called `main`."""
     rng, prose = random.Random(5), sentences()
     rows = [{"text": " ".join(rng.sample(prose, 5)) + f" Write to {MAIL}. <script>alert({i})</script>",
              "url": f"https://example.org/{i}?m={MAIL}"} for i in range(60)]

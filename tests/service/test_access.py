@@ -1,4 +1,5 @@
-"""Who is let in: tokens and roles, Host and Origin, forms of other sites, limits, and what is noted of a write."""
+"""Who gets access: tokens and roles, the headers Host and Origin, forms of other sites, limits, and what is logged of a
+write."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ PATHS = ("/api/v1/stores", "/api/v1/stores/s/runs/first", "/api/v1/stores/s/runs
 
 
 def with_writes(client: TestClient) -> list[str]:
-    """Adds routes that write: one that asks for an operator, and one whose author forgot. Returns what was written."""
+    """Add two routes that write: one that requires an operator, and one whose author forgot to. Returns the list of
+    what was written."""
     written: list[str] = []
     app = client.app
 

@@ -1,5 +1,5 @@
-"""Requests made from the service's own OpenAPI document, right and wrong ones: whatever is asked, the answer is no
-server error, and every refusal is a problem."""
+"""Valid and invalid requests that are generated from the service's own OpenAPI document: no answer is a server error,
+and every refusal is a problem document."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ BUSY = (503, 504)
 
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """A copy, as requests may change it: they label, submit, cancel and resume."""
+    """A copy of the store, because the requests change it: they label, submit, cancel and resume."""
     return Path(shutil.copytree(root, tmp_path_factory.mktemp("asked") / "store"))
 
 
 def with_real_values(document: dict[str, Any], site: Path) -> dict[str, Any]:
-    """The OpenAPI document, where some parameters have what is in the store, and nearly is: of values made from the
-    types alone, none would get past the first check. The store is always the real one."""
+    """Return the OpenAPI document with allowed values for some parameters: values that exist in the store, and similar
+    ones that do not. Values generated from the types alone would never pass the first check. The name of the store
+    always exists."""
     [run] = (path.name for path in (site / "runs").iterdir())
     odd = ["absent", "\u202e<b>"]
     changes = [{"thresholds": {"0": {"min_doc_words": words}}, "off": off}

@@ -1,4 +1,5 @@
-"""The assets of a run: what is fresh, what each node made and cost, and what checks of the published documents find."""
+"""The assets page of a run: what is fresh, what each node of the plan made and cost, and what the checks of the
+published documents find."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ CHECKS = ["documents", "files", "content", "quarantine", "warnings"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store after a run whose source `docs` lost most of its documents, as they are equal, and whose source `web` has
-    a line that is no JSON."""
+    """A store after a run. Its source `docs` lost most of its documents, because they are equal, and its source `web`
+    has a line that is no JSON."""
     top = tmp_path_factory.mktemp("assets")
     prose = sentences()
     for folder in ("web", "docs"):
@@ -60,7 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(made: Path, tmp_path: Path) -> Path:
-    """A copy that may be changed. Its run has read the inputs of `made`; `execute` lets it read its own."""
+    """A copy of `made` that a test may change. Its run has read the inputs of `made`; `execute` makes it read its
+    own."""
     shutil.copytree(made, tmp_path / "site")
     return tmp_path / "site"
 
@@ -95,7 +97,7 @@ def message(document: dict[str, Any], dataset: str, name: str) -> str:
 
 
 def edit_report(site: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Let `change` change report.json, or return another document."""
+    """Change report.json: `change` changes the document that it gets, or returns another one."""
     path = site / "store/runs/first/report.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(change(document) or document))
@@ -129,7 +131,7 @@ def test_after_a_run_all_is_fresh_and_every_document_is_accounted_for(made):
 
 
 class Still(Clock):
-    """Stands still until it is set forward."""
+    """A clock that only moves when a test changes `passed`."""
 
     passed = 0.0
 

@@ -1,4 +1,4 @@
-"""The API over published documents: what leaves the server, to whom, and how mistakes are told."""
+"""The API about published documents: what leaves the server, to whom, and how mistakes are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals of samples hold the true values as often as they say."""
+"""The confidence intervals of samples contain the true values as often as they should."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARE, SEEDS = 0.08, 400
 
 @pytest.fixture(scope="module")
 def samples() -> list[np.ndarray]:
-    """Samples as the playground draws them, of many seeds."""
+    """Samples with many seeds, drawn as the playground draws them."""
     return [in_sample(IDS, SHARE, seed) for seed in range(SEEDS)]
 
 

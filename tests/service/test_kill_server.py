@@ -1,4 +1,4 @@
-"""Real servers and drivers that are killed in mid-run: no run is lost, none is doubled."""
+"""Real servers and drivers are killed during a run: no run is lost, and none runs twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS = 2
 
 
 def serve(store: Path, data: Path) -> tuple[subprocess.Popen[bytes], httpx.Client]:
-    """A server in a process of its own, once it answers."""
+    """Start a server in a process of its own, and wait until it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,5 @@
-"""Labels of documents: drawn the same for everybody, kept in the store, compared, and written for the classifier."""
+"""Labels of documents: everybody gets the same draw of documents, and labels are stored, compared, and written to files
+for training a classifier."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ API = f"/api/v1{DATASET}/labels"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site with two runs, of which the second has a higher threshold; `sides.json` is what each made."""
+    """A site with two runs, the second with a higher threshold. The file `sides.json` says where each run put the
+    documents."""
     top = make_site(tmp_path_factory.mktemp("labels"), "signals", "all")
     first = sides(top / "store")
     (top / "store/runs/r").rename(top / "store/runs/low")
@@ -70,7 +72,7 @@ def label(client: TestClient, by: str, name: str, document: Any) -> Any:
 
 
 def label_all(client: TestClient, by: str, names: Any, **asked: str) -> list[str]:
-    """Label a whole draw; returns the ids in order."""
+    """Label all documents of a draw. Returns their ids in order."""
     ids = []
     while (document := next_of(client, by, **asked)["document"]) is not None:
         assert label(client, by, names(document), document).status_code == 201

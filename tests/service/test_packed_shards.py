@@ -1,4 +1,5 @@
-"""A recipe with `packing: best-fit`, from its run to what the service and the commands say of steps and documents."""
+"""A recipe with `packing: best-fit`: from its run to what the service and the commands say about steps and
+documents."""
 
 from __future__ import annotations
 

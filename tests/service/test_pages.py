@@ -1,4 +1,4 @@
-"""The pages: what they show of a real store, and that nothing of a document becomes HTML."""
+"""The pages: what they show of a real store, and that nothing in a document is interpreted as HTML."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ datasets:
 
 
 def client_of(stores: dict[str, Path], role: str = "", **settings: Any) -> TestClient:
-    """A browser, without cookies. `role`: it sends this role's token."""
+    """Return a client that behaves as a browser without cookies. With `role`, it sends the token of this role."""
     tokens: dict[str, Any] = {"operator_token": OPERATOR, "viewer_token": VIEWER} if role else {}
     app = create_app(
         ServiceSettings({
@@ -75,7 +75,8 @@ def client_of(stores: dict[str, Path], role: str = "", **settings: Any) -> TestC
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """The documents of the real store: prose, a document that exists twice, short ones, and one of 2 MB in a line."""
+    """The documents of the real store: prose, a document that exists twice, short ones, and one of 2 MB in a single
+    line."""
     rng, prose = random.Random(7), sentences()
     rows = [{"text": "\n\n".join(" ".join(rng.sample(prose, 8)) for _ in range(4)), "url": f"https://example.org/{i}"}
             for i in range(90)]
@@ -87,7 +88,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
-    """A store as a run of a recipe leaves it, with its report."""
+    """A store that a run of a recipe has made, with its report."""
     top = tmp_path_factory.mktemp("pages")
     (top / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "not json\n")
     (top / "recipe.yaml").write_text(RECIPE)
@@ -102,7 +103,7 @@ def browser(root: Path) -> TestClient:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in which everything is hostile that can be."""
+    """A store in which every text, name and value is hostile that can be."""
     top = tmp_path_factory.mktemp("hostile")
     store = Store(top / "store")
 
@@ -127,7 +128,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(client: TestClient, where: str, status: int = 200) -> Any:
-    """The page at a path, parsed, after a check that it is one of ours and that nothing else got into it."""
+    """Get the page at a path and parse it. Checks that it only has elements and attributes that our pages use, and that
+    no link leads to another host."""
     answer = client.get(where)
     assert answer.status_code == status, answer.text[-2000:]
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -163,8 +165,8 @@ def links(tree: Any) -> list[str]:
 
 
 def crawl(client: TestClient, start: str = "/") -> Iterator[str]:
-    """Follows all links that there are; yields the paths. Of the playground, whose links lead to ever more thresholds,
-    the first page."""
+    """Follow all links, and yield their paths. Of the playground, only the first page is read, because its links lead
+    to ever more thresholds."""
     seen, todo = {start}, [start]
     while todo:
         where = todo.pop()
@@ -256,7 +258,7 @@ def ids(tree: Any) -> list[str]:
 
 
 def all_ids(client: TestClient, where: str) -> list[str]:
-    """The documents of all pages from `where` on."""
+    """Return the ids of the documents on all pages from `where` on."""
     seen: list[str] = []
     while where:
         tree = read(client, where)
@@ -311,7 +313,7 @@ def test_documents_are_shown_if_they_cannot_be_counted(browser, monkeypatch):
 
 
 def submit(client: TestClient, tree: Any, **fields: str) -> Any:
-    """The page that the form leads to, filled in as a browser would."""
+    """Fill in the form of a page as a browser would, and return the page to which it leads."""
     form = tree.xpath("//form[@method='get']")[0]
     for name, value in fields.items():
         form.fields[name] = value

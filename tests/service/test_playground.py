@@ -1,4 +1,4 @@
-"""What the playground says of moved thresholds is what a run with them does, document by document."""
+"""What the playground says about moved thresholds is what a run with these thresholds does, document by document."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODES = ("until-drop", "all")
 
 @pytest.fixture(scope="session")
 def sites(tmp_path_factory):
-    """A function (chain, mode) → a site with a finished run."""
+    """A function from (chain of steps, mode) to a site with a finished run."""
     made: dict[tuple[str, str], Path] = {}
 
     def site(name: str, mode: str) -> Path:
@@ -45,7 +45,7 @@ def playground(site: Path) -> Playground:
 
 
 def rerun(site: Path, chain: str, mode: str, changes: Changes, top: Path) -> dict[str, tuple[str, str, str]]:
-    """Where the documents end in a run with the changes, over an empty store."""
+    """Run with the changes into an empty store. Returns where each document ended."""
     steps = copy.deepcopy(CHAINS[chain])
     for number, new in changes.thresholds.items():
         [config] = steps[number].values()
@@ -56,7 +56,7 @@ def rerun(site: Path, chain: str, mode: str, changes: Changes, top: Path) -> dic
 
 
 def predicted(site: Path, changes: Changes) -> dict[str, tuple[str, str, str]]:
-    """What the playground says of every document."""
+    """Return where each document ends according to the playground."""
     game = playground(site)
     replayed = game.outcomes(game.moved(changes))
     ids = replayed.table.ids(replayed.rows)
@@ -385,7 +385,7 @@ def test_a_step_that_is_not_ours_is_not_run_and_unknown(sites, tmp_path):
 
 @pytest.fixture(scope="module")
 def with_tokens(tmp_path_factory) -> Path:
-    """A site whose run makes shards of the English documents of its dataset."""
+    """A site whose run also makes shards of the English documents of its dataset."""
     site = make_site(tmp_path_factory.mktemp("tokens"), "last", "until-drop")
     with open(site / "r.yaml", "a") as file:
         file.write("tokenizer: {train: {kind: bpe, vocab: 400, from: clean, sample: 50KB}}\n"
@@ -395,7 +395,8 @@ def with_tokens(tmp_path_factory) -> Path:
 
 
 def encoded(site: Path) -> dict[str, tuple[bool, int, int]]:
-    """The English documents of the dataset, kept or dropped: id → (is kept, tokens by the run's tokenizer, words)."""
+    """Return the English documents of the dataset, kept or dropped: {id: (whether it is kept, tokens by the run's
+    tokenizer, words)}."""
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer
 
@@ -409,7 +410,8 @@ def encoded(site: Path) -> dict[str, tuple[bool, int, int]]:
 
 
 def english(figures: dict, side: str) -> dict:
-    """Add up the tokens of the English documents of an answer that are on this side after the changes."""
+    """Add up, over an answer of the playground, the tokens of the English documents that are on `side` (kept, dropped,
+    …) after the changes."""
     counts = [group["after"][side]["tokens"] for group in figures["groups"] if group["language"] == "en"]
     counts = [n if isinstance(n, dict) else {"estimate": n, "low": n, "high": n} for n in counts]
     return {key: sum(count[key] for count in counts) for key in ("estimate", "low", "high")}

@@ -1,4 +1,5 @@
-"""Queries over published documents. Every result is computed again in plain Python from the documents themselves."""
+"""Queries over published documents. Every result is compared with one that is computed in plain Python from the
+documents."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def queries() -> Queries:
 
 
 def walk(queries: Queries, of: DocumentKind, filter: Filter, order: SortOrder, limit: int = 7, **how: Any) -> list[Any]:
-    """All pages, one after the other."""
+    """Return the rows of all pages of a query."""
     rows, after = [], ""
     while True:
         page = queries.page(of, filter, order, limit, queries.stop(), after, **how)

@@ -1,4 +1,5 @@
-"""The page of the queue: the form checks and plans before it submits, and buttons cancel and resume."""
+"""The page of the queue: its form checks and plans a recipe before it submits it, and its buttons cancel and resume
+runs."""
 
 from __future__ import annotations
 

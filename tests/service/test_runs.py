@@ -1,4 +1,5 @@
-"""What is told of stores and runs, streams that are cut off, and stores that are damaged, hostile or gone."""
+"""What the service tells about stores and runs, event streams that are cut off, and stores that are damaged, hostile or
+gone."""
 
 from __future__ import annotations
 
@@ -372,7 +373,7 @@ words = st.text(max_size=40) | st.sampled_from(["s", "first", "1-1-0", "..", "\x
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory):
-    """One client for all examples."""
+    """One client that all examples use."""
     at = Store(tmp_path_factory.mktemp("steady"))
     write_run(at, "first")
     write_log(at, "first", "one\n")

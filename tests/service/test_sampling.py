@@ -1,4 +1,4 @@
-"""The playground's sample is as random as its intervals assume, whatever the ids look like."""
+"""The sample of the playground is as random as its confidence intervals assume, whatever the ids look like."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAMILIES = {
 
 
 def reference(id: str, seed: int) -> int:
-    """The number of an id in Python's integers, which have no overflow and no byte order."""
+    """Compute the random number of an id with Python's integers, which have no overflow and no byte order."""
     def mix(x: int) -> int:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
             x = (x ^ x >> shift) * factor % 2**64
@@ -42,13 +42,13 @@ def reference(id: str, seed: int) -> int:
 
 
 def cells(ids: list[str], seed: int, count: int = CELLS) -> np.ndarray:
-    """The one of `count` equal ranges in which the number of each id lies."""
+    """Return for each id in which of `count` equal ranges its random number is."""
     return (random_numbers(ids, seed) // np.uint64(2**64 // count)).astype(np.int64)
 
 
 def excess(counts: np.ndarray) -> float:
-    """How many standard deviations the chi-squares of the rows of `counts`, summed up, lie above those of a uniform
-    distribution. Each row has the numbers of draws that fell into its cells."""
+    """Return by how many standard deviations the sum of the chi-squares of the rows of `counts` is above its
+    expectation for a uniform distribution. A row has the numbers of draws in each cell."""
     expected = counts.sum(axis=1, keepdims=True) / counts.shape[1]
     freedom = counts.shape[0] * (counts.shape[1] - 1)
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5)
@@ -59,7 +59,7 @@ def counted(*drawn: np.ndarray) -> np.ndarray:
 
 
 def pairs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The cell of both numbers of a pair, of four ranges each."""
+    """Return one cell for each pair of numbers, out of four ranges for either number."""
     return one // 4 * 4 + other // 4
 
 

@@ -1,4 +1,5 @@
-"""The server as a process: what it refuses to start with, raw requests, and what it knows after it was killed."""
+"""The server as a process: with which settings it refuses to start, how it answers raw requests, and what it still
+knows after it was killed."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(store: str, port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`tokenmill serve` as a process, killed at the end if it still runs."""
+    """Within this context, `tokenmill serve` runs as a process."""
     process = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "serve", "--store", store, "--port", str(port),
                                 *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -49,7 +50,7 @@ def serving(store: str, port: int, *arguments: str) -> Iterator[subprocess.Popen
 
 
 def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """Status and body of one request, whose path is sent as it is."""
+    """Send one request, with the path exactly as given. Returns (status, body)."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path, headers=headers or {})
     answer = connection.getresponse()

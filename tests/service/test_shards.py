@@ -1,4 +1,5 @@
-"""Shards over HTTP and on pages: what the manifests, the order and the reader of shards say, and nothing personal."""
+"""The API and the pages about shards: they agree with the manifests, the order and the reader of shards, and show no
+personal data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The source of a document beside its text: what was read, from where it may be read, by whom, and never as HTML."""
+"""The source of a document beside its text: what the reader read, from where it may be read again, by whom, and that it
+is never shown as HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recipes that come over the network: checked, planned, queued, cancelled, resumed; and what they must not read."""
+"""Recipes that come over the network: they are checked, planned, queued, cancelled and resumed. They must not read
+certain files."""
 
 from __future__ import annotations
 
@@ -324,7 +325,7 @@ def test_a_run_is_cancelled_while_it_plans(site, slow):
 
 
 class Client:
-    """A request whose client goes when told."""
+    """A request whose client disconnects when the test sets `left`."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Trainings over HTTP and on pages: how they stand, their losses, the documents behind a spike, starts and stops."""
+"""Trainings over HTTP and on pages: their state, their losses, the documents behind a spike, and starting and stopping
+them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_training(folder: Path, steps: int = STEPS) -> None:
-    """A training as the trainer writes it: a spike, a step that was skipped, and a resume that made lines void."""
+    """Write the files of a training as the trainer does, with a spike, a skipped step, and a resume that makes lines
+    void."""
     folder.mkdir(parents=True)
     phases = [{"name": "first", "tokens": 2048, "steps": 16, "lr": "stable", "weights": {"web": 1}},
               {"name": "second", "tokens": 2048, "steps": 32, "lr": "decay", "weights": {"web": 1}}]
@@ -306,7 +308,7 @@ def test_viewers_start_and_stop_nothing(trained):
 
 
 class Meeting(Store):
-    """A store of which two servers have both read that nothing runs, before either puts its start."""
+    """A store in which two servers both read that nothing runs, before either writes that it starts something."""
 
     both = threading.Barrier(2)
 

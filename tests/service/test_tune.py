@@ -1,4 +1,4 @@
-"""The playground over HTTP."""
+"""The API of the playground."""
 
 from __future__ import annotations
 

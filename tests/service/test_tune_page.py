@@ -1,4 +1,5 @@
-"""The page of the playground: it shows what the API says, its form works without a script, and its button runs."""
+"""The page of the playground: it shows the same as the API, its form works without scripts, and its button starts a
+run."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def browser(site: Path) -> TestClient:
 
 
 def send(client: TestClient, tree: Any, exact: bool = False, **fields: Any) -> Any:
-    """The page after the form was filled in as a browser would: fields that are left alone are sent, too."""
+    """Fill in the form as a browser would (unchanged fields are sent, too) and send it. Returns the address to which
+    the answer redirects."""
     form = tree.get_element_by_id("tune")
     for name, value in fields.items():
         if name == "off":
@@ -159,7 +161,7 @@ def test_links_lead_to_the_playground_and_out_of_it(browser: TestClient) -> None
 
 
 def press(client: TestClient, tree: Any, action: str, **fields: str) -> Any:
-    """The answer to a button of a page: what its form sends."""
+    """Press a button of a page, that is, send its form. Returns the answer."""
     [form] = [form for form in tree.forms if form.get("method") == "post" and form.get("action").endswith(action)]
     return client.post(form.get("action"), data={**dict(form.form_values()), **fields},
                        headers={"Accept": "text/html"})

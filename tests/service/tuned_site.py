@@ -1,4 +1,4 @@
-"""A site whose documents every kind of filter without a model drops some of, and its runs."""
+"""A site whose documents are partly dropped by every kind of filter that needs no model, and its runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAINS: dict[str, list[Any]] = {
 
 
 def texts(n: int = 120) -> list[str]:
-    """Prose of many lengths, much of it spoilt in the ways that rules look for."""
+    """Return texts of many lengths. Many have faults that rules look for."""
     rng, prose = random.Random(11), sentences()
     made: list[str] = []
     for i in range(n):
@@ -96,7 +96,7 @@ def run(top: Path, store: Path, recipe: str = "r.yaml", custom: bool = False) ->
 
 
 def sides(store: Path) -> dict[str, tuple[str, str, str]]:
-    """Where every document of `clean` ended, by id: (kept | dropped | quarantined, stage, reason)."""
+    """Return where each document of `clean` ended, as {id: (kept, dropped or quarantined; stage; reason)}."""
     found: dict[str, tuple[str, str, str]] = {}
     for folder, side in (("datasets", "kept"), ("dropped", "dropped"), ("quarantine", "quarantined")):
         for path in sorted((store / folder / "clean").glob("*.parquet")):

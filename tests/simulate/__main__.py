@@ -1,4 +1,4 @@
-"""`python -m tests.simulate`: many histories, or one again."""
+"""`python -m tests.simulate`: run many histories (simulated sequences of events), or one of them again."""
 
 from __future__ import annotations
 

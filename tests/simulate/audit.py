@@ -1,4 +1,5 @@
-"""The auditor: replays the log by rules of its own as it is written, and compares what the product does with them."""
+"""The auditor of a simulated history. It replays the commit log by its own, simple rules as it is written, and compares
+what the product does with them."""
 
 from __future__ import annotations
 
@@ -40,16 +41,18 @@ if TYPE_CHECKING:
 
 SEGMENT = re.compile(r"log/(\d{8})\.json")
 PACK = re.compile(r"log/packs/(\d{8})-(\d{8})\.pack")
-#: what the scheduler allows a task (its arguments' defaults); of losses, where no other task has any
+#: how many exceptions and how many losses the scheduler allows a task by default. The number of losses holds when no
+#: other task is lost
 EXCEPTIONS, LOST = 3, 8
 
 
 class Violation(BaseException):
-    """The product broke a promise. No Exception: nothing in the product may take it for an error to be handled."""
+    """Raised if the product has broken a promise. It is not a subclass of Exception, so that the product cannot handle
+    it as an error."""
 
 
 class Truth:
-    """What the segments say, read in their order by rules that are written here once more, and simply."""
+    """What the segments of the log say, replayed in their order by a second, simple implementation of the rules."""
 
     def __init__(self) -> None:
         self.segments = self.epoch = 0
@@ -78,7 +81,7 @@ def contents(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Told:
-    """What one driver was told of its attempts, and what follows from that."""
+    """What the scheduler told one driver about its attempts, and what follows from it."""
 
     def __init__(self) -> None:
         self.flights: dict[int, TaskSpec] = {}
@@ -105,7 +108,8 @@ class Audit:
         self._sound: set[tuple[str, bytes]] = set()                   # packs that were compared with the truth
 
     def broken(self, what: str) -> Violation:
-        """Of several the first counts: it may be raised where the product swallows everything."""
+        """Record a violation, and return the first one of this history. It has to be recorded, because it may be raised
+        where the product swallows every error."""
         self.violation = self.violation or Violation(f"at {self.world.time:.1f} s: {what}")
         return self.violation
 
@@ -115,20 +119,21 @@ class Audit:
 
     @property
     def hopeless(self) -> bool:
-        """Whether a segment is damaged or gone that no sound pack holds: then nothing but a person helps."""
+        """Whether a segment is damaged or gone that no sound pack holds. Only a person can repair that."""
         objects = self.world.bucket.objects
         broken = {number for number, data in self.truth.bytes.items() if objects.get(f"log/{number:08d}.json") != data}
         hopeless = bool(broken) and not broken <= self._packed()
-        self._was_hopeless |= hopeless               # a late put may bring a lost pack back, when somebody has failed
+        self._was_hopeless |= hopeless               # stays true: a late write may restore a pack after the failure
         return hopeless
 
     def _packed(self) -> set[int]:
-        """Numbers of the segments that sound packs hold."""
+        """Return the numbers of the segments that sound packs hold."""
         return {number for path, data in self.world.bucket.objects.items() if path.startswith("log/packs/")
                 for number in self._holds(path, data)}
 
     def _holds(self, path: str, data: bytes) -> range:
-        """The segments that a pack holds; none if it is damaged. Raises Violation for other bytes than theirs."""
+        """Return the numbers of the segments that a pack holds; none if it is damaged. Raises Violation if it holds
+        other bytes than the log."""
         found = PACK.fullmatch(path)
         if found is None or data[:78] != b'{"sha256":"%s"}\n' % hashlib.sha256(data[78:]).hexdigest().encode():
             return range(0)
@@ -171,14 +176,16 @@ class Audit:
                 raise self.broken(f"{who} wrote other bytes to {path}")
 
     def _removed(self, number: int, who: str) -> None:
-        """A segment may go once a pack holds it, unless somebody who was fenced would then find its name free."""
+        """Check that a segment may be removed: a sound pack must hold it. It must also not belong to the fence, because
+        a fenced driver could then create a segment of this number."""
         if number not in self._packed() and not self.world.faults.count(f"{who}.remove", "later"):
             raise self.broken(f"{who} removed segment {number}, which no sound pack holds")
         if number >= self.truth.opened or json.loads(self.truth.bytes[number])["body"]["kind"] == "epoch":
             raise self.broken(f"{who} removed segment {number}, which fences others")
 
     def _created_again(self, number: int, data: bytes, who: str) -> None:
-        """Where a segment was removed, a put may have its effect at last. `opened` sees that nobody relies on it."""
+        """Check a segment that is created where one was removed, by a request that took effect late. It must have the
+        same bytes. (`opened` checks that nobody relies on it.)"""
         if data != self.truth.bytes[number] and json.loads(data)["body"]["kind"] != "epoch":
             raise self.broken(f"{who} wrote segment {number} again, and another one")
 
@@ -218,7 +225,8 @@ class Audit:
         truth.take(record)
 
     def _wrong(self, record: dict[str, Any]) -> list[tuple[str, str]]:
-        """Files of a record that are not what it says, though nobody planned that."""
+        """Return (path, problem) for those files of a record that differ from what it says, although no planned fault
+        explains it."""
         wrong = []
         for info in record["files"].values():
             data = self.world.bucket.objects.get(info["path"])
@@ -267,14 +275,14 @@ class Audit:
             self._told[driver.name].appended[record.key] = record.attempt, self.world.time
 
     def flushed(self, driver: Driver) -> None:
-        """What was appended before is durable. What was retired since was durable, too."""
+        """Check that every record that was appended before the flush is in the log."""
         told = self._told[driver.name]
         for key in self._uncommitted(told):
             raise self.broken(f"{driver.name}: flush returned, and {key} is not in the log")
         told.appended.clear()
 
     def tended(self, driver: Driver, began: float) -> None:
-        """No record that was due at `began` still waits."""
+        """Check that no record still waits that was due at the time `began`."""
         told = self._told[driver.name]
         for key in self._uncommitted(told):
             if began - told.appended[key][1] > log_module.SEGMENT_S:
@@ -299,7 +307,8 @@ class Audit:
             raise self.broken(f"{driver.name} runs {spec.label} more than twice at a time")
 
     def told(self, driver: Driver, events: list[Event]) -> None:
-        """By the rules of `scheduler`'s docstring: an event about an attempt that is not in flight says nothing."""
+        """Take in events that a driver was told. As the docstring of the scheduler says, an event about an attempt that
+        does not run any more is ignored."""
         told = self._told[driver.name]
         for event in events:
             for number in _attempts(event):
@@ -329,8 +338,9 @@ class Audit:
                 self._failed(told, spec.key, Failure("lost", message))
 
     def _failed(self, told: Told, key: str, failure: Failure) -> None:
-        """A task that raised too often has failed for good, and one that alone was lost too often. One that was lost
-        among others may have failed: `preemption` holds what the scheduler has to make of those."""
+        """Decide whether a failure ends the task for good. It does if the task has raised an error too often, or was
+        lost alone too often. A task that was lost together with others may have failed; `preemption` tests what the
+        scheduler has to do with such tasks."""
         kind = failure.kind
         if kind == "damaged":
             return
@@ -350,7 +360,7 @@ class Audit:
         told.raised[key] = raised
 
     def after_step(self, driver: Driver) -> None:
-        """A step went well: what its events asked for has been done."""
+        """Check, after a step of a driver without an error, that it has done what the events of this step require."""
         told, log = self._told[driver.name], driver.log
         assert log is not None
         if told.final:
@@ -359,7 +369,7 @@ class Audit:
             if key not in log:
                 raise self.broken(f"{driver.name} was told that {key} is done and did not append it")
         for key, row in told.verdicts:
-            # a fenced driver may know it already, while the driver after it has taken it back
+            # a fenced driver may still know a verdict that the driver after it has withdrawn
             known = self.truth.quarantined_rows.get(key, ())
             if self._current(driver) and key not in self.truth.ever and row not in known:
                 raise self.broken(f"{driver.name} went on before the verdict about row {row} of {key} was durable")
@@ -367,7 +377,7 @@ class Audit:
         told.verdicts.clear()
 
     def ended(self, driver: Driver, error: Exception) -> None:
-        """A driver ended with an error. There has to be a fault that explains it."""
+        """Check that a fault explains the error with which a driver has ended."""
         told, faults = self._told[driver.name], self.world.faults
         others = [d for d in self.world.drivers if d is not driver and d.epoch and d.ended > driver.began]
         match error:
@@ -395,7 +405,7 @@ class Audit:
 
     def finished(self, driver: Driver, results: Mapping[str, Any], scheduler: Scheduler, progress: Progress,
                  healed: bool) -> None:
-        """A driver says that the plan is done."""
+        """Check the results of a driver that says that the plan is done."""
         told, plan, name = self._told[driver.name], self.world.plan, driver.name
         records = [*results.get("first", ()), *results.get("second", ())]
         if [r.key for r in records[:len(plan.first)]] != plan.keys or len(records) != plan.size:
@@ -424,7 +434,7 @@ class Audit:
         self.complete = True
 
     def last(self) -> None:
-        """The history is over."""
+        """Check the final state, when the history is over."""
         self.check()
         if not self.complete and not self.hopeless:
             ends = ", ".join(f"{d.name} {d.state} ({d.error})" for d in self.world.drivers)
@@ -440,7 +450,7 @@ class Audit:
 
 
 def _attempts(event: Event) -> tuple[int, ...]:
-    """The attempts an event is about."""
+    """Return the ids of the attempts that an event is about."""
     match event:
         case Lost(ids) | Returned(ids):
             return ids

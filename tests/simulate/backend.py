@@ -1,4 +1,4 @@
-"""Workers that misbehave: a backend in virtual time."""
+"""A backend in virtual time whose workers misbehave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NODES, SLOTS = 2, 3
 #: vanish: its node dies as it ends, after its upload
 ODDS: Odds = (("exception", .04), ("same", .01), ("environment", .03), ("lost", .03), ("returned", .03),
               ("hanging", .01), ("straggle", .06), ("fail late", .03), ("innocent", .05), ("vanish", .02))
-#: for so long the plan's failing task fails
+#: the plan's failing task fails until this much time has passed
 FAILING_S = 60.0
 SLOW = 15
 #: what becomes of an event on its way. late: it comes seconds after those that were sent behind it
@@ -55,7 +55,8 @@ class Attempt:
 
 
 class SimBackend:
-    """Nodes with slots, for one driver. Attempts that run when the driver dies go on; nobody hears of them."""
+    """The nodes of one driver, with slots. When the driver dies, running attempts go on, but nobody learns of their
+    results."""
 
     interruptible = False
 
@@ -92,7 +93,7 @@ class SimBackend:
         if label == spec.label and self.world.time < FAILING_S:
             fate = self.world.faults.pick(f"failing {label}", ((how, 1.0),)) or fate
         if fate == "innocent" and (spec.node != "first" or self.world.audit.was_recorded(spec.key)):
-            fate = ""                              # a part that was made is made again the same, or not at all
+            fate = ""                              # after a first record, a task must always give the same
         attempt = Attempt(assignment.id, spec, assignment.attempt, skip, fate, self._random.randrange(NODES))
         self.running[attempt.id] = attempt
         seconds = 0.1 + self._random.expovariate(0.5)
@@ -103,7 +104,7 @@ class SimBackend:
         self.driver.point("cancel")
         for i in ids:
             if i in self.running:
-                self.running.pop(i).cancelled = self._random.random() < 0.5      # or it ends before it hears of it
+                self.running.pop(i).cancelled = self._random.random() < 0.5      # if False, it ends before it is told
 
     def wait(self, timeout: float) -> list[Event]:
         self.driver.point("wait")
@@ -114,7 +115,7 @@ class SimBackend:
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Nobody watches."""
+        """Ignore the snapshot, because nobody watches."""
 
     def close(self) -> None:
         self.running.clear()
@@ -133,7 +134,7 @@ class SimBackend:
         self._end(attempt, Failed(attempt.id, Failure(kind, message, row, path)))
 
     def _work(self, attempt: Attempt) -> None:
-        """The middle of an attempt, where most of what may happen happens."""
+        """Perform the middle of an attempt, in which most faults happen."""
         if attempt.cancelled:
             return
         spec, number = attempt.spec, attempt.id
@@ -160,7 +161,7 @@ class SimBackend:
                 self._upload(attempt, 1)
 
     def _lose(self, node: int) -> None:
-        """A node dies, with all that runs there."""
+        """Let a node die, with everything that runs on it."""
         gone = [a for a in self.running.values() if a.node == node]
         for attempt in gone:
             attempt.cancelled = True
@@ -168,7 +169,7 @@ class SimBackend:
         self._say(Lost(tuple(a.id for a in gone), "node died"))
 
     def _upload(self, attempt: Attempt, tries: int) -> None:
-        """Read the inputs, write the file, say so."""
+        """Read the inputs of an attempt, write its file, and report it."""
         if attempt.cancelled:
             return
         spec, name = attempt.spec, f"{attempt.name}-{tries:08x}"
@@ -201,7 +202,8 @@ class SimBackend:
         return Done(attempt.id, record)
 
     def _damage(self, spec: TaskSpec) -> str | None:
-        """The first input that is not what its record says. Reading it does not fail: `storage` does that enough."""
+        """Return the first input that differs from its record, or None. Reading it does not fail here, because the
+        faults of `storage` already include that."""
         for ref in spec.args.get("inputs", ()):
             data = self.world.bucket.objects.get(ref["$ref"])
             if data is None or hashlib.sha256(data).hexdigest() != ref["sha256"]:

@@ -1,4 +1,4 @@
-"""Virtual time, and names that come from a seed."""
+"""Virtual time, and names that are derived from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EPOCH = 1_767_225_600.0
 
 
 class VirtualClock(Clock):
-    """A clock that only moves when somebody sleeps, or sets `time`. `asleep` is called after every sleep."""
+    """A clock that only moves when somebody sleeps or sets `time`. `asleep` is called after every sleep."""
 
     def __init__(self, seed: int = 0, asleep: Callable[[float], object] = lambda seconds: None) -> None:
         self.time = 0.0

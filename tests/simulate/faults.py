@@ -1,4 +1,5 @@
-"""Which faults happen in a history: drawn from its seed, site by site, so that leaving one out moves no other."""
+"""Decides which faults happen in a history. Each place where faults happen has its own random numbers, so leaving out
+one fault does not change the others."""
 
 from __future__ import annotations
 
@@ -11,25 +12,26 @@ Odds = Sequence[tuple[str, float]]
 
 
 class Faults:
-    """A site is a place where something may go wrong. Its n-th decision depends on the seed, its name and n alone."""
+    """The faults of a history. A site is a place in the simulation where something may go wrong. Its n-th decision
+    depends only on the seed, its name and n."""
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
-        """`only`: the names of the faults that may happen; None: all that are drawn."""
+        """`only` has the names of the faults that may happen; None means all that are drawn."""
         self.seed, self.only = seed, None if only is None else frozenset(only)
-        self.over = False                        # from here on nothing goes wrong any more
+        self.over = False                        # True at the end of a history: no more faults happen
         self.fired: list[str] = []
         self._random: dict[str, random.Random] = {}
         self._count: Counter[str] = Counter()
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
 
     def random(self, site: str) -> random.Random:
-        """The stream of random numbers of a site."""
+        """Return the random number generator of a site."""
         if site not in self._random:
             self._random[site] = random.Random(f"{self.seed} {site}")
         return self._random[site]
 
     def pick(self, site: str, odds: Odds) -> str:
-        """The fault that happens now at `site`, "" for none."""
+        """Return the kind of fault that happens now at `site`, or ""."""
         self._count[site] += 1
         draw = self.random(site).random()
         for kind, probability in odds:
@@ -39,7 +41,7 @@ class Faults:
         return ""
 
     def happens(self, name: str) -> bool:
-        """Whether the fault of this name, which was drawn, takes place."""
+        """Return whether the fault of this name, which was drawn, takes place. If so, it is recorded."""
         if self.over or (self.only is not None and name not in self.only):
             return False
         self.fired.append(name)
@@ -47,6 +49,6 @@ class Faults:
         return True
 
     def count(self, site: str, *kinds: str) -> int:
-        """How many faults took place at sites that begin with `site`: of these kinds, or of all."""
+        """Return how many faults of these kinds (default: all) took place at sites whose name begins with `site`."""
         return sum(n for name, counts in self._counts.items() if name.startswith(site)
                    for kind, n in counts.items() if not kinds or kind in kinds)

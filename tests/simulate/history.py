@@ -1,4 +1,4 @@
-"""Histories: run one by its seed, find those that break a promise, make them small."""
+"""Runs a history by its seed, finds histories that break a promise, and makes them small."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SHRINKS = 150                # histories that are run to make one smaller
 
 @dataclass(frozen=True)
 class History:
-    """`only`: the names of the faults that may happen, None: all that the seed draws."""
+    """A simulated sequence of events, determined by its fields. `only` has the names of the faults that may happen;
+    None means all that the seed draws."""
 
     seed: int
     tasks: int
@@ -30,7 +31,7 @@ class History:
 
     @property
     def command(self) -> str:
-        """What runs it again."""
+        """The command that runs the history again."""
         only = "" if self.only is None else f" --only '{','.join(self.only)}'"
         return f"python -m tests.simulate --seed {self.seed} --tasks {self.tasks}{only}"
 
@@ -40,7 +41,7 @@ class Failure:
     history: History
     reason: str
     faults: tuple[str, ...]          # that took place
-    broken: bool = True              # a promise; otherwise something raised that nobody handled
+    broken: bool = True              # a promise was broken; otherwise an exception was not handled
 
     def __str__(self) -> str:
         return (f"{self.reason}\n  {len(self.faults)} faults: {', '.join(self.faults)}\n"
@@ -49,7 +50,7 @@ class Failure:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What a simulated driver warns of is no news."""
+    """Within this context, warnings of the simulated drivers are not shown."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -59,20 +60,20 @@ def quiet() -> Iterator[None]:
 
 
 def run(history: History) -> Failure | None:
-    """None when all promises were kept."""
+    """Run a history. Returns None if all promises were kept."""
     world = World(history.seed, history.tasks, history.only)
     with quiet():
         try:
             world.run()
         except Violation as violation:
             return Failure(history, str(violation), tuple(world.faults.fired))
-        except Exception as error:              # of the simulator, or of the product where nobody handles it
+        except Exception as error:              # an error of the simulator, or one of the product that nothing handles
             return Failure(history, f"{type(error).__name__}: {error}", tuple(world.faults.fired), broken=False)
     return None
 
 
 def search(seeds: Iterable[int], told: Callable[[int], None] = lambda seed: None) -> Failure | None:
-    """The first failure among the histories of these seeds."""
+    """Return the first failure among the histories of these seeds, or None."""
     for seed in seeds:
         told(seed)
         if (failure := run(History.of(seed))) is not None:
@@ -81,7 +82,8 @@ def search(seeds: Iterable[int], told: Callable[[int], None] = lambda seed: None
 
 
 def shrink(failure: Failure) -> Failure:
-    """A smaller history that fails, too: fewer tasks, then fewer faults, halves first (Zeller's ddmin)."""
+    """Return a smaller history that also fails: first with fewer tasks, then with fewer faults. Faults are left out
+    half by half at first (ddmin by Zeller)."""
     best, tries = failure, 0
 
     def fails(history: History) -> bool:

@@ -1,4 +1,4 @@
-"""Bugs planted in the product. The simulator is right when it finds every one of them."""
+"""Bugs that are planted in the product on purpose. The simulator has to find every one of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands once in the source of `target` ('module:function' or 'module:Class.function') and becomes `new`.
+    """A planted bug. The text `old`, which must be once in the source of `target` ('module:function' or
+    'module:Class.function'), is replaced by `new`.
 
-    `seed` is that of a history that shows the bug: it is tried before all others. It only saves time."""
+    `seed` is that of a history that shows the bug. It is tried first, only to save time."""
 
     name: str
     target: str

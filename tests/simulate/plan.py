@@ -1,4 +1,4 @@
-"""What a simulated run has to do: tasks that read rows, and tasks that read what those wrote."""
+"""The plan of a simulated run: tasks that read rows, and tasks that read what the first ones wrote."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def digest(value: object) -> str:
 
 
 def data_of(key: str, rows: Iterable[int]) -> bytes:
-    """What the task `key` writes of these rows: a pure function."""
+    """Return what the task `key` writes for these rows. It depends on nothing else."""
     rows = sorted(rows)
     return json.dumps([key, rows]).encode() + b"." * (7 * len(rows))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`first`: rows of each task of the first node that crash; `second`: which of those tasks each reads; `failing`: a
-    task that fails for a while, whatever is done, and how."""
+    """The plan. `first` has, for each task of the first node, the rows that crash. `second` has, for each task of the
+    second node, which of those tasks it reads. `failing` is a task that fails for a while whatever is done, and how."""
 
     first: tuple[frozenset[int], ...]
     second: tuple[tuple[int, ...], ...]
@@ -57,16 +57,17 @@ class Plan:
 
     @property
     def keys(self) -> list[str]:
-        """Of the first node's tasks; those of the second depend on what these write."""
+        """The keys of the tasks of the first node. The keys of the second depend on what these write."""
         return [digest(f"first/{i}")[:32] for i in range(len(self.first))]
 
     def crashing(self, label: str) -> frozenset[int]:
-        """Rows that kill the child of the task of this label."""
+        """Return the rows that kill the child in the task with this label."""
         node, number = label.split("/")
         return self.first[int(number)] if node == "first" else frozenset()
 
     def nodes(self, quarantined: Mapping[str, Mapping[str, Any]]) -> list[Node]:
-        """`quarantined` by document id, as the log tells it."""
+        """Return the nodes of the plan. `quarantined` has the entries of the log about quarantined documents, by
+        document id."""
         def rows(_: Mapping[str, Any]) -> Work:
             specs = []
             for i in range(len(self.first)):

@@ -1,9 +1,9 @@
-"""A cluster whose nodes are preempted, in virtual time: large runs, and tasks that take their nodes down.
+"""A simulated cluster whose nodes are preempted, in virtual time: large runs, and tasks that take their nodes down.
 
     python -m tests.simulate.preemption --tasks 1000000 --preempted 0.3
 
-What is real: `Scheduler`, `TaskQueue` and `Progress`. The log is a dict and the workers are numbers, so that a million
-tasks take minutes. Nothing but the death of nodes goes wrong here; `world` is where everything does.
+`Scheduler`, `TaskQueue` and `Progress` are the real ones. The log is a dict and the workers are numbers, so a million
+tasks take only minutes. The only fault is the death of nodes; `world` simulates all the others.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from tests.simulate.clock import VirtualClock
 TASK_S = 60.0                # an attempt of the usual length
 KILLS_AFTER_S = 5.0          # a task that takes its node down runs for so long
 DRAINS = 3 * MAX_LOST
-REPLACED_S = 20.0            # until another node stands in the place of a dead one
+REPLACED_S = 20.0            # after this time another node takes the place of a dead one
 POLL_S = 0.1
 
 
 class Endless(BaseException):
-    """A task takes down one node after the other, and nobody finds it."""
+    """Raised if a task takes down one node after the other and is not found."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`preempted`: share of the attempts of the usual length that are lost with their node, `announced`: of those
-    preemptions the share that is announced. `killers`: labels of tasks that take their node down. The death of a node
-    is reported by each of its `supervisors` for the attempts that it had."""
+    """The settings of a cluster. `preempted` is the share of attempts of usual length that are lost with their node,
+    and `announced` the share of these preemptions that is announced. `killers` are labels of tasks that take their node
+    down. Each of the `supervisors` of a dead node reports the attempts that it had."""
 
     nodes: int
     slots: int
     preempted: float = 0.0
     announced: float = 0.0
     killers: frozenset[str] = frozenset()
-    drained: frozenset[str] = frozenset()        # labels of tasks whose nodes' ends are announced, DRAINS times
+    drained: frozenset[str] = frozenset()        # labels of tasks; their nodes are drained DRAINS times
     supervisors: int = 1         # of each node
     longest: int = 1             # one task in a hundred takes so many times as long
 
 
 @dataclass
 class Log:
-    """What the scheduler needs of a log, in memory."""
+    """The log as the scheduler needs it, in memory."""
 
     epoch: int = 1
     records: dict[str, PartRecord] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class Log:
 
 
 class SpotBackend:
-    """Nodes with slots that may be gone at any time. An assignment goes to the node with the most room, and may wait
-    there, as with Ray."""
+    """A backend whose nodes may vanish at any time. An assignment goes to the node with the most free slots, and may
+    wait there, as with Ray."""
 
     interruptible = False
 
@@ -98,7 +98,7 @@ class SpotBackend:
         self._open: dict[int, tuple[Assignment, int]] = {}           # assignment and node
         self._held: list[dict[int, None]] = [{} for _ in range(cluster.nodes)]   # by node: assignments, oldest first
         self._up = [True] * cluster.nodes
-        self._lives = [0] * cluster.nodes                # by node: how many stood in its place before
+        self._lives = [0] * cluster.nodes                # by node: how many nodes had its place before
         self._room = [(0, node) for node in range(cluster.nodes)]    # heap, may hold stale entries
         self._agenda: list[tuple[float, int, str, int]] = []
         self._serial = 0
@@ -195,7 +195,7 @@ class SpotBackend:
                                     wall_s=TASK_S))]
 
     def _finds(self, id: int) -> list[Event]:
-        """A row kills its child, which is proved and must not be forgotten."""
+        """Report that a row has killed its child. The scheduler must not forget this."""
         if id not in self._open:
             return []
         self.heard[self._open[id][0].spec.label] = {1}
@@ -250,7 +250,7 @@ def specs(tasks: int, seed: int) -> Iterator[TaskSpec]:
 
 
 def run(cluster: Cluster, tasks: int, seed: int) -> SpotBackend:
-    """Run so many tasks; raises what the scheduler raises."""
+    """Run `tasks` tasks. Raises what the scheduler raises."""
     backend = SpotBackend(cluster, seed)
     finish(backend, tasks, seed)
     return backend
@@ -267,7 +267,8 @@ def finish(backend: SpotBackend, tasks: int, seed: int) -> None:
 
 
 # -- what has to hold ------------------------------------------------------------------------------------------------
-#: clusters that lose nodes, with tasks enough that some are lost more often than MAX_LOST allows a killer
+#: clusters that lose nodes, and numbers of tasks. Some tasks are lost more often than MAX_LOST, the limit for a task
+#: that takes its nodes down
 STORMY = [(Cluster(40, 16, 0.3, longest=3), 8_000), (Cluster(2, 3, 0.3, longest=3), 1500),
           (Cluster(1, 4, 0.3), 1500), (Cluster(40, 16, 0.4, announced=0.5), 8_000)]
 KILLER = frozenset({"17"})
@@ -281,7 +282,7 @@ DEADLY = [(Cluster(40, 16, killers=KILLER), 10), (Cluster(2, 3, killers=KILLER),
 
 
 def storms(seeds: Iterable[int]) -> str:
-    """What is wrong when nodes are preempted, or ""."""
+    """Return what goes wrong when nodes are preempted, or ""."""
     for seed in seeds:
         for cluster, tasks in STORMY:
             backend = SpotBackend(cluster, seed)
@@ -295,7 +296,7 @@ def storms(seeds: Iterable[int]) -> str:
 
 
 def announcements(seed: int) -> str:
-    """What is wrong when a task meets one announced preemption after the other, or ""."""
+    """Return what goes wrong when a task meets one announced preemption after the other, or ""."""
     backend = SpotBackend(Cluster(4, 4, drained=KILLER), seed)
     try:
         finish(backend, 300, seed)
@@ -305,7 +306,7 @@ def announcements(seed: int) -> str:
 
 
 def killers(seeds: Iterable[int]) -> str:
-    """What is wrong when a task takes its nodes down, or ""."""
+    """Return what goes wrong when a task takes down its nodes, or ""."""
     for seed in seeds:
         for cluster, most in DEADLY:
             backend = SpotBackend(cluster, seed)

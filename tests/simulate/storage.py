@@ -1,4 +1,5 @@
-"""Object storage in memory that fails as the real kinds do, below the product's own `Remote` and `Store`."""
+"""Object storage in memory that fails as real object storage does. The real `Remote` and `Store` of the product work on
+top of it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ OUTAGE_S = 200.0
 
 
 class Bucket:
-    """What is stored. Everybody has a `Requests` of his own to it; `watch` is told of every change."""
+    """The stored objects. Each participant has its own `Requests` to them. `watch` is called for every change."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -40,7 +41,7 @@ class Bucket:
         self.watch: Callable[[str, str, bytes, bytes | None, str], None] = lambda *_: None
 
     def create(self, path: str, data: bytes, who: str) -> bool:
-        """False when it exists."""
+        """Create an object. Returns False if it already exists."""
         if path in self.objects:
             return False
         self._put("create", path, data, who)
@@ -61,22 +62,22 @@ class Bucket:
         return before is not None
 
     def flip(self, path: str, bit: int) -> None:
-        """Change one bit, behind everybody's back."""
+        """Change one bit of an object without telling anybody."""
         data = bytearray(self.objects[path])
         data[bit // 8 % len(data)] ^= 1 << bit % 8
         self.objects[path] = bytes(data)
 
 
 class Requests:
-    """A filesystem as fsspec has them, for one participant (`who`): what he asks for may go wrong."""
+    """A filesystem with the interface of fsspec, for the participant `who`. Its requests may fail."""
 
     def __init__(self, world: World, who: str, point: Callable[[str], None] = lambda what: None) -> None:
-        """`point` is called before and after every request: there a driver may be killed, or stand still."""
+        """`point` is called before and after every request. In it, a driver may be killed or stand still."""
         self.world, self.who, self.point = world, who, point
         self.cut_off_until = 0.0
 
     def _request(self, kind: str, effect: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
-        """Have the effect, or one of the faults of this kind of request."""
+        """Perform a request by calling `effect`, or let one of the faults of this kind of request happen."""
         self.point(kind)
         fault = self.world.faults.pick(f"{self.who}.{kind}", ODDS[kind])
         if fault == "torn" and torn is not None:
@@ -138,7 +139,7 @@ class Requests:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
 
     def invalidate_cache(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is cached."""
 
 
 class SimRemote(Remote):
@@ -147,7 +148,8 @@ class SimRemote(Remote):
 
 
 class SimStore(Store):
-    """The product's store on simulated requests. Many at a time are one after the other: there is one thread."""
+    """The product's store on simulated requests. It performs requests one after the other, because there is only one
+    thread."""
 
     def __init__(self, requests: Requests, clock: Any) -> None:
         self.root, self.local = f"{ROOT}://", None

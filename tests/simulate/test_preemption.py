@@ -10,7 +10,7 @@ from pipeline.engine.driver.losses import EVIDENCE, MAX_LOST, PROOF, BaseRate, T
 from tests.simulate.mutants import PREEMPTION_MUTANTS, Mutant
 from tests.simulate.preemption import Cluster, announcements, killers, run, storms
 
-#: with the last one a task beside the killer would be blamed if it were not held back
+#: with the last seed, a task that runs beside the killer would be blamed if it were not held back
 SEEDS = (0, 1, 102)
 
 

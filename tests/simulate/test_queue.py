@@ -1,8 +1,9 @@
-"""Several servers, submitters and cancellers on the queue of one store, in virtual time, with faults from a seed.
+"""Several servers, submitters and cancellers use the queue of one store, in virtual time, with faults from a seed.
 
-Real: `Queue`, `Dispatcher`, what a driver does at its beginning and end, `Log` with its lease, `Store` and `Remote`
-with their retries. Simulated: object storage, time, processes. At every request another participant may go on, or the
-one that asks may be killed: a server, a driver, or both. What happens meanwhile is nested, as in `world`.
+Real are `Queue`, `Dispatcher`, the beginning and end of a driver, `Log` with its lease, and `Store` and `Remote` with
+their retries. Object storage, time and processes are simulated. At every request, another participant may act before
+the request returns, or the process that makes it may be killed: a server, a driver, or both. Such actions are nested,
+as in `world`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ DEEPEST = 4
 
 
 class Killed(BaseException):
-    """kill -9."""
+    """Raised in a simulated process that is killed."""
 
 
 class Process:
-    """A server or a driver: its requests may be its last, and others go on while it asks."""
+    """A server or a driver. At each of its requests it may be killed, or others may act."""
 
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world, self.name, self.living, self.busy = world, name, True, False
@@ -61,7 +62,7 @@ class Process:
             raise Killed
 
     def do(self, action: Callable[[], Any]) -> Any:
-        """Run an action of this process, unless it is in the middle of one or dead."""
+        """Run an action of this process, unless it is dead or in the middle of another action."""
         if self.busy or not self.living:
             return None
         self.busy = True
@@ -76,7 +77,7 @@ class Process:
 
 
 class SharedClock(VirtualClock):
-    """Sleeping lets the world's time go on, and nothing else."""
+    """The clock of a process. Sleeping lets the time of the world pass."""
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(1000 * world.seed + seed)
@@ -115,7 +116,7 @@ class Server(Process):
 
 
 class Driver(Process):
-    """What `tokenmill resume --queued` does, with a wait in place of the tasks."""
+    """Does what `tokenmill resume --queued` does, but waits instead of running tasks."""
 
     def __init__(self, world: World, host: str, entry: QueueEntry, claim: tuple[int, int]) -> None:
         super().__init__(world, f"driver{len(world.processes)}", host)
@@ -190,7 +191,7 @@ class World:
         self.faults.over = self.faults.over or self.time > FAULTS_S
 
     def audit(self, how: str, path: str, data: bytes, before: bytes | None, who: str) -> None:
-        """Every file that is stored: none is changed, and an entry starts only after those before it have ended."""
+        """Check every stored file: none is ever changed, and an entry only starts after those before it have ended."""
         if not path.startswith("queue/"):
             return
         assert how == "create", f"{path} was changed by {who}"
@@ -205,7 +206,7 @@ class World:
         events.append(kind)
 
     def turn(self) -> None:
-        """One participant goes on."""
+        """Let one random participant act."""
         who = self.rng.choice([p for p in self.processes if p.living] or self.servers)
         if self.rng.random() < 0.05:
             self.submit(who)
@@ -213,7 +214,7 @@ class World:
             who.do(who.step)
 
     def submit(self, who: Process) -> None:
-        """A request, which is sent again and again, at times to two servers at once; or a cancel."""
+        """Send a request, perhaps one that was sent before, and at times to two servers at once; or cancel a run."""
         submission = self.rng.choice(self.wanted)
         if isinstance(who, Server):
             entry = who.do(lambda: who.queue.submit(submission))

@@ -1,4 +1,4 @@
-"""The world: time, storage, and the drivers that come and go."""
+"""The world of a history: its time, its storage, and the drivers that come and go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pipeline.engine.driver.endings import DamageFound
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.plan.drive import steps
+from pipeline.plan.drive import PlannedRun, steps
 from pipeline.plan.fresh import FreshNodes
 from pipeline.store import garbage
 from pipeline.store.lease import Holder
@@ -24,20 +24,20 @@ from tests.simulate.faults import Faults
 from tests.simulate.plan import STAGE, Plan
 from tests.simulate.storage import Bucket, Requests, SimStore
 
-FAULTS_S = 1500.0            # then everything works
-DRIVERS = 7                  # the last one meets no faults
-LONGEST_S = 20_000.0         # a history that takes longer hangs
+FAULTS_S = 1500.0            # seconds after which no more faults happen
+DRIVERS = 7                  # how many at most; the last one meets no faults
+LONGEST_S = 20_000.0         # seconds; a history that takes longer counts as one that hangs
 MOST_ACTIONS = 20_000
 TEND_S = 0.5
 PROGRESS = "runs/r/progress.json"
 
 
 class Killed(BaseException):
-    """kill -9. What is left of the driver may run its cleanup, but none of its calls has an effect any more."""
+    """Raised in a simulated driver that is killed. Its cleanup may still run, but none of its calls has any effect."""
 
 
 class DriverClock(VirtualClock):
-    """The clock of one driver: while it sleeps, the world goes on."""
+    """The clock of one driver. While the driver sleeps, the world goes on."""
 
     def __init__(self, driver: Driver, seed: int) -> None:
         super().__init__(seed)
@@ -56,7 +56,7 @@ class DriverClock(VirtualClock):
 
 
 class SimLog(Log):
-    """The product's log, with the auditor as its witness."""
+    """The product's log, which also tells the auditor of its calls."""
 
     driver: Driver
 
@@ -86,20 +86,20 @@ class SimLog(Log):
 class SimScheduler(Scheduler):
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """The signals of this process are not those of a simulated driver."""
+        """Do nothing: a simulated driver must not install signal handlers in this process."""
         yield
 
 
 class Driver:
-    """A process that runs the plan: `resume` goes on with it to its next step."""
+    """A simulated process that runs the plan. `resume` lets it go on to its next step."""
 
     def __init__(self, world: World, number: int, takeover: bool) -> None:
         self.world, self.name, self.takeover = world, f"driver{number}", takeover
         self.state = "alive"                       # killed, failed, done
         self.error: Exception | None = None
         self.began, self.ended = world.time, float("inf")
-        self.waiting = False                       # in the backend: its log's thread has a turn
-        self.collecting = False                    # segments of the log
+        self.waiting = False                       # whether it waits in the backend; then the thread of its log may run
+        self.collecting = False                    # whether it collects the segments of the log
         self.calls = 0
         self.log: SimLog | None = None
         self.epoch = 0
@@ -112,7 +112,8 @@ class Driver:
         world.later(0.0, self.resume)
 
     def _plan_fates(self, rng: random.Random) -> dict[int, tuple[str, float]]:
-        """By number of its call: (kill or pause, for how many seconds)."""
+        """Decide at which of its calls the driver is killed or paused, as {number of the call: (kill or pause,
+        seconds)}."""
         fates = {}
         for _ in range(3):
             at, pause = int(10 ** rng.uniform(0.3, 3.2)), rng.random() < .5
@@ -123,7 +124,8 @@ class Driver:
 
     @property
     def holder(self) -> Holder:
-        """Nobody sees another's processes: heartbeats decide when to try."""
+        """The identity of the driver for the lease. No driver can see the processes of another one, so a driver learns
+        from heartbeats whether the holder lives."""
         return {"host": self.name, "boot": "b", "space": "s", "pid": 1, "started": "1", "run": self.name}
 
     @property
@@ -131,7 +133,7 @@ class Driver:
         return 0 < self.epoch < self.world.audit.truth.epoch
 
     def point(self, what: str) -> None:
-        """A call of clock, storage or backend: here the process may be killed, or stand still."""
+        """Called at each call of clock, storage or backend. Here the process may be killed, or stand still."""
         self._see_that_it_lives()
         self.calls += 1
         fate, seconds = self._fates.pop(self.calls, ("", 0.0))
@@ -154,7 +156,7 @@ class Driver:
         self._end("killed")
 
     def discard(self) -> None:
-        """The history is over: what is left of the driver runs its cleanup, which has no effect."""
+        """End what is left of the driver when the history is over. Its cleanup has no effect."""
         self.state = "killed" if self.state == "alive" else self.state
         with contextlib.suppress(Killed):
             self._life.close()
@@ -189,7 +191,7 @@ class Driver:
             self.world.later(0.0, self.resume)
 
     def tend(self) -> None:
-        """What the thread of the log does. It has its turn while the driver waits; both stand still together."""
+        """Do what the background thread of the log does. It acts while the driver waits; both stand still together."""
         if self.state != "alive" or self.log is None:
             return
         self.world.later(TEND_S, self.tend)
@@ -200,21 +202,21 @@ class Driver:
             self.waiting = True
 
     def _offer_again(self, log: SimLog) -> None:
-        """Sometimes offer the log a second record for a key, as a caller may: the first one counts."""
+        """Append a second record for a key, as a caller may do. The first record must be returned."""
         if first := next(log.records(), None):
             again = log.append(replace(first, attempt=f"{self.epoch:08d}-00000000", files={}))
             if again != first:
                 raise self.world.audit.broken(f"{self.name} was given another record for {first.key} than the first")
 
     def _collect(self, log: SimLog) -> None:
-        """Sometimes somebody runs `store gc`, as far as it is about the log."""
+        """Sometimes do what `store gc` does with the log."""
         if self.world.faults.random("gc").random() < .7:
             self.collecting = True
             garbage.remove_packed_segments(log, verify_every=2)
             self.collecting = False
 
     def _live(self) -> Generator[None, None, None]:
-        """What `pipeline.run` does, as far as it is simulated."""
+        """Do what `pipeline.run` does, as far as it is simulated."""
         world = self.world
         log = SimLog.open(self.store, takeover=self.takeover, clock=self.clock, holder=self.holder, threaded=False,
                           segment_records=world.segment_records, pack_segments=world.pack_segments)
@@ -239,7 +241,9 @@ class Driver:
             while True:
                 try:
                     nodes = world.plan.nodes(log.quarantined([STAGE]))
-                    results = yield from steps(nodes, scheduler, lambda *_: None, FreshNodes(log, {}, []))
+                    run = PlannedRun(nodes, lambda *_: None, FreshNodes(log, {}, []))
+                    yield from steps([run], scheduler)
+                    results = run.results
                     break
                 except DamageFound as e:
                     log.check_lease()
@@ -254,7 +258,7 @@ class Driver:
 
 
 class World:
-    """One history. `run` raises Violation when the product broke a promise."""
+    """One history. `run` raises Violation when the product breaks a promise."""
 
     def __init__(self, seed: int, tasks: int, only: Collection[str] | None = None) -> None:
         self.faults = Faults(seed, only)
@@ -275,7 +279,8 @@ class World:
         heapq.heappush(self._later, (self.time + seconds, self._serial, action))
 
     def advance(self, until: float, ready: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, and whatever happens meanwhile happen."""
+        """Let time pass until `until`, or until `ready` returns true, and perform all actions that are due
+        meanwhile."""
         while not ready():
             if not self._later or self._later[0][0] > until:
                 self.time = max(self.time, until)
@@ -288,7 +293,7 @@ class World:
             action()
 
     def store(self, who: str) -> SimStore:
-        """The storage as somebody else sees it, whose calls nothing interrupts."""
+        """Return the storage for an observer, whose calls are never interrupted."""
         return SimStore(Requests(self, who), VirtualClock())
 
     # -- drivers -----------------------------------------------------------------------------------------------------
@@ -297,7 +302,7 @@ class World:
         return [d for d in self.drivers if d.state == "alive"]
 
     def start(self, takeover: bool | None = None) -> None:
-        """Somebody starts a driver, unless the work is done."""
+        """Start another driver, unless the work is done."""
         if self.audit.complete or len(self.drivers) > DRIVERS:
             return
         if takeover is None:
@@ -308,7 +313,7 @@ class World:
         self.drivers.append(Driver(self, len(self.drivers), takeover))
 
     def _flip(self) -> None:
-        """A bit of something stored turns over: of an object or the file of a node, seldom of the log."""
+        """Flip a bit of a stored file: of an object or of the file of a node, seldom of the log."""
         rng = self.faults.random("flip")
         top = rng.choices(("objects/", "nodes/", "log/0"), (.6, .3, .1))[0]
         paths = [p for p in sorted(self.bucket.objects) if p.startswith(top)]
@@ -319,8 +324,8 @@ class World:
             self.audit.flipped.add(path)
 
     def _harm_pack(self) -> None:
-        """A pack is lost, or a bit of it turns over, or its end is missing; not while somebody relies on having just
-        verified it."""
+        """Lose a pack, flip a bit of it, or cut off its end. This does not happen while somebody relies on having just
+        verified the pack."""
         rng = self.faults.random("harm")
         paths = [p for p in sorted(self.bucket.objects) if p.startswith("log/packs/")]
         how, bit = rng.choice(("lost", "flip", "torn")), rng.randrange(1 << 16)

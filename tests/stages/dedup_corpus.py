@@ -1,4 +1,4 @@
-"""Synthetic documents with planted near-duplicates, and the removals brute force over all pairs expects of them."""
+"""Synthetic documents with planted near-duplicates, and the removals that brute force over all pairs expects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def vocabulary(rng: random.Random, n: int = 4000) -> list[str]:
 
 
 def edited(rng: random.Random, words: list[str], share: float, names: list[str]) -> list[str]:
-    """A copy with about `share` of the words replaced."""
+    """Return a copy of `words` in which about `share` of the words are replaced."""
     out = list(words)
     for _ in range(round(len(out) * share)):
         out[rng.randrange(len(out))] = rng.choice(names)
@@ -29,7 +29,7 @@ def edited(rng: random.Random, words: list[str], share: float, names: list[str])
 
 
 def corpus(seed: int, families: int = 60, datasets: tuple[str, ...] = ("web", "wiki", "books")) -> list[Doc]:
-    """Families of documents, from identical to barely alike, of several datasets, in random order."""
+    """Return families of documents, from identical to barely similar, in several datasets and in random order."""
     rng = random.Random(seed)
     names = vocabulary(rng)
     docs = []
@@ -50,7 +50,7 @@ def grams(text: str, n: int) -> set[tuple[str, ...]]:
 
 
 def ngrams(barrier: MinHash, text: str) -> set:
-    """The shingles of a text, as strings."""
+    """Return the shingles of a text, as strings."""
     n = barrier.config.ngram
     if barrier.config.shingles == "characters":
         plain = simplify(text)
@@ -60,7 +60,8 @@ def ngrams(barrier: MinHash, text: str) -> set:
 
 def expected(barrier: MinHash, docs: list[Doc], ranks: dict[str, int],
              place_of: Callable[[Doc], tuple] | None = None) -> tuple[dict, dict]:
-    """(removed id → (reason, kept, similarity, cluster), clustered id → cluster), in plain Python over all pairs."""
+    """Compute by comparing all pairs in plain Python: ({removed id: (reason, kept id, similarity, cluster)}, {id in a
+    cluster: cluster})."""
     c = barrier.config
     stage = MinHashSignature(barrier.prepare()[1])
     bands: dict[str, list[tuple]] = {}

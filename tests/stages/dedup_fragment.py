@@ -1,4 +1,5 @@
-"""Runs a deduplication fragment on documents at hand: parts on disk, waves in this process, slices read back."""
+"""Runs a deduplication on documents of a test: writes parts to disk, runs the waves in this process, and reads the
+removal slices back."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Doc:
 @dataclass
 class Outcome:
     removed: dict[str, tuple[str, str, float | None, str]]     # id → reason, kept, similarity, cluster
-    clusters: dict[str, str]                                   # id → cluster, of every document a slice speaks of
+    clusters: dict[str, str]                                   # id → cluster, for every document in a slice
     counters: dict[str, Any]
     results: dict[str, list[TaskResult]]
     slices: list[Any]
@@ -55,7 +56,8 @@ class Outcome:
 
 def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: int = 10,
                 ranks: dict[str, int] | None = None, row_group: int = 4) -> list[PartRef]:
-    """Documents, in order, as parts of one dataset each, with the side tables of the barrier's prepare stage."""
+    """Write documents, in their order, as parts of their datasets, with the side tables that the barrier's prepare
+    stage makes."""
     target, config = barrier.prepare()
     stage = load(target)(config)
     parts: list[PartRef] = []
@@ -76,7 +78,7 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
             for name, table in (("kept", text), ("side", side)):
                 path = Path(store.at(f"in/{dataset}-{start}.{name}.parquet"))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_table(table, str(path), row_group_size=row_group)
+                write_table(table, str(path), row_group_size=row_group, use_dictionary=False)       # as parts are
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 refs.append({"$ref": f"in/{path.name}", "bytes": path.stat().st_size, "rows": len(rows),
                              "content": digest, "sha256": digest})
@@ -87,8 +89,8 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
 
 def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffle: int | None = None,
                  against: Sequence[DedupIndex] = (), ranks: int | None = None) -> Outcome:
-    """The waves of the barrier over the parts; with `shuffle` the tasks of a wave finish in a random order. With
-    `ranks` (the number of priorities), it also makes an index."""
+    """Run the waves of the barrier over the parts. With `shuffle`, the tasks of a wave finish in a random order. With
+    `ranks` (the number of priorities), also make an index."""
     counters: dict[str, Any] = {}
     keys: dict[str, list[str]] = {}
     done = _run_waves(barrier.waves(parts, against) if against else barrier.waves(parts), store, shuffle, counters,

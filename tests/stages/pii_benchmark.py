@@ -1,4 +1,4 @@
-"""The generators and the scoring of benchmarks/pii.py, for tests."""
+"""Gives tests the generators and the scoring of benchmarks/pii.py."""
 
 from __future__ import annotations
 

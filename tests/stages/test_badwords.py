@@ -1,6 +1,8 @@
-"""Bad words: lists in every form they come in, words told apart as each language writes them, verdicts by share.
+"""Bad words: lists in every format, words separated as each language writes them, and verdicts by their share of the
+text.
 
-The words here are invented, or as innocent as `tulip`; LDNOOBW's own are read from shared data where it is there.
+The words in these tests are invented or innocent, such as `tulip`. LDNOOBW's own lists are read from the folder of real
+data, if it is there.
 """
 
 from __future__ import annotations
@@ -183,7 +185,7 @@ def test_the_lists_take_part_in_the_key(lists, tmp_path, monkeypatch):
 
 # -- fetching -------------------------------------------------------------------------------------------------------
 def npm(folder, archive):
-    """A program called npm that packs one package, the only one there is."""
+    """Write a program called npm that packs one package, and knows no other."""
     folder.mkdir()
     (folder / "npm").write_text(f'#!/bin/sh\n[ "$1" = pack ] && [ "$6" = naughty-words@1.2.0 ] || exit 1\n'
                                 f'cp "{archive}" "$5/"\n')

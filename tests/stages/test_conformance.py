@@ -1,7 +1,8 @@
-"""Every stage's output on fixed documents, against a stored hash: changes need a version bump.
+"""The output of every stage for fixed documents is compared with a stored hash: if it changes, the stage's version has
+to be raised.
 
-After a deliberate change of output, bump the stage's `version` and run
-`python -m tests.stages.test_conformance --write NAME`. Without a name it writes the hashes of all stages.
+After an intended change of output, raise the stage's `version` and run `python -m tests.stages.test_conformance --write
+NAME`. Without a name, this writes the hashes of all stages.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LANGUAGES = {"fineweb2": ("fra_Latn", FRENCH)}
 
 
 def pick(seed: str, n: int) -> list[int]:
-    """`n` numbers below 2**32 that depend on nothing but `seed`: no random module, no Python version."""
+    """Return `n` numbers below 2**32 that depend on `seed` alone, not on the random module or the version of Python."""
     data = hashlib.shake_128(seed.encode()).digest(4 * n)
     return [int.from_bytes(data[4 * i:4 * i + 4], "little") for i in range(n)]
 
@@ -61,7 +62,8 @@ def prose(seed: str, sentences: int, vocabulary: list[str]) -> str:
 
 
 def documents(language: str = "", vocabulary: list[str] = WORDS) -> list[Document]:
-    """Texts that every rule has something to say about, each as text and as a page. One in nine names no language."""
+    """Return documents that all rules have something to say about, each as a text and as a page. One in nine names no
+    language."""
     texts = [prose(str(i), 4 + 5 * (i % 6), vocabulary) for i in range(24)]
     texts += [
         texts[5] + "\n" + texts[5], "\n".join(["Same line again and again."] * 30), "word " * 80, "# # # ... … " * 40,
@@ -87,7 +89,8 @@ def documents(language: str = "", vocabulary: list[str] = WORDS) -> list[Documen
 
 
 def output(stage: Stage) -> tuple[str, set[str | None]]:
-    """Hash of verdict, text, language, signals, side table and new facts for each document, and the verdicts."""
+    """Return (a hash of verdict, text, language, signals, side table and metadata of each document, the set of
+    verdicts)."""
     stage.setup()
     h = hashlib.sha256()
     reasons = set()
@@ -104,7 +107,7 @@ def output(stage: Stage) -> tuple[str, set[str | None]]:
 
 
 def names() -> list[str]:
-    """The names of the golden hashes. A barrier has that of the stage it prepares."""
+    """Return the names of the golden hashes. A barrier has the hash of its prepare stage."""
     return sorted(f"{name}:prepare" if issubclass(stage_class(name), Barrier) else name
                   for name in STAGES if name not in WITHOUT)
 
@@ -142,7 +145,7 @@ def test_output_changes_only_with_the_version(name):
 
 
 def write(chosen: list[str]) -> None:
-    """Write the golden hashes of these names, or all of them anew."""
+    """Write the golden hashes of the given names, or of all if none is given."""
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
     written = {name: {**entry(stage_of(name)), "output": output(stage_of(name))[0]} for name in chosen or names()}
     GOLDEN.write_text(json.dumps(kept | written, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every line of every tests/conformance/*.jsonl against the stage it is for; the form is in the README beside them."""
+"""Every line of every tests/conformance/*.jsonl is checked against its stage. The README there describes the format."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_every_filter_has_vectors():
 
 
 class Torn(Stage):
-    """Drops by its threshold, while its verdict knows only 0.95."""
+    """A wrong stage: it drops by its threshold, but its `verdict` always uses 0.95."""
 
     name, signals = "torn", ("capitals",)
 
@@ -131,7 +131,7 @@ class Torn(Stage):
 
 
 class Early(Torn):
-    """Sound: it measures the second signal only of documents that the first one keeps."""
+    """A correct stage that measures its second signal only for documents that the first one keeps."""
 
     name, signals = "early", ("capitals", "spaces")
 
@@ -146,7 +146,8 @@ class Early(Torn):
 
 
 class Noting(Early):
-    """Writes its threshold into the document, which a replay would not do."""
+    """A wrong stage: it writes its threshold into the document, which a replay of verdicts from signals would not
+    do."""
 
     name = "noting"
 

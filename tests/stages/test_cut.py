@@ -1,4 +1,4 @@
-"""Cutting passages out of documents: against a reference that works character by character."""
+"""Cutting passages out of documents, compared with a reference that works character by character."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def passages(ranges: list[tuple[int, int]], reason: str = "r") -> list[dict[str,
 
 
 def characters(text: str) -> list[tuple[int, int]]:
-    """The bytes of each character."""
+    """Return the range of bytes of each character."""
     ends = [len(text[:i].encode()) for i in range(len(text) + 1)]
     return list(pairwise(ends))
 

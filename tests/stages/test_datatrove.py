@@ -1,4 +1,5 @@
-"""datatrove's blocks through the adapter: equal to datatrove's own run; what cannot run is refused by name."""
+"""datatrove's blocks, used through the adapter: equal to datatrove's own run. Blocks that cannot run are refused by
+name."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ PER_DOCUMENT = {
 
 
 def their_run(block: str, args: dict, text: str) -> tuple[bool, str, dict]:
-    """What datatrove's own `run` makes of one document: (kept, text, metadata)."""
+    """Run one document through datatrove's own `run`. Returns (whether it is kept, text, metadata)."""
     if block == "formatters.PIIFormatter":
         args = {**args, "email_replacement": tuple(args["email_replacement"])}
     if block == "extractors.Trafilatura":

@@ -1,4 +1,5 @@
-"""The step `decontaminate`: equal to a slow search, finds what is planted, cuts at characters, refuses bad sets."""
+"""The step `decontaminate`: equal to a slow search, finds what is planted, cuts at borders of characters, and refuses
+invalid evaluation sets."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def slow_words(text: str) -> list[tuple[str, int, int, bool]]:
-    """(word, first character, end, whether a border is before it), and at the end a border without a word."""
+    """Return (word, first character, exclusive end, whether a border is before it) for each word. The last entry is the
+    end of the text, without a word."""
     out, at, border = [], 0, True
     while at < len(text):
         if not is_word(text[at]):
@@ -93,7 +95,7 @@ def lower(char: str) -> str:
 
 
 class SlowIndex:
-    """The entries of sets of questions, as tuples of words in plain dicts."""
+    """The entries of evaluation sets, as tuples of words in plain dicts."""
 
     def __init__(self, questions: list[str], dialect: str, min_words: int = 3) -> None:
         self.n, self.dialect = LENGTHS[dialect], dialect
@@ -123,7 +125,7 @@ class SlowIndex:
                 self.where[gram].append(key)
 
     def stretch(self, key: Any) -> int:
-        """The most words from one n-gram of an entry that counts to the next."""
+        """Return the largest distance, in words, between neighbouring n-grams of an entry that count."""
         places = [i for i, gram in enumerate(self.sequence[key]) if gram in self.entries[key]]
         return max((b - a for a, b in pairwise(places)), default=1)
 

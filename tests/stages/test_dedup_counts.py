@@ -17,7 +17,7 @@ from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 
 class Counting(Exact):
-    """Stands for a barrier whose waves are those that count."""
+    """Stands in for a barrier: its waves are only those that count duplicates."""
 
     def of(self, slices, rounds, sizes):
         self.slices_before, self.most, self.plan = slices, rounds, sizes
@@ -31,7 +31,7 @@ class Counting(Exact):
 
 
 def documents(seed: int) -> list[Doc]:
-    """Documents of which many share a text, a URL, or both."""
+    """Return documents, many of which share a text, a URL, or both."""
     rng = random.Random(seed)
     return [Doc(f"text {rng.randrange(25)}" + " " * rng.randrange(30), rng.choice(("web", "wiki")), f"{number:032x}",
                 f"https://example.org/{rng.randrange(40)}", meta=(("doi", rng.randrange(50)),))
@@ -39,7 +39,7 @@ def documents(seed: int) -> list[Doc]:
 
 
 def count(parts, store, slices, rounds, sizes, shuffle=None):
-    """Run the waves; return (references to the counts of each part, number of further documents by id)."""
+    """Run the waves. Returns (references to the counts of each part, {id: number of further documents})."""
     outcome = run_fragment(Counting().of(slices, rounds, sizes), parts, store, shuffle=shuffle)
     refs = list(slices_of(groups(parts, sizes), outcome.results["counts"], "counts"))
     more = {}

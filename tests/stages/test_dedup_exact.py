@@ -1,4 +1,4 @@
-"""Exact duplicates: against brute force, under every layout, by text, by URL, by both."""
+"""Exact duplicates, by text, by URL or by both: compared with brute force, for every division into parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def documents(seed: int, n: int = 400) -> list[Doc]:
 
 
 def expected(docs: list[Doc], by: str, normalise: bool = True) -> dict[str, tuple]:
-    """Removed id → (reason, kept, similarity, cluster), in plain Python."""
+    """Compute in plain Python {removed id: (reason, kept id, similarity, cluster)}."""
     def text_key(d):
         return re.sub(r"\s+", " ", d.text.lower()).strip() if normalise else d.text
 
@@ -205,7 +205,7 @@ PREFERENCES = [("priority", "newest", "longest"), ("newest", "priority"), ("sign
 
 
 def wanted(prefer: tuple[str, ...], ranks: dict[str, int]) -> Callable[[Doc], tuple]:
-    """The place of a document among its duplicates, the preferred one first."""
+    """Return a function that gives the sort key of a document among its duplicates, the preferred one first."""
     def place(d: Doc) -> tuple:
         score = dict(d.signals).get("score")
         said = {"priority": ranks.get(d.dataset, 0), "longest": -len(d.text),
@@ -217,7 +217,7 @@ def wanted(prefer: tuple[str, ...], ranks: dict[str, int]) -> Callable[[Doc], tu
 
 
 def dated(rng: random.Random, doc: Doc) -> Doc:
-    """The document with a date and a score, or without one of them."""
+    """Return the document with a date and a score, or without one of them."""
     dates = [None, "2024-05-01", "2024-05-01T00:00:00Z", "2024-05-01T00:30:00+01:00", "1999-12-31T23:59:59.5Z"]
     return replace(doc, date=rng.choice(dates),
                    signals=rng.choice([(), *((("score", x),) for x in (-1.5, -0.25, 0.0, 1e-300, 2.0, 1e9))]))

@@ -1,4 +1,4 @@
-"""`dedup explain`: the verdict recomputed from two texts."""
+"""`dedup explain`: computes from two texts again why one of them was removed."""
 
 from __future__ import annotations
 

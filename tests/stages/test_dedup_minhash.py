@@ -1,4 +1,5 @@
-"""Near-duplicate removal as a whole: against brute force, under every layout, on chains, templates and priorities."""
+"""Near-duplicate removal as a whole: compared with brute force, for every division into parts, on chains of similar
+documents, templates and priorities."""
 
 from __future__ import annotations
 

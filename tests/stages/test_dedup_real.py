@@ -1,4 +1,5 @@
-"""Near-duplicates in real collections: 2 x 1,000 documents with 50 planted ones each, 2,843 licence texts.
+"""Near-duplicates in real collections: 2 × 1,000 documents with 50 planted near-duplicates each, and 2,843 texts of
+licences.
 
 `pytest -s` prints precision and recall.
 """
@@ -22,7 +23,8 @@ from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 
 
 def alike(docs: list[Doc], least: float) -> dict[str, dict[str, float]]:
-    """Similarity of all pairs with a word 5-gram Jaccard similarity of at least `least`, through an inverted index."""
+    """Return {id: {id: similarity}} for all pairs whose Jaccard similarity of word 5-grams is at least `least`, found
+    by an inverted index."""
     sets = {d.id: grams(d.text, 5) for d in docs}
     having: dict[tuple[str, ...], list[str]] = defaultdict(list)
     found: dict[str, dict[str, float]] = defaultdict(dict)
@@ -40,7 +42,8 @@ def alike(docs: list[Doc], least: float) -> dict[str, dict[str, float]]:
 
 
 def planted(name: str) -> list[tuple[Doc, str]]:
-    """(document, its family): file00-10, 11-20, 21-30, 31-40, 41-49 are edits of five documents, the others alone."""
+    """Return (document, its family). The files 00-10, 11-20, 21-30, 31-40 and 41-49 are edits of five documents; each
+    other file is a family of its own."""
     with zipfile.ZipFile(shared_data("dedup", "NDD-Collection.zip")) as z:
         out = []
         for path in sorted(n for n in z.namelist() if n.startswith(name) and n.endswith(".txt")):

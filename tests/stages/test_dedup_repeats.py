@@ -1,4 +1,4 @@
-"""Passages that several documents share: against brute force, for every unit, under every layout."""
+"""Passages that several documents share: compared with brute force, for every unit and every division into parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ UNITS = ("paragraph", "line", "sentence")
 
 
 def passages(text: str, unit: str, span: int, shortest: int, normalise: bool) -> list[tuple[str, set[int]]]:
-    """(what is compared, numbers of its characters) of every passage: written without `stages.dedup.units`."""
+    """Return for each passage (the text by which it is compared, the numbers of its characters). It does not use
+    `stages.dedup.units`."""
     if unit == "line":
         found = [m.span() for m in re.finditer(r"[^\n]*(?:\n|\Z)", text)]
     elif unit == "paragraph":
@@ -57,7 +58,7 @@ def passages(text: str, unit: str, span: int, shortest: int, normalise: bool) ->
 
 
 def brute_force(docs: list[Doc], config: RepeatedPassages.Config) -> dict[str, str]:
-    """id → text after the cuts."""
+    """Return {id: text after the cuts}."""
     seen: set[str] = set()
     out = {}
     for doc in sorted(docs, key=lambda d: (RANKS[d.dataset], d.name)):
@@ -81,7 +82,7 @@ def cuts(got: Outcome, parts: list[Any], store: Store) -> dict[str, list[dict[st
 
 
 def result(barrier: RepeatedPassages, docs: list[Doc], store: Store, **how: Any) -> tuple[dict[str, str], Outcome]:
-    """id → text after the cuts, and what the tasks said."""
+    """Run the barrier. Returns ({id: text after the cuts}, outcome of the tasks)."""
     shuffle = how.pop("shuffle", None)
     parts = write_parts(barrier, docs, store, ranks=RANKS, **how)
     got = run_fragment(barrier, parts, store, shuffle=shuffle)
@@ -122,7 +123,8 @@ def hash_of(number: int) -> int:
 
 @pytest.fixture(scope="module")
 def books() -> list[Doc]:
-    """Books that share chapters, paragraphs and sentences, some of them changed a little, some repeated inside."""
+    """Books that share chapters, paragraphs and sentences; some of these are slightly changed, and some are repeated
+    within a book."""
     rng, prose = random.Random(5), [*sentences(), *(f"Ein Sätzchen Nummer {i}, völlig für sich. " for i in range(60))]
     shelf = [["".join(rng.sample(prose, rng.randint(1, 6))) for _ in range(20)] for _ in range(6)]
     out = []

@@ -1,4 +1,4 @@
-"""Shingles, signatures and band keys: equal to datatrove's where promised, unbiased where ours."""
+"""Shingles, signatures and band keys: equal to datatrove's where that is promised, and unbiased in our own dialect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def real_texts(n: int) -> list[str]:
 
 def same_as_datatrove(function: str, sample: list[str], bands: int = 14, rows: int = 8, seed: int = 1,
                       language: str = "") -> int:
-    """Compare every signature with the installed datatrove's, bit by bit; the number of texts that have one."""
+    """Check that every signature equals that of the installed datatrove, bit by bit. Returns how many texts have a
+    signature."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.hashing import HashConfig, create_hash_func
     from datatrove.utils.word_tokenizers import load_word_tokenizer
@@ -136,6 +137,49 @@ def test_equal_words_have_equal_shingles_and_others_not(text, n):
     assert count == len(words)
     assert len(hashes) == len(runs)
     assert len(set(zip(hashes.tolist(), runs))) == len(set(hashes.tolist())) == len(set(runs))
+
+
+def mixed(value: int) -> int:
+    """The finaliser of MurmurHash3 (64 bits)."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        value = ((value ^ value >> 33) * factor) % 2**64
+    return value ^ value >> 33
+
+
+def hash_of_word(word: str) -> int:
+    """FNV-1a, mixed."""
+    hashed = 0xCBF29CE484222325
+    for byte in word.encode("utf-8", "surrogatepass"):
+        hashed = ((hashed ^ byte) * 0x100000001B3) % 2**64
+    return mixed(hashed)
+
+
+def hash_of_run(words: list[str]) -> int:
+    hashed = len(words)
+    for word in words:
+        hashed = mixed((hashed * 0x9E3779B97F4A7C15 + hash_of_word(word)) % 2**64)
+    return hashed
+
+
+def test_shingles_have_the_hashes_that_they_are_defined_by():
+    """Existing signatures and results depend on every bit."""
+    rng = random.Random(4)
+    pool = [*" \u0301ab1.é今ก\U00020000\U00010400\ud800가", "  ", "word", "ΑΣ"]
+    for n in (1, 2, 5):
+        for text in [*AWKWARD, *("".join(rng.choices(pool, k=rng.randint(0, 30))) for _ in range(300))]:
+            simplified = simplify(text)
+            words = split_words(simplified)
+            hashes, count = word_shingles(utf8(simplified), n)
+            assert (hashes.tolist(), count) == (
+                [hash_of_run(words[i:i + n]) for i in range(len(words) - n + 1)], len(words)), ascii(text)
+
+
+def test_only_the_first_characters_of_a_text_count():
+    text = "é 今天 b\ud800 \U00010400c " * 9
+    for most in (1, 2, 7, 50, len(text) - 1, len(text), len(text) + 1, 10 * len(text)):
+        cut, whole = MinHashSignature(max_chars=most, ngram=2), MinHashSignature(ngram=2)
+        (some, count), (same, same_count) = cut.shingles(text), whole.shingles(text[:most])
+        assert (some.tolist(), count) == (same.tolist(), same_count)
 
 
 def test_scripts_without_spaces_are_shingled_by_character():

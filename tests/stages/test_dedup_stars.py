@@ -1,4 +1,5 @@
-"""Connected components by rounds equal those of a union-find, on any graph, for any buckets, blocks and tasks."""
+"""Connected components, found in rounds of tasks, equal those of a union-find, for any graph and any number of buckets,
+blocks and tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from stages.dedup.lsh import EDGE, components
 
 
 class WriteLinks:
-    """Stands for the waves before: args `edges` [[a, b]]."""
+    """Stands in for the waves before: writes the edges in its argument `edges`, [[a, b], …]."""
 
     name = "write_links"
     version = 1
@@ -40,7 +41,7 @@ class WriteLinks:
 
 
 class ReadMembers:
-    """Members of all groups, as counters: {place: root}."""
+    """Returns the members of all groups as counters: {place: root}."""
 
     name = "read_members"
     version = 1
@@ -58,7 +59,7 @@ class ReadMembers:
 
 
 class LimitedInputs(TaskInputs):
-    """Inputs that merge exchange files within other limits than the engine's."""
+    """Task inputs that merge exchange files within smaller limits than the engine's."""
 
     limits = LIMITS
 
@@ -68,7 +69,7 @@ class LimitedInputs(TaskInputs):
 
 
 def run(store: Store, task: str, args: dict, limits: MergeLimits = LIMITS) -> TaskResult:
-    """Run a task as the engine does, without an attempt's name: its files stand under its key."""
+    """Run a task as the engine does, except that its files are named by its key, without an attempt."""
     spec = TaskSpec(task_key(task, args), task, "t", args)
     with tempfile.TemporaryDirectory() as scratch:
         inputs, out = LimitedInputs(spec, store, scratch), TaskOutputs(scratch)
@@ -85,8 +86,8 @@ def run(store: Store, task: str, args: dict, limits: MergeLimits = LIMITS) -> Ta
 
 def clusters(root, files: list[list[tuple[int, int]]], firsts: list[int], sizes: Sizes = SIZES,
              limits: MergeLimits = LIMITS) -> tuple[dict[int, int], dict, int]:
-    """({place: root}, counters of the wave `clusters`, rounds) for edges in files. The first file is that of a map task
-    of the first group, whose places count from the group's first part."""
+    """Find the connected components of edges in files. Returns ({place: root}, counters of the wave `clusters`, number
+    of rounds). The places in the first file are counted from the first part of the first group."""
     store = Store(root)
     made = [run(store, "tests.stages.test_dedup_stars:WriteLinks", {"edges": [list(e) for e in f], "n": n})
             for n, f in enumerate(files)]

@@ -1,4 +1,4 @@
-"""`substring` cuts what occurs before, exactly as a search through all texts would."""
+"""`substring` cuts exactly those passages that a search through all texts before would find."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIME, BASE = (1 << 61) - 1, 0x1A37F2C94D6B8E51
 
 
 def brute_force(docs: list[Doc], length: int, ranks: dict[str, int]) -> dict[str, list[tuple[int, int]]]:
-    """The spans of repeated windows of each document, by looking each window up."""
+    """Return {id: ranges of bytes of repeated windows}, by looking up each window in a dict."""
     first: dict[bytes, tuple[str, int]] = {}
     spans: dict[str, list[tuple[int, int]]] = {}
     for doc in sorted(docs, key=lambda d: (ranks.get(d.dataset, 0), d.name)):
@@ -59,7 +59,7 @@ def cuts(docs: list[Doc], store: Store, *, part_rows: int = 3, sizes=SIZES, shuf
 
 
 def corpus(seed: int, alphabet: str, count: int = 24) -> list[Doc]:
-    """Texts that share passages of all lengths, within and across documents; some are periodic."""
+    """Return texts that share passages of all lengths, within and across documents. Some are periodic."""
     draw = random.Random(seed)
     passages = ["".join(draw.choices(alphabet, k=draw.randrange(4, 90))) for _ in range(8)]
     docs = []
@@ -262,7 +262,8 @@ def test_overlapping_and_touching_passages_are_one_cut():
 # -- tokens -----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
-    """A byte-level BPE tokenizer, trained on other texts of the same alphabets. Tokens end within characters, too."""
+    """A byte-level BPE tokenizer, trained on other texts of the same alphabets. Some of its tokens end inside a
+    character."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
@@ -278,7 +279,7 @@ def tokenizer(tmp_path_factory) -> str:
 
 
 def brute_force_tokens(docs: list[Doc], length: int, ranks: dict[str, int], path: str) -> dict[str, list]:
-    """The spans of repeated windows of tokens, in bytes: each window is looked up."""
+    """Return {id: ranges of bytes of repeated windows of tokens}, by looking up each window in a dict."""
     from tokenizers import Tokenizer, pre_tokenizers
 
     native = Tokenizer.from_file(path)

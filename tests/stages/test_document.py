@@ -1,4 +1,4 @@
-"""Views of a text are made once, shared by all stages, and forgotten when the text is another one."""
+"""Views of a text (such as its words) are computed once, shared by all stages, and forgotten when the text changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The step `encoder`: scores of a transformer equal a plain forward of it, one text at a time, whatever the batch."""
+"""The step `encoder`: its scores equal those of a plain forward of the transformer, one text at a time, for any size of
+batch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "valley",
 
 
 def made(folder, labels=None, **config):
-    """A random BERT of two small layers with a head, written as transformers writes it."""
+    """Write a BERT of two small layers with random weights and a head, as transformers does."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
@@ -68,7 +69,7 @@ def parts_of(folder):
 
 
 def plain(folder, text, most=64):
-    """Logits of a forward by transformers alone."""
+    """Return the logits of a forward by transformers alone."""
     tokenizer, model = parts_of(folder)
     with torch.no_grad():
         return model(**tokenizer(text, truncation=True, max_length=most, return_tensors="pt")).logits[0]

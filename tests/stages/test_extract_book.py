@@ -1,4 +1,4 @@
-"""Books: Gutenberg's header and footer gone, broken lines joined, verse and tables as they are."""
+"""Books: Gutenberg's header and footer are removed, broken lines are joined, and verse and tables stay as they are."""
 
 from __future__ import annotations
 

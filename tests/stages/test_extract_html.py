@@ -1,4 +1,5 @@
-"""HTML extraction: text or a counted reason for every page, the same for the same bytes, whatever came before."""
+"""HTML extraction: every page gives a text or a counted reason, and the same bytes always give the same result,
+whatever was extracted before."""
 
 from __future__ import annotations
 
@@ -272,7 +273,7 @@ for room in (4, 12, 30):
 # -- real data -------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def archived() -> list[Document]:
-    """All pages of all archives; a file without one says why in a reason."""
+    """All pages of all real archives. For a file without a page, the reader must give a reason."""
     docs: list[Document] = []
     for path in sorted(p for p in shared_data("warc").rglob("*") if p.is_file()):
         items = list(Warc().read(str(path), Slice("web", path.name)))

@@ -1,4 +1,5 @@
-"""LaTeX to text: formulas as they are, headings, lists, tables; comments, preamble and bibliography gone."""
+"""LaTeX to text: formulas stay as they are, headings, lists and tables are converted, and comments, preamble and
+bibliography are removed."""
 
 from __future__ import annotations
 

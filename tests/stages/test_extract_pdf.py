@@ -1,4 +1,4 @@
-"""PDF extraction: text or a counted reason for every file, damaged, encrypted and hostile ones too."""
+"""PDF extraction: every file gives a text or a counted reason, also if it is damaged, encrypted or hostile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import shared_data
 
 
 def pdf(*contents: bytes, filters: bytes = b"", trailer: bytes = b"") -> bytes:
-    """A PDF with one page for each content stream."""
+    """Return a PDF with one page for each content stream."""
     kids = b" ".join(b"%d 0 R" % (4 + 2 * i) for i in range(len(contents)))
     objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Count %d/Kids[%s]>>" % (len(contents), kids),
                b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]
@@ -95,7 +95,7 @@ LONG = "This line is about as long as all of the wrapped lines of this page are"
 
 
 def text_lines(*texts: str, left: int = 0, top: int = 0, high: int = 640, pitch: int = 768) -> list[Line]:
-    """Lines of 10 points one below the other, every character half as wide as high."""
+    """Return lines, one below the other. `high` is their height, and a character is half as wide."""
     return [Line(left, top + pitch * i, left + high // 2 * len(t), top + pitch * i + high, t, 0, False)
             for i, t in enumerate(texts)]
 
@@ -133,7 +133,8 @@ def test_running_heads_and_page_numbers_go():
 
 
 def pdf_lines(*texts: str | int) -> bytes:
-    """Lines one below the other from the upper edge; a number before the last text puts that so many points high."""
+    """Return the content of a page: lines one below the other from the top, and the last text at the height (in points)
+    given before it."""
     *body, low, last = texts
     return lines(*map(str, body)) + b"BT /F 9 Tf 20 %d Td (%s) Tj ET\n" % (low, str(last).encode())
 
@@ -180,7 +181,7 @@ def test_accents_apart_from_their_letters():
 
 
 def piece(text: str, boxes: list[int]) -> str:
-    """`logical` of characters 10 wide that stand at these places."""
+    """Return `logical` of characters that are 10 wide and at these places."""
     return logical(text, [False] * len(text), [[10 * x, 0, 10 * x + 10, 20] for x in boxes])
 
 

@@ -73,7 +73,7 @@ EXTRAS = ["", "<h1>Head</h1>", "<a href=/x>link</a>", "<br><br>text", "<select><
 
 
 def made_up_page(rng: random.Random) -> str:
-    """Ids, classes, roles and styles from the vocabulary of the rules, in either order."""
+    """Return a page with random ids, classes, roles and styles from the vocabulary of the rules."""
     parts = []
     for _ in range(rng.randrange(3, 25)):
         word = (rng.choice((*WORDS, " ad ", "")) for _ in range(9)).__next__

@@ -1,4 +1,5 @@
-"""Buckets and ensembles: edges are exact percentiles however documents are parted; tiers become datasets."""
+"""Buckets and ensembles: edges are exact percentiles, however documents are divided into parts, and tiers become
+datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""C4's paragraphs and bad words and MADLAD-400 beyond their vectors: real lists, samples, models, hostile texts."""
+"""C4's paragraphs and bad words, and MADLAD-400, beyond their test vectors: real lists, samples, models and hostile
+texts."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def lists(tmp_path):
 
 # -- bad words ------------------------------------------------------------------------------------------------------
 def their_pattern(words, language):
-    """datatrove's, as its filter builds it."""
+    """Return datatrove's pattern, built as its filter does."""
     joined = "|".join(re.escape(w) for w in words)
     return re.compile(joined) if language in ("ja", "th", "zh") else re.compile(rf"(?:\W|^)({joined})(?:\W|$)")
 

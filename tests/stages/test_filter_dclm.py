@@ -1,4 +1,4 @@
-"""DCLM's and RefinedWeb's rules against plain forms of them; vectors are in tests/conformance."""
+"""The rules of DCLM and RefinedWeb, compared with plain implementations. Test vectors are in tests/conformance."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEXTS = [*AWKWARD, *mixed_texts(250, seed=5), *(PROSE * n for n in (2, 5)), "the
 
 
 def plain_shares(text: str) -> dict[str, float]:
-    """Repetition by its definition, quadratic where that is plainest."""
+    """Compute the shares of repetition by their definitions, in quadratic time where that is simplest."""
     out: dict[str, float] = {}
     for kind, end in (("line", "\n"), ("paragraph", "\n\n")):
         parts = [part.strip() for part in text.split(end) if part.strip()]
@@ -190,7 +190,7 @@ def test_hostile_texts_take_linear_time(make):
 
 
 def plain_refinedweb(text: str) -> tuple[int, int, str]:
-    """(words, words of flagged lines, text left) with the stage's defaults."""
+    """Compute (words, words in flagged lines, remaining text) with the stage's default settings."""
     total = flagged = 0
     kept = []
     counter = re.compile(r"\W*\d[\d.,]*\s?[kmb]?\+?\s+(like|share|comment|retweet|view|follower|download)s?\W*"

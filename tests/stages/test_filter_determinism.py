@@ -1,4 +1,5 @@
-"""The chain's result does not depend on hash seeds, on the order of documents or on what a process has seen before."""
+"""The result of a chain of filters does not depend on hash seeds, on the order of documents, or on what a process has
+seen before."""
 
 from __future__ import annotations
 

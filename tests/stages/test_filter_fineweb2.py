@@ -1,4 +1,5 @@
-"""FineWeb-2's filters: equal to datatrove's in each language compared, thresholds from files, languages by any name."""
+"""FineWeb-2's filters: equal to datatrove's in each compared language, thresholds from files, and languages by any of
+their names."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ Il en reste aujourd'hui un mur couvert de lierre, que les enfants du village esc
 
 
 def shaped(seed: str) -> list[str]:
-    """Texts near the thresholds of every rule, made of one that is kept."""
+    """Return texts near the thresholds of every rule, made from a text that is kept."""
     words = seed.split()
     numbered = [f"{seed}{' '.join(words[i % len(words):])} {i}." for i in range(14)]
     body = "\n".join(numbered)
@@ -84,7 +85,7 @@ def test_equal_to_datatrove(name):
 
 
 def real_texts(name: str) -> list[str]:
-    """Texts in a language: sentences of lingua's test set joined in several ways."""
+    """Return texts in a language: sentences of lingua's test set, joined in several ways."""
     path = next((p for p in sorted(shared_data("lid", "lingua-sentences").glob("*.txt"))
                  if (found := splitter(p.stem)) is not None and found.language == name), None)
     if path is None:
@@ -108,7 +109,7 @@ def test_equal_to_datatrove_on_sentences_of_every_language():
 
 
 def fundus() -> list[tuple[str, str]]:
-    """(language, text) of the news pages with gold text, languages by country."""
+    """Return (language, text) of the news pages with a gold text. The language is taken from the country."""
     root = shared_data("html", "fundus")
     languages = {"at": "deu_Latn", "ch": "deu_Latn", "de": "deu_Latn", "es": "spa_Latn", "gl": "dan_Latn",
                  "id": "ind_Latn", "il": "heb_Hebr", "isl": "isl_Latn", "it": "ita_Latn", "li": "deu_Latn",

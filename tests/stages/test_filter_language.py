@@ -1,4 +1,5 @@
-"""Languages: their names, the scripts of texts, and the stage that identifies, keeps, cuts and routes by them."""
+"""Languages: their names, the scripts of texts, and the stage that identifies, keeps, cuts and routes documents by
+language."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ for name, kind in kinds.items():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
-    """Small models with labels of GlotLID's form, trained on the sentences above, told apart by their words."""
+    """Small models with labels like GlotLID's, trained on the sentences above. They tell languages apart by their
+    words."""
     folder = tmp_path_factory.mktemp("glot")
     rows, draw = [], random.Random(5)
     for label, text in (("deu_Latn", GERMAN), ("fra_Latn", FRENCH), ("rus_Cyrl", RUSSIAN), ("srp_Latn", SERBIAN),

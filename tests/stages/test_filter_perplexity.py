@@ -1,4 +1,5 @@
-"""Perplexity: the dialects' normalisation, CCNet's formula, the stage's thresholds, the commands that make models."""
+"""Perplexity: the normalisation of each dialect, CCNet's formula, the stage's thresholds, and the commands that make
+models."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ STRANGE = st.text(st.sampled_from("aÉé\u0301Ünİß .,\n\t\x00\x1f\x7f\x851٣�
 
 
 def plain_ccnet(text: str) -> str:
-    """The rule, step by step, as the paper's code has it."""
+    """Normalise a text by the rule of CCNet, in the same steps as the paper's code."""
     text = text.strip()
     text = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
     text = re.sub(r"\d", "0", text)

@@ -1,4 +1,5 @@
-"""RedPajama-v2's signals against plain forms of their definitions; vectors are in tests/conformance."""
+"""RedPajama-v2's signals, compared with plain implementations of their definitions. Test vectors are in
+tests/conformance."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def normalise(text: str) -> str:
 
 
 def plain(text: str) -> dict[str, float]:
-    """All signals, definition by definition, over lines that keep their line break."""
+    """Compute all signals by their definitions, over lines that keep their line break."""
     norm, raw = normalise(text), re.findall(r"\w+|[^\w\s]+", text)
     words, lines = norm.split(), re.findall(r"[^\n]*\n|[^\n]+$", text)
     small = [normalise(line) for line in lines]

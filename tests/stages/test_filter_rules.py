@@ -1,4 +1,5 @@
-"""Gopher, C4 and FineWeb rules: decision, reason and edited text equal datatrove's; verdicts replay from signals."""
+"""The rules of Gopher, C4 and FineWeb: decision, reason and edited text equal datatrove's, and verdicts can be derived
+again from signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URL rules: small lists against plain sets, and the integrated ones against datatrove where it can run."""
+"""URL rules: small lists compared with plain sets, and the built-in lists compared with datatrove where it can run."""
 
 from __future__ import annotations
 

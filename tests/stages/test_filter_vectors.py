@@ -1,4 +1,5 @@
-"""Vectors of datatrove's dialects against datatrove itself, and what vectors must cover: every reason of every rule."""
+"""The test vectors of datatrove's dialects, checked against datatrove itself; and what vectors must cover: every reason
+of every rule."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_a_threshold_off_by_a_little_is_seen():
 
 
 def fails(dialect: str, case: dict[str, Any], change: dict[str, Any]) -> bool:
-    """Whether a case notices a change of the config that it does not set itself."""
+    """Return whether a case fails when the config is changed in a key that the case does not set itself."""
     config = case.get("config", {})
     if set(change) & set(config):
         return False
@@ -88,7 +89,7 @@ def fails(dialect: str, case: dict[str, Any], change: dict[str, Any]) -> bool:
 
 
 def datatrove_says(dialect: str, case: dict[str, Any]) -> tuple[str | None, str]:
-    """(datatrove's reason in our words, the text after)."""
+    """Return (datatrove's reason in our words, the text after the filter)."""
     from datatrove.data import Document as Theirs
     from datatrove.pipeline import filters
 

@@ -1,4 +1,5 @@
-"""`where`: what it keeps, what it says, which recipes it refuses, and that changed conditions are replayed."""
+"""`where`: what it keeps, what it reports, which recipes it refuses, and that a changed condition is evaluated again
+without reading texts."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ run: {signals: all}
 
 
 class Namer(Stage):
-    """Sets the language of every document."""
+    """A stage that sets the language of every document to "xx"."""
 
     name = "namer"
     sets_language = True

@@ -1,7 +1,8 @@
-"""Every HTML engine: the same bytes from the same bytes, bounded work, and the packages' own answers.
+"""Every HTML engine gives the same bytes for the same bytes, does bounded work, and gives the same text as the package
+that it follows.
 
-After a deliberate change of what an engine says, bump the stage's `version` and run
-`python -m tests.stages.test_html_engines --write`.
+After an intended change of an engine's output, raise the stage's `version` and run `python -m
+tests.stages.test_html_engines --write`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ARTICLE = page("<nav><a href=/a>Menu</a></nav><article><h1>A heading</h1>"
 
 # -- same bytes in, same bytes out -----------------------------------------------------------------------------------
 def synthetic(n: int) -> list[bytes]:
-    """Pages of many shapes that depend on nothing but their number."""
+    """Return `n` pages of many kinds. Each depends only on its number."""
     out = []
     for i in range(n):
         rng = random.Random(i)
@@ -71,9 +72,9 @@ MODES = {**{name: {"engine": name} for name in ENGINES}, "mill without tables": 
 
 
 def answers(shuffled: bool = False) -> dict[str, str]:
-    """Hash of what every mode and format makes of the synthetic pages: reasons, texts, metadata.
+    """Return a hash of what each mode and format makes of the synthetic pages: reasons, texts and metadata.
 
-    Shuffled, the modes run from the last to the first, and every other page comes behind one that was read before.
+    With `shuffled`, the modes run in reverse order, and every other page is extracted after one that was read before.
     """
     pages, out = [*synthetic(14), ARTICLE], {}
     for mode, config in sorted(MODES.items(), reverse=shuffled):

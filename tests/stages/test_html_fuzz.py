@@ -1,7 +1,8 @@
-"""Mutated pages: text or a counted reason from every engine in both formats, in bounded time and memory, reproducibly.
+"""Randomly changed pages: every engine gives a text or a counted reason in both formats, in bounded time and memory,
+and always the same.
 
-CI tries 120, `make fuzz` 10,000, in a process that has what a worker has. A finding is its number: the same page is
-made of it again (`mutated(seed)`).
+CI tries 120 pages, `make fuzz` 10,000, in a process with the limits of a worker. A failing page is named by its number,
+from which it can be made again (`mutated(seed)`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def worker() -> Iterator[Worker]:
 
 
 def findings(worker: Worker, seeds: range) -> list[tuple[int, object]]:
-    """What is wrong with the answers to these pages: (seed, answer)."""
+    """Return (seed, answer) for each of these pages with a wrong answer."""
     wrong = []
     for seed in seeds:
         data = mutated(seed)

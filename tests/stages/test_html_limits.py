@@ -1,4 +1,5 @@
-"""What is decided about a page before it is parsed: which of its bytes are read, and that they cost no parser much."""
+"""What is decided about a page before it is parsed: which of its bytes are read, and that no parser takes long for
+them."""
 
 from __future__ import annotations
 

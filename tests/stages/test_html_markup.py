@@ -1,4 +1,4 @@
-"""What becomes of a page's markup: Markdown, formulas, metadata, and bytes in the encodings of the world."""
+"""What becomes of a page's markup: Markdown, formulas, metadata, and bytes in all kinds of encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compiled kernels give what their Python source says: no number wraps, widens or is rounded otherwise by numba."""
+"""Compiled kernels give the same results as their Python source: numba does not let a number overflow, widen it or
+round it differently."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ TEXTS = [*AWKWARD[:20], *random_texts(12, seed=8), "a b " * 40, "aa a a aa " * 1
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """A context in which the kernels of a module, compiled at first, run from their source. Integers wrap there without
-    a warning."""
+    """A function that returns a context in which the kernels of a module run as plain Python, without numba. Integers
+    overflow there without a warning."""
     @contextmanager
     def run(module: ModuleType) -> Iterator[None]:
         kernels = {name: value.py_func for name, value in vars(module).items() if hasattr(value, "py_func")}

@@ -1,4 +1,5 @@
-"""Licences by their whole texts: changed, extended and negated ones are unknown, whatever they begin like."""
+"""Licences are recognised by their whole texts: changed, extended and negated ones are unknown, whatever they begin
+with."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ BSD = (GRANT + SOURCE + BINARY + NAMES + END).format(holder="Example Foundation"
 
 
 def comment(text: str) -> str:
-    """A licence as it stands above code."""
+    """Return a licence as a comment above code."""
     lines = [" ".join(words) for line in text.splitlines() for words in _wrapped(line.split())]
     return "/*\n * A module that does things.\n * Copyright (c) 2019 Someone. All rights reserved.\n *\n" + "".join(
         f" * {line}\n" for line in lines) + " */\n#include <x.h>\nint may_not_use(void) { return 0; }\n"

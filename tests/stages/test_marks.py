@@ -1,4 +1,5 @@
-"""Places in a dropped text that stand for the reason: what they are, and that stages name them for texts they drop."""
+"""The places in a dropped text that show the reason: what they are, and that stages name them for texts that they
+drop."""
 
 from __future__ import annotations
 

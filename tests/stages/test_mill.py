@@ -1,4 +1,4 @@
-"""`mill` with its weights: what it chooses, and that it always chooses the same."""
+"""The HTML engine `mill` with its trained weights: what it chooses, and that it always chooses the same."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_settings_it_knows_and_those_it_refuses() -> None:
 
 
 def arranged(markup: str, chances: list[int], **settings: object) -> tuple[str, int]:
-    """The text of a page whose blocks have these chances, and its expected F1."""
+    """Return the text that is chosen from a page whose blocks have these probabilities (in thousandths), and its
+    expected F1."""
     page = walk(serialised(markup))
     assert page is not None
     rows = np.empty((len(page.blocks), f.FEATURES), np.int32)

@@ -1,4 +1,5 @@
-"""The kernel of `mill` against a plain reading of the same markup, and pages made to hurt it."""
+"""The compiled scanner of the HTML engine `mill`, compared with a plain reading of the same markup, and with pages that
+are made to break it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ def spaced(char: str) -> bool:
 
 
 def plainly(markup: str) -> list[tuple[str, str, int, int, int]]:
-    """Blocks of a serialised page, read with a regular expression and lists: (text, tag of the box, characters of
-    links, ends of sentences, commas), texts with white space made one space, but for lines."""
+    """Read the blocks of a serialised page with a regular expression and lists. Returns for each (text, tag of its box,
+    characters in links, ends of sentences, commas). Runs of white space in the text become one space, except between
+    lines."""
     out: list[tuple[str, str, int, int, int]] = []
     stack: list[str] = []
     runs: list[tuple[str, bool, bool]] = []
@@ -286,7 +288,7 @@ HOSTILE = {
 
 
 def all_of(markup: str) -> PageArrays:
-    """The page, after all that is done with one."""
+    """Return the page, after everything was done with it that `mill` does with a page."""
     page = walk(serialised(markup), collect=True, deepest=255)
     assert page is not None
     blocks = len(page.blocks)

@@ -1,4 +1,5 @@
-"""From recipe to curriculum.json: token arithmetic, inheritance, warnings, errors, plan, planned against realised."""
+"""From a recipe to curriculum.json: counts of tokens, inherited keys, warnings, errors, the plan, and planned compared
+with realised mixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The order of samples: permutation and reservations, against slow references made from the definitions."""
+"""The order in which a training reads samples: the permutations, and which windows each phase reserves. Both are
+compared with slow references that follow the definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tokenizer.mixture.permutation import permutation_key, permute, unpermute
 
 
 def make(tokens: dict[str, int], phases: list[tuple], seed: int = 1, longest: int = 64) -> Curriculum:
-    """phases: (samples, sequence, batch, weights[, extra])."""
+    """Return a curriculum. `phases` are tuples (samples, sequence, batch, weights[, further fields])."""
     made, start = [], 0
     for i, (samples, sequence, batch, weights, *rest) in enumerate(phases):
         extra = rest[0] if rest else {}
@@ -71,7 +72,8 @@ def test_permutation_golden():
 
 # -- the whole order ---------------------------------------------------------------------------------------------
 def reference(c: Curriculum) -> list[tuple[int, int, int, int, int]]:
-    """The order by its definition, one sample at a time, with tables: reservations, then permutations, then draws."""
+    """Compute the order by its definition, one sample at a time and with tables: reservations, then permutations, then
+    draws."""
     names = [s.name for s in c.streams]
     supers = [(s.tokens - 1) // c.longest for s in c.streams]
     row = {(s, e): permute(np.arange(n), n, permutation_key(c.seed, names[s], e, "super")).tolist()

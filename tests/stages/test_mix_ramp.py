@@ -1,4 +1,4 @@
-"""Batches that grow inside a phase: whole steps, the same order of samples, edits, and what a recipe may say."""
+"""Batches that grow within a phase: whole steps, the same order of samples, edits, and what a recipe may say."""
 
 from __future__ import annotations
 

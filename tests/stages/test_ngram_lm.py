@@ -1,4 +1,4 @@
-"""n-gram models: trained as lmplz trains them, scored as KenLM scores; what is read and what is refused."""
+"""n-gram models: trained as by lmplz, scored as by KenLM; and which files are read and which are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLDEN = json.loads(Path(__file__).with_name("ngram_golden.json").read_text(enco
 
 
 def corpus(n: int = 300) -> list[list[str]]:
-    """Sentences in which some words are far more frequent than others."""
+    """Return sentences in which some words are far more frequent than others."""
     out = []
     for i in range(n):
         draws = pick(f"lm/{i}", 4 + i % 9)
@@ -33,7 +33,7 @@ def corpus(n: int = 300) -> list[list[str]]:
 
 
 def entries(estimate) -> dict[str, tuple[float, float]]:
-    """n-gram → (log10 probability, back-off weight)."""
+    """Return {n-gram: (log10 probability, back-off weight)}."""
     return {" ".join(estimate.words[i] for i in ids): (float(p), float(b))
             for n in range(1, len(estimate.orders) + 1)
             for ids, (p, b) in zip(zip(*columns(estimate, n)), estimate.values[n - 1])}

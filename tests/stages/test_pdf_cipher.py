@@ -1,4 +1,5 @@
-"""PDFs whose fonts give other letters than they draw: their pages go to OCR or out, counted, and no real page does."""
+"""PDFs whose fonts map glyphs to wrong letters: their pages go to OCR or are left out, and are counted. No sound page
+is taken for one of them."""
 
 from __future__ import annotations
 
@@ -39,20 +40,21 @@ TEXTS = {
 
 
 def moved(text: str, by: int) -> str:
-    """The letters of a text each `by` places on in the alphabet."""
+    """Shift each letter of a text by `by` places in the alphabet."""
     return "".join(chr((ord(c) - base + by) % 26 + base) if c.isascii() and (base := ord("a" if c.islower() else "A"))
                    and c.isalpha() else c for c in text)
 
 
 def page(*runs: tuple[str, str]) -> bytes:
-    """The content of a page: lines of (font, text)."""
+    """Return the content of a page with lines given as (font, text)."""
     return b"".join(b"BT /%s 9 Tf 20 %d Td (%s) Tj ET\n"
                     % (font.encode(), 780 - 12 * i, text.encode("latin-1", "replace"))
                     for i, (font, text) in enumerate(runs))
 
 
 def document(*contents: bytes, by: int = -1) -> bytes:
-    """A PDF with fonts F, as drawn, and G, whose map to Unicode says for each letter the one `by` places on."""
+    """Return a PDF with two fonts. F is sound; the map of G to Unicode gives for each letter the one `by` places
+    further."""
     letters = [chr(c) for c in (*range(65, 91), *range(97, 123))]
     pairs = "".join(f"<{ord(c):02x}> <{ord(moved(c, by)):04x}>\n" for c in letters)
     cmap = ("/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapName /X def 1 begincodespacerange "

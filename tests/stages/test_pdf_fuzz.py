@@ -1,7 +1,7 @@
-"""Mutated PDFs: text or a counted reason for every one, in bounded time and memory, and never the end of the process.
+"""Randomly changed PDFs: each gives a text or a counted reason, in bounded time and memory, and none kills the process.
 
-CI tries 30, `make fuzz` 2,000, in a process that has what a worker has. A finding is its number: the same file is made
-of it again (`mutated(seed)`).
+CI tries 30 files, `make fuzz` 2,000, in a process with the limits of a worker. A failing file is named by its number,
+from which it can be made again (`mutated(seed)`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OCR by outcome: which pages it reads, with which budget, and what happens without an engine."""
+"""OCR, judged by its results: which pages it reads, within which budget, and what happens without an OCR engine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ rapidocr = pytest.mark.skipif(not has("rapidocr"), reason="rapidocr is not insta
 
 
 def scanned(data: bytes, pages: range | None = None, turn: int = 0) -> bytes:
-    """The pages as pictures at 200 dpi, without text; turned by so many degrees."""
+    """Return the pages of a PDF as pictures at 200 dpi, without text, turned by `turn` degrees."""
     source, made = pdfium.PdfDocument(data), pdfium.PdfDocument.new()
     for number in pages or range(len(source)):
         width, height = source[number].get_size()
@@ -204,7 +204,7 @@ def test_characters_are_placed_the_same_on_every_machine_and_whatever_came_befor
 
 # a page of 200 inches, and pictures that are small only in the file
 def page_with(image: bytes, box: bytes = b"0 0 600 800", body: bytes = b"q 600 0 0 800 0 0 cm /I Do Q") -> bytes:
-    """One page that shows `image` (entries of its dictionary) over all of it."""
+    """Return a PDF with one page that `image` (entries of its dictionary) fills."""
     extra = b"<</Type/XObject/Subtype/Image/BitsPerComponent 8/ColorSpace/DeviceGray%s/Length 1>>stream\n0\nendstream"
     return pdf(body).replace(b"/Resources<<", b"/Resources<</XObject<</I 9 0 R>>").replace(
         b"[0 0 600 800]", b"[" + box + b"]").replace(b"xref\n", b"9 0 obj\n" + extra % image + b"\nendobj\nxref\n", 1)

@@ -1,4 +1,5 @@
-"""PDFs through a real run with real children: what OCR dies of costs one document, and files of every kind end well."""
+"""PDFs in a real run with real child processes: a crash in OCR costs one document, and a run over files of every kind
+ends well."""
 
 from __future__ import annotations
 

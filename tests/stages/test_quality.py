@@ -1,4 +1,5 @@
-"""The step `quality`: fastText's score on its grid, calibrated by a table of integers, for a label or as a grade."""
+"""The step `quality`: fastText's score, rounded to a grid, calibrated by a table of integers, for one label or as a
+grade."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.stages.labelled import GOOD, GRADED, LABELLED, POOR
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """quality.bin (hq, lq), grades.bin (0 … 3), topics.bin (three words) in one folder."""
+    """A folder with the models quality.bin (labels hq, lq), grades.bin (0 … 3) and topics.bin (three words)."""
     at = tmp_path_factory.mktemp("models")
     small = FastTextSettings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
     train(LABELLED, at / "quality.bin", seed=3, settings=small, held_out=0.6)

@@ -1,4 +1,4 @@
-"""ROC-AUC, average precision, calibration and drift against plain definitions of them."""
+"""ROC-AUC, average precision, calibration and drift, compared with plain implementations of their definitions."""
 
 from __future__ import annotations
 

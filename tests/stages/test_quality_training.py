@@ -1,4 +1,4 @@
-"""Training a classifier: what is trained on, what is judged, and what the card says of it."""
+"""Training a classifier: on which texts it is trained and judged, and what its card says about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = FastTextSettings(dim=8, epochs=10, rate=0.5, buckets=1 << 12)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(path of a model trained with everything, its card)."""
+    """(path of a model that was trained with all options, its card)"""
     out = tmp_path_factory.mktemp("trained") / "sub" / "quality.bin"
     card = train(LABELLED, out, seed=3, settings=SMALL, held_out=0.6, reference=[t for _, t in LABELLED], keep=0.1,
                  data=[{"label": "hq", "file": "a|b.parquet", "documents": 120, "bytes": 9, "sha256": "f" * 64}],

@@ -1,4 +1,4 @@
-"""Code: licences, what is generated or data, repositories as one document; notebooks as text."""
+"""Code: licences, which files are generated or data, repositories as one document, and notebooks as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Columns of a source that no setting names: in meta with their types, as signals, or counted as lost."""
+"""Columns of a source that no setting names: they are stored in meta with their types, or as signals, or counted as
+lost."""
 
 from __future__ import annotations
 

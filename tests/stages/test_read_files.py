@@ -1,4 +1,4 @@
-"""Readers of files, archives, code trees, Parquet tables: ids, caps, damage, row-group splits."""
+"""Readers of files, archives, code trees and Parquet tables: ids, limits, damage, and splits at row groups."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_parquet_memory_is_nobody_s_fault(tmp_path, monkeypatch):
 
 # -- the machine's fault ---------------------------------------------------------------------------------------------
 class Failing(io.FileIO):
-    """A file whose disk (or memory) fails beyond some byte."""
+    """A file whose disk fails beyond byte `good`."""
 
     error: BaseException = OSError(errno.EIO, "Input/output error")
     good = 0
@@ -418,7 +418,7 @@ class Failing(io.FileIO):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """All that reads a file through `streams`, `zipfile` or pyarrow gets `error` beyond byte `good`."""
+    """A function that makes all reading through `streams`, `zipfile` or pyarrow raise `error` beyond byte `good`."""
     def break_disk(error: BaseException, good: int) -> None:
         kind = type("Broken", (Failing,), {"error": error, "good": good})
         monkeypatch.setattr(streams, "open", lambda path, mode: io.BufferedReader(kind(path)), raising=False)

@@ -1,4 +1,4 @@
-"""JSONL reader: keys, caps, damage, and splits that change nothing."""
+"""The reader of JSON lines: keys, limits, damage, and splits that change nothing."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_real_files():
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
 class Blocks:
-    """A stream that gives so many bytes at a time."""
+    """A stream that returns `size` bytes at a time."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self.blocks = [data[i:i + size] for i in range(0, len(data), size)]

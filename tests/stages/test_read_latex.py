@@ -1,4 +1,4 @@
-"""Papers of several files: the main one is found, the others stand where TeX reads them."""
+"""Papers of several files: the main file is found, and the others are inserted where TeX reads them."""
 
 from __future__ import annotations
 

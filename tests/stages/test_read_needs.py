@@ -1,4 +1,4 @@
-"""What a reader says it needs of a file is all it needs: with holes everywhere else, every slice reads the same."""
+"""A reader needs no more of a file than it says: in a file with holes everywhere else, every slice reads the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def said(record) -> tuple:
 
 
 def with_holes(path: Path, ranges, to: Path) -> Path:
-    """A copy of which only these ranges are there."""
+    """Write a copy of a file in which only these ranges have their bytes; the rest is zeros. With None, it is a whole
+    copy."""
     data = path.read_bytes()
     if ranges is None:
         to.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Post-training records: formats, templates, what is learned of them, and what is wrong with them."""
+"""Records for post-training: formats, templates, which parts count in the loss, and invalid records."""
 
 from __future__ import annotations
 

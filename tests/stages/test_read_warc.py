@@ -1,4 +1,4 @@
-"""WARC reader: every real archive at hand, splits that change nothing, and damage that is counted."""
+"""The WARC reader: every real archive that is available, splits that change nothing, and damage that is counted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def reasons(items: list[Document | BadRecord]) -> Counter[str]:
 
 
 def assert_splits_change_nothing(local: str, target: int) -> int:
-    """Splits cover the file and give the very documents of the whole read. Returns how many there are."""
+    """Check that the splits cover the file, and that reading them gives the same documents as reading the whole file.
+    Returns the number of splits."""
     whole = [facts(i) for i in read(local)]
     pieces = Warc().splits(local, "a.warc.gz", target)
     if pieces is None:

@@ -1,4 +1,4 @@
-"""Wiki reader: markup to text, dumps streamed, hostile XML refused, damage counted."""
+"""The wiki reader: markup becomes text, dumps are read as streams, hostile XML is refused, and damage is counted."""
 
 from __future__ import annotations
 
@@ -169,7 +169,8 @@ def test_a_dump_says_what_its_namespaces_are_called(tmp_path):
 
 
 def as_multistream(xml: bytes, pages: int) -> bytes:
-    """As dumps.wikimedia.org compresses: the head, so many pages, …, the tail are streams of their own."""
+    """Compress a dump as dumps.wikimedia.org does: the head, each group of `pages` pages, and the tail are separate
+    streams."""
     head, tail = xml.index(b"<page>"), xml.rindex(b"</page>") + 7
     found = re.findall(rb"<page>.*?</page>", xml[head:tail], re.DOTALL)
     streams = [xml[:head], *(b"".join(found[i:i + pages]) for i in range(0, len(found), pages)), xml[tail:]]

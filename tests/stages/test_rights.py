@@ -1,4 +1,5 @@
-"""Rights: what robots are told by pages and servers, reservations of text and data mining, notices, licences."""
+"""Rights: what pages and servers tell robots, reservations against text and data mining, copyright notices, and
+licences."""
 
 from __future__ import annotations
 

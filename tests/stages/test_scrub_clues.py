@@ -1,4 +1,5 @@
-"""Looking at clues alone finds what looking at the whole text finds: every stretch is the whole text here."""
+"""The scrubber searches only near clues (such as a run of digits). It finds the same values as a search through the
+whole text, which these tests get by clues that point to the whole text."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PIECES = [*"0123456789" * 3, *"0123456789abcdefABCDEFXYZxyzlLKMTr", *" .-/+:()@_
 
 
 class Whole(Clues):
-    """No clue at all: everything is worth a look everywhere."""
+    """Clues that say that everything may be anywhere, so that the whole text is searched."""
 
     @property
     def _all(self) -> list[Span]:

@@ -1,5 +1,5 @@
-"""The step's settings: kinds, countries, placeholders and pseudonyms, dropping, audit, spans; and properties that hold
-for any text."""
+"""The settings of the step: kinds, countries, placeholders and pseudonyms, dropping, audit and spans; and properties
+that hold for any text."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ GOLDEN = ["user-9587676d1c@example.com", "198.51.100.217", "000-05-6136"]
 
 
 def pieces(seed: int) -> list[str]:
-    """Values of all kinds, lookalikes and words, in any order."""
+    """Return values of all kinds, lookalikes and words, in random order."""
     rng = random.Random(seed)
     found = [rng.choice(cases(kind, 3, seed=rng.randrange(1000))).text for kind in GENERATED]
     found += ["SSN", "card", "NIF 5", "and", "1234 5678", "é🙂", "+", "12", "0049", "A", "-", "DE89", "user@"]
@@ -232,7 +232,7 @@ run: {{partition: {partition}}}
 
 
 def ran(folder: Path, store: str, drop: str = "", partition: str = "64MB") -> list[dict]:
-    """Rows of `clean` and of what it dropped, by id."""
+    """Run the recipe. Returns the rows of `clean`, kept and dropped, sorted by id."""
     (folder / "r.yaml").write_text(RECIPE.format(drop=drop, partition=partition), encoding="utf-8")
     run_recipe(load_recipe(str(folder / "r.yaml"), []), str(folder / store),
                make_backend=make_backend("inline", 1, None), report=False)

@@ -1,5 +1,5 @@
-"""Every kind of personal data: found in what was generated and in Presidio's set; never in what only looks like it; in
-time proportional to the text. Published examples and their lookalikes are in tests/conformance/pii.jsonl."""
+"""Every kind of personal data: it is found in generated texts and in Presidio's set, never in lookalikes, and in time
+proportional to the text. Published examples and their lookalikes are in tests/conformance/pii.jsonl."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""No planted value of any kind in anything that is shown: reports, logs (those of child processes and of Ray, too),
-samples, quarantine, dropped texts, manifests, plans, what commands print as text and as JSON; in placeholder and in
-pseudonym mode, whether or not the recipe scrubs. `tokenmill extract` shows a file as it is: that is what it is for."""
+"""No planted value of any kind of personal data is in anything that is shown: reports, logs (also those of child
+processes and of Ray), samples, quarantine, dropped texts, manifests, plans, and the output of commands as text and
+JSON. This holds with placeholders and with pseudonyms, and also if the recipe does not scrub. `tokenmill extract` is an
+exception, because its purpose is to show a file as it is."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ KEY = "the-key-of-this-test-0123456789abcdef"
 
 
 def planted(folder: Path) -> list[str]:
-    """Writes in.jsonl; returns what must not be seen: values, without what stands around them."""
+    """Write in.jsonl. Returns the values that must not be seen, without the words around them."""
     rng = random.Random(2)
     prose = sentences()
     values: list[str] = []
@@ -52,7 +53,8 @@ def planted(folder: Path) -> list[str]:
 
 
 def seen(store: Path) -> str:
-    """All that is in the store but the dataset that is kept as it came: tables as text, other files as they are."""
+    """Return everything in the store as text, except the datasets that are kept unchanged on purpose. Tables are
+    converted to text."""
     as_it_came = {p.stat().st_ino for name in ("raw", "left") for p in (store / "datasets" / name).iterdir()}
     said = []
     for path in sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_ino not in as_it_came):
@@ -100,7 +102,7 @@ def test_no_planted_value_is_seen_anywhere(tmp_path, capfd, caplog, request, mod
 
 
 def ray_logs(ray) -> Path:
-    """Where the session's processes write."""
+    """Return the folder to which the processes of the session's Ray write their logs."""
     return Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "logs"
 
 

@@ -1,5 +1,5 @@
-"""Names and postal addresses by a model: tiny ones made here, a spaCy pipeline of rules and a transformer trained on
-four sentences; replaced, dropped and counted like every other kind."""
+"""Names and postal addresses, found by a model: they are replaced, dropped and counted like every other kind. The tests
+use tiny models that they make themselves: a spaCy pipeline of rules, and a transformer trained on four sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "Ada Lovelace wrote to ada@home.org from 12 St James's Square. Ada Lovela
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory) -> str:
-    """A spaCy pipeline without weights: a ruler."""
+    """A spaCy pipeline without weights, which finds names by rules."""
     import spacy
 
     nlp = spacy.blank("en")
@@ -160,7 +160,7 @@ def test_from_a_recipe(pipeline, tmp_path):
 # -- a transformer ---------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory) -> str:
-    """A BERT of one layer that has learned by heart which of 14 words are names."""
+    """A BERT of one layer that has learned which of 14 words are names."""
     pytest.importorskip("transformers", reason="transformers are an extra: pip install 'tokenmill[encoder]'")
     import torch
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""E-mail and IP addresses: equal in every byte to datatrove's formatter."""
+"""E-mail and IP addresses: the result equals that of datatrove's formatter in every byte."""
 
 from __future__ import annotations
 

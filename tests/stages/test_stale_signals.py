@@ -1,5 +1,5 @@
-"""A filter decides by its own numbers: what a dataset before has stored under the same names is gone, also where the
-filter has nothing to say about a document."""
+"""A filter decides by its own numbers: signals that an earlier dataset has stored under the same names are removed,
+also if the filter has nothing to say about a document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tasks of barriers are written against the protocols of `stages.task`; the engine's classes satisfy them."""
+"""The tasks of barriers are written against the protocols in `stages.task`. The engine's classes satisfy these
+protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of other languages than English equal datatrove's, and the table of languages is datatrove's."""
+"""The words of languages other than English equal datatrove's, and so does the table of languages."""
 
 from __future__ import annotations
 

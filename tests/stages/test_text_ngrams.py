@@ -1,4 +1,4 @@
-"""The compiled kernels against plain Python and against datatrove's own functions."""
+"""The compiled n-gram kernels, compared with plain Python and with datatrove's own functions."""
 
 from __future__ import annotations
 

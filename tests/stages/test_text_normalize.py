@@ -1,4 +1,5 @@
-"""The kernel that simplifies texts gives what Python's own functions give, for every character of Unicode."""
+"""The compiled kernel that simplifies texts gives the same as Python's own functions, for every character of
+Unicode."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 import regex
 
 from stages.text.characters import PUNCTUATION
+from stages.text.chunks import utf8
 from stages.text.normalize import by_rules, simplified_utf8, simplify
 
 NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
@@ -18,7 +20,7 @@ GAP = re.compile(rf"[\s{re.escape(PUNCTUATION)}]")
 
 
 def reference(text: str) -> str:
-    """datatrove's steps, one after the other."""
+    """Simplify a text by datatrove's steps, one after the other."""
     joined = " ".join(word for word in GAP.sub(" ", NUMBER.sub("0", text.lower())).split(" ") if word)
     return "".join(c for c in unicodedata.normalize("NFD", joined) if unicodedata.category(c) != "Mn").strip()
 
@@ -55,4 +57,4 @@ def test_known_cases(text, simplified):
 
 def test_utf8_is_that_of_the_text():
     text = "Café \U0001d7d8\U00010400 3.14 — 今天"
-    assert simplified_utf8(text).tobytes() == simplify(text).encode() == reference(text).encode()
+    assert simplified_utf8(utf8(text)).tobytes() == simplify(text).encode() == reference(text).encode()

@@ -1,4 +1,4 @@
-"""Words, sentences and normalisation equal spaCy's and datatrove's, whatever the state of the cache."""
+"""Words, sentences and normalisation equal those of spaCy and datatrove, whatever the state of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toxicity: a classifier of a few invented words, on whole documents and sentence by sentence."""
+"""Toxicity, by a classifier that knows a few invented words: for whole documents and sentence by sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wikitext keeps beside running text: formulas, code, tables, lists, raised signs, inline templates."""
+"""What is kept of wikitext beside running text: formulas, code, tables, lists, superscripts, inline templates."""
 
 from __future__ import annotations
 

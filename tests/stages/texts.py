@@ -1,4 +1,5 @@
-"""Texts for tests of words and filters: hand-made awkward ones, seeded random ones, and real pages where at hand."""
+"""Texts for tests of words and filters: difficult ones written by hand, random ones from a seed, and real pages where
+available."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ AWKWARD = (
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Texts put together from pieces that tokenizers trip over."""
+    """Return random texts made of pieces that are difficult for word tokenizers."""
     rng = random.Random(seed)
     pieces = ["the", "and", "to", "U.S.", "don't", "it's", "10km", "e.g.", ":)", "):", "(:", "...", "…", "--", "—",
               "a.b", "http://a.b/c", "A.B", "x,y", "(", ")", "[", "]", "{", "}", "'", "’", "“", "#", "-", "•", "\"",
@@ -46,7 +47,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
 
 
 def real_texts(limit: int = 200) -> list[str]:
-    """Texts of real web documents, or none (`make test DATA=FOLDER` has them)."""
+    """Return texts of real web documents; [] without the folder of real data (`make test DATA=FOLDER`)."""
     texts = []
     for path in real_files("dclm_human_dev.jsonl.gz", "quality"):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -56,16 +57,18 @@ def real_texts(limit: int = 200) -> list[str]:
 
 @cache
 def crawled_pages() -> list[Document]:
-    """150 pages of a crawl: every fourth of the first ones. The test is skipped without real data."""
+    """Return 150 pages of a crawl: every fourth of the first 600. The test is skipped without real data."""
     items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
     return list(islice((i for i in items if isinstance(i, Document)), 1, 600, 4))
 
 
 def assert_linear(read: Callable[[Any], object], make: Callable[[int], Any], least: int = 1_000, most: float = 40,
                   floor: float = 0.02) -> None:
-    """Ten times the text takes no more than about ten times as long; less than `floor` seconds count as that many.
+    """Check that `read` takes about ten times as long for ten times the text, and not a hundred times. Times below
+    `floor` seconds count as `floor`.
 
-    What else the machine does adds to one measurement and not to the other, so that the best of five pairs counts.
+    The best of five pairs of measurements counts, because other programs may slow down one measurement and not the
+    other.
     """
     for _ in range(5):
         took = []

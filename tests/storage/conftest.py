@@ -1,4 +1,4 @@
-"""Fixtures of the tests against a real S3 protocol: a server a session, a bucket a test."""
+"""Fixtures for tests over a real S3 protocol: one server for all tests, and a new bucket for each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.storage.s3_server import S3Server
 
-# read when gcsfs is imported: it would ask Google's control plane for the kind of every bucket
+# gcsfs reads this at its import; without it, gcsfs would ask Google's control plane for the kind of every bucket
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
@@ -26,7 +26,7 @@ def s3_server(tmp_path_factory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_server, monkeypatch, tmp_path) -> Iterator[S3Server]:
-    """The server, behaving well, with this process set up to talk to it and a cache of its own."""
+    """The S3 server without faults. This process is set up to use it, with a file cache of its own."""
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
@@ -37,7 +37,7 @@ def s3(s3_server, monkeypatch, tmp_path) -> Iterator[S3Server]:
 
 @pytest.fixture
 def bucket(s3) -> str:
-    """URL of a new bucket."""
+    """The URL of a new bucket."""
     import s3fs
 
     name = f"t-{uuid.uuid4().hex}"

@@ -1,15 +1,19 @@
-"""An S3 server on the loopback for the tests: moto's, in a process of its own, behind a proxy that can misbehave.
+"""Runs an S3 server on loopback for the tests: moto, in a process of its own, behind a proxy that can misbehave.
 
     server = S3Server(folder); server.environment() → what a process needs to talk to it
     server.trouble(lambda method, path, n: "503" | "slow down" | "drop" | "cut" | "hang" | "lost reply" | None)
 
-The proxy forwards one request after the other of each connection, unchanged, and does what `trouble` says about it:
-answers by itself (`503`, `slow down`, `deny`), closes without an answer (`drop`), answers half of the body (`cut`),
-performs the request and closes without passing the answer on (`lost reply`), or keeps silent until the client gives up
-(`hang`). It asks moto one thing at a time: S3 creates an object if there is none in one step, moto looks and then
-creates, and two that ask at once may both be told that they made it; and it answers 500 to who reads or lists what
-another one replaces or removes just then. A request that its client did not live to send whole goes no further, as on
-S3; moto would keep what came of it.
+The proxy forwards requests unchanged, unless the function given to `trouble` names a fault for a request. It then
+answers by itself (`503`, `slow down`, `deny`), closes the connection without an answer (`drop`), sends half of the body
+(`cut`), performs the request but closes without passing the answer on (`lost reply`), or is silent until the client
+gives up (`hang`).
+
+moto differs from S3 in three ways, which the proxy hides:
+
+* S3 creates an object that must not exist in one atomic step. moto first looks and then creates, so two clients could
+  both be told that they created it. Therefore only one request at a time is forwarded.
+* moto answers 500 when an object is read or listed while another client replaces or removes it. The same rule helps.
+* moto stores the part of an upload that it got before a client died. The proxy forwards only complete requests.
 """
 
 from __future__ import annotations
@@ -99,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def _body(self) -> bytes:
-        """Raises ConnectionError when the client has gone before its end."""
+        """Return the body of the request. Raises ConnectionError when the client disconnects before its end."""
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
             self.end_headers()
@@ -157,7 +161,7 @@ class _Proxy(ThreadingHTTPServer):
             return self.trouble(request.method, request.path, len(self.seen) - 1) if self.trouble else None
 
     def handle_error(self, *_: object) -> None:
-        pass                                            # clients that give up are what we are here for
+        pass                                            # tests make clients give up; this is no error
 
 
 class S3Server:
@@ -188,7 +192,7 @@ class S3Server:
 
     @property
     def requests(self) -> list[Request]:
-        """Since `trouble` was called last."""
+        """The requests since the last call of `trouble`."""
         with self.proxy.lock:
             return list(self.proxy.seen)
 

@@ -1,4 +1,4 @@
-"""What the small servers of these tests have in common."""
+"""Base classes of the small HTTP servers that these tests run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(json.dumps(doc).encode(), status, {"Content-Type": "application/json", **(headers or {})})
 
     def send_range(self, data: bytes, headers: dict[str, str]) -> None:
-        """What is asked for of `data`."""
+        """Send `data`, or the range of it that the request asks for."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None:
             self.send(data, 200, headers)
@@ -44,10 +44,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Its attributes are the state of the test."""
+    """An HTTP server. Tests keep its state (such as stored objects) in attributes of the object."""
 
     daemon_threads = True
-    request_queue_size = 128                                    # 5 would be fewer than come at once
+    request_queue_size = 128                                    # the default, 5, is too few for these tests
 
     @property
     def url(self) -> str:

@@ -1,4 +1,5 @@
-"""The cache of remote files: its cap, who goes first, several who want one file, kill -9, a full disk."""
+"""The cache of remote files: its limit of size, which files are removed first, several processes that want the same
+file, kill -9, and a full disk."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ def start(top: Path, seed: int, rounds: int) -> subprocess.Popen:
 
 
 def used(top: Path) -> int:
-    """Bytes of disk below `top`, every file counted once."""
+    """Return how many bytes of disk the files below `top` take. A file with several names counts once."""
     found = {}
     for folder, _, files in os.walk(top):
         for file in files:

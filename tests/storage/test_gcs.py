@@ -72,7 +72,7 @@ class _Gcs(Handler):
 
     def _page(self, prefix: str = "", delimiter: str = "", startOffset: str = "", pageToken: str = "",
               **_: str) -> dict[str, object]:
-        """At most `page` objects and folders in order, after the last of the page before."""
+        """Answer a listing: at most `page` objects and folders, in order, after those of the page before."""
         names = [n for n in self.server.objects if n.startswith(prefix) and n >= startOffset]
         folders = {n[:n.index("/", len(prefix)) + 1] for n in names if delimiter and "/" in n[len(prefix):]}
         direct = {n for n in names if not (delimiter and "/" in n[len(prefix):])}
@@ -146,7 +146,8 @@ def gcs(monkeypatch, tmp_path):
 
 
 def commit(log: Log, key: str) -> None:
-    """Either step may be the one that raises: five seconds after its last heartbeat a log has looked."""
+    """Append a record and flush the log. If another driver has taken the log over, either call may raise the error: the
+    background thread of the log checks the lease every five seconds, perhaps before `append`."""
     log.append(record(key))
     log.flush()
 
@@ -213,7 +214,7 @@ def test_an_interrupted_listing_goes_on_where_it_stopped(gcs, tmp_path):
     gcs.page, store, starts = 70, Store(tmp_path), []
 
     def run(pattern: str, lasts: int) -> FileList:
-        """List by at most `lasts` requests for pages."""
+        """List the source. The server refuses every request for a page after the first `lasts`."""
         def asked(query: dict[str, str]) -> bool:
             starts.append(query.get("startOffset", ""))
             return len(starts) > lasts

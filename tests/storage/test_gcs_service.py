@@ -1,5 +1,6 @@
-"""The service over Google Cloud Storage: a recipe whose sources lie in a bucket is checked, planned and run from the
-queue, and its documents, their sources and other thresholds are asked for where the store lies in a bucket, too."""
+"""The service over Google Cloud Storage. A recipe whose sources are in a bucket is checked, planned and run from the
+queue. The store is in a bucket, too, and its documents, their sources, and the effect of other thresholds can be
+queried."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ RUN = "/api/v1/stores/main/runs/first"
 
 @pytest.fixture
 def bucket(gcs: Any, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
-    """A bucket with sources. Processes that the service starts reach it, too."""
+    """A bucket with sources, which processes started by the service can also read."""
     for protocol in ("GS", "GCS"):
         monkeypatch.setenv(f"FSSPEC_{protocol}_ENDPOINT_URL", gcs.url)
         monkeypatch.setenv(f"FSSPEC_{protocol}_TOKEN", "anon")
@@ -51,7 +52,7 @@ def bucket(gcs: Any, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
 
 
 def on_disk(bucket: str, top: Path) -> Path:
-    """A store in a folder, made from copies of the sources in the bucket."""
+    """Run the recipe on a local disk, over copies of the sources in the bucket. Returns the store, for comparison."""
     remote = Store(f"{bucket}/in")
     for name in remote.list(""):
         (top / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def run(recipe: str, top: Path, store: str) -> None:
 
 
 def rows(api: TestClient, kind: str) -> list[dict[str, Any]]:
-    """All documents of a kind, a page of seven at a time, without what says where they lie."""
+    """Return all documents of a kind, read in pages of seven, without the fields that name their place in storage."""
     found: list[dict[str, Any]] = []
     after = ""
     while after is not None:

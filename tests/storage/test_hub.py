@@ -1,4 +1,5 @@
-"""The Hugging Face hub as a source, on a small server that speaks its protocol (the parts of it that reading takes)."""
+"""The Hugging Face hub as a source. A small server stands in for the hub, with those parts of its protocol that reading
+needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A tokenizer by its name on the Hugging Face hub: fetched once, pinned, shipped to workers, and said what is wrong."""
+"""A tokenizer given by its name on the Hugging Face hub: it is fetched once, pinned to a revision, and sent to the
+workers. Errors are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ COMMIT, LATER = "c" * 40, "d" * 40
 
 
 class _Hub(Handler):
-    """What of its protocol `hf_hub_download` uses. `files` by revision; `main` is a revision."""
+    """The part of the hub's protocol that `hf_hub_download` uses. `files` has the files of each revision, and `main` is
+    the revision that "main" means."""
 
     def do_GET(self) -> None:
         server = self.server
@@ -87,7 +89,7 @@ def run(folder: Path, load: str, store: str = "store", **env: str) -> subprocess
 
 
 def made(folder: Path, store: str = "store") -> dict[str, bytes]:
-    """The tokens, by their place in the store."""
+    """Return the files of the shards by path."""
     shards = folder / store / "shards"
     return {p.relative_to(shards).as_posix(): p.read_bytes() for p in sorted(shards.rglob("*")) if p.is_file()}
 

@@ -1,4 +1,5 @@
-"""A host that cannot be reached is said at once and once; a server that fails is no file that is not there."""
+"""If a host cannot be reached, this is reported immediately and once. If a server fails, this is not mistaken for a
+missing file."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.simulate.clock import VirtualClock
 
 @pytest.fixture
 def nobody(monkeypatch):
-    """No name is known; the connections that were tried, with their time-outs. Nothing is waited for."""
+    """Makes all host names unknown, and forbids waiting. The list of attempted connections, each with its timeout."""
     tried = []
 
     def refuse(address, timeout=None, *_, **__):

@@ -1,4 +1,4 @@
-"""Exports to and imports from object storage: what a folder of this machine would hold, whole or not at all."""
+"""Exports to object storage and imports from it: the same files as in a local folder, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run on S3 is the run on a disk: same documents, tokens and order, read from S3, stored on S3, killed in between."""
+"""A run on S3 gives the same documents, tokens and order as a run on a disk: with sources read from S3, with the store
+on S3, and with kills in between."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.hurried import HurriedClock
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A crawl of 150 pages in 2 WARC files, 24 text files, a recipe."""
+    """A folder with a crawl of 150 pages in 2 WARC files, 24 text files and a recipe."""
     top = tmp_path_factory.mktemp("site")
     write_warcs(top / "crawl", 150, 2)
     rng, prose = random.Random(5), sentences()
@@ -43,7 +44,7 @@ def expected(site, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def remote_site(site, bucket) -> str:
-    """The same inputs in a bucket; returns its URL."""
+    """The URL of a bucket with the same inputs."""
     from_here = Store(bucket)
     for path in [*sorted((site / "crawl").iterdir()), *sorted((site / "docs").iterdir())]:
         from_here.write(f"in/{path.parent.name}/{path.name}", path.read_bytes())
@@ -51,7 +52,7 @@ def remote_site(site, bucket) -> str:
 
 
 def remote_recipe(site: Path, bucket: str, to: Path) -> Path:
-    """The recipe with its sources in the bucket."""
+    """Write the recipe with its sources in the bucket."""
     to.write_text((site / "recipe.yaml").read_text().replace("crawl/*", f"{bucket}/in/crawl/*")
                   .replace("path: docs", f"path: {bucket}/in/docs"))
     return to

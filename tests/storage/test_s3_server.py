@@ -1,4 +1,4 @@
-"""The S3 server these tests stand on does what S3 does where moto would not."""
+"""The S3 server of these tests behaves as S3 does in the cases where moto, on which it is based, does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The source of a document beside its text where the source lies in S3: what is fetched of it, from where it may be
-fetched, and what an answer tells of the storage."""
+"""The page that shows a document's source beside its text, where the source is in S3: what is fetched, from where it
+may be fetched, and what an answer tells about the storage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def client(top: Path, *roots: str, role: str = "operator") -> TestClient:
 
 
 def refused(api: TestClient, dataset: str, id: str, status: int) -> dict[str, Any]:
-    """The problem that answers a request for a source. It tells no secret, no address, and nothing of the machine."""
+    """Ask for the source of a document, which must be refused with `status`. Checks that the answer has no secret, no
+    address of the storage and no local path. Returns it."""
     document: dict[str, Any] = problem(source(api, dataset, id), status)
     for secret in (*KEYS.values(), "s3://", os.environ["AWS_ENDPOINT_URL"], "hunter2", "/tmp"):
         assert secret not in json.dumps(document)

@@ -1,4 +1,4 @@
-"""The store on a real S3 protocol: bad days, conditional writes, long listings, large objects."""
+"""The store on a real S3 protocol: failing requests, conditional writes, long listings, large objects."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def record(key: str) -> PartRecord:
 
 
 def commit(log: Log, key: str) -> None:
-    """Either step may be the one that raises: five seconds after its last heartbeat a log has looked."""
+    """Append a record and flush the log. If another driver has taken the log over, either call may raise the error: the
+    background thread of the log checks the lease every five seconds, perhaps before `append`."""
     log.append(record(key))
     log.flush()
 
 
 def every(n: int, what: str):
-    """Trouble: `what` happens to every n-th request."""
+    """Return a function for `S3Server.trouble` by which `what` happens to every n-th request."""
     return lambda method, path, number: what if number % n == n - 1 else None
 
 
@@ -237,7 +238,7 @@ def test_large_objects_go_in_parts_and_come_in_ranges(s3_server, s3, store, tmp_
     met = set()
 
     def trouble(method, path, n):
-        """Each of the three parts, and what completes them, fails once in another way."""
+        """Let each of the three uploads of a part, and the request that completes them, fail once."""
         for mark, what in (("PUT partNumber=1", "503"), ("PUT partNumber=2", "drop"),
                            ("PUT partNumber=3", "lost reply"), ("POST uploadId=", "lost reply")):
             verb, _, query = mark.partition(" ")

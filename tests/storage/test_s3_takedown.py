@@ -1,4 +1,4 @@
-"""A takedown in a store on S3 leaves nothing of a document there, and is completed after it was killed."""
+"""A takedown in a store on S3 leaves nothing of a document there. A takedown that was killed can be completed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ["zorblak", "quixnar", "vemphist", "yulgrob"]
 
 
 def copied(store: Store, to: Path) -> Store:
-    """All files of a remote store on a disk."""
+    """Copy all files of a remote store to a local folder."""
     for path in store.list(""):
         (to / path).parent.mkdir(parents=True, exist_ok=True)
         (to / path).write_bytes(store.read(path))

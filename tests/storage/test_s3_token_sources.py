@@ -1,4 +1,4 @@
-"""A recipe that takes token files from a bucket, with its store in a bucket, too."""
+"""A recipe that reads token files from a bucket, and whose store is in a bucket, too."""
 
 from __future__ import annotations
 

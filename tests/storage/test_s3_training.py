@@ -1,4 +1,5 @@
-"""Training on a run in object storage: the same numbers as on a disk, from shards fetched once and checked."""
+"""Training a run that is in object storage: the same losses as on a disk, from shards that are fetched once and
+checked."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from trainer.data.remote import fetch_shards
 
 @pytest.fixture
 def there(s3, bucket, tmp_path, monkeypatch) -> tuple[Path, str]:
-    """(folder of a run on disk, URL of its copy in a bucket)."""
+    """(the folder of a run on disk, the URL of its copy in a bucket)"""
     monkeypatch.setenv("TOKENMILL_SHARDS", str(tmp_path / "copy"))
     return make_run(tmp_path / "store"), uploaded(tmp_path / "store", bucket)
 
@@ -91,7 +92,7 @@ def test_tokens_are_read_ahead_where_the_disk_is_too_small_for_them(there, tmp_p
 
 
 def remote_data(run: Path, url: str, tmp_path: Path) -> tuple[Data, Data]:
-    """The data of a run on disk, and of its copy in a bucket, whose tokens have stayed there."""
+    """Return the training data of a run on disk, and that of its copy in a bucket, whose tokens are read from there."""
     curriculum = Curriculum.load(run / "curriculum.json")
     root = url.rpartition("/runs/")[0]
     store = fetch_shards(root, curriculum, lambda _text: None, "ahead")

@@ -1,4 +1,4 @@
-"""A recipe that the service checks and whose sources lie in S3: whether they have files is seen, in bounded time."""
+"""The service checks a recipe whose sources are in S3: it finds out in bounded time whether they have files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def warnings_of(site: Site, path: str) -> list[str]:
-    """The warnings about the path of a valid recipe's source."""
+    """Return the warnings about `path` as the path of a source in a valid recipe."""
     answer = site.post("/recipes/validate", {"recipe": RECIPE.replace("path: docs", f"path: '{path}'")})
     document = answer.json()
     assert answer.status_code == 200 and document["valid"], document

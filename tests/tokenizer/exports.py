@@ -1,4 +1,4 @@
-"""Shard sets that the tests of exports write, and what an export of them must hold."""
+"""Shard sets for the tests of exports, with their documents in plain form for comparison."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from tests.tokenizer.test_shards import EOS, write_set
 from tokenizer.shards.layout import Manifest, token_dtype
 from tokenizer.shards.reader import ShardSet
 
-#: of one byte for OLMo-core, of two, just two, just four, and four bytes a token
+#: sizes of vocabularies: tokens of one byte (in OLMo-core), two bytes, the largest for two, the smallest for four, four
 VOCABS = [200, 300, 65_536, 65_537, 200_000]
 
 
 class Corpus(NamedTuple):
-    """A shard set with its documents. `targets` says which tokens of a document are targets."""
+    """A shard set with its documents. `targets` has a flag for each token of each document: whether the loss counts
+    it."""
 
     folder: Path
     manifest: Manifest
     ids: list[str]
     documents: list[np.ndarray]
     targets: list[np.ndarray]
-    #: documents of each shard
+    #: number of documents of each shard
     sizes: list[int]
 
     def of_shard(self, number: int) -> range:
@@ -34,8 +35,8 @@ class Corpus(NamedTuple):
 
 def corpus(folder: Path, vocab: int, shards: Sequence[Sequence[int]] | None = None, masked: tuple[int, ...] = (),
            stray: int | None = None) -> Corpus:
-    """Write a shard set of random documents. `shards` has the lengths of the documents of each shard, EOS not counted.
-    `stray` is an id outside the vocabulary that one of them has."""
+    """Write a shard set of random documents. `shards` has the lengths of the documents of each shard, without EOS. With
+    `stray`, one token has this id, which is to be outside the vocabulary. The shards `masked` get a loss mask."""
     rng = np.random.default_rng(vocab)
     if shards is None:
         shards = [rng.integers(0, 60, 70).tolist(), [0], [*rng.integers(0, 900, 40).tolist(), 70_000]]
@@ -54,5 +55,5 @@ def corpus(folder: Path, vocab: int, shards: Sequence[Sequence[int]] | None = No
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The files below a folder with their bytes."""
+    """Return {relative path: contents} for the files below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

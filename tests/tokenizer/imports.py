@@ -1,4 +1,4 @@
-"""What the tests of imports share: shard sets as a run writes them, and imports of files."""
+"""Helpers for the tests of imports: shard sets as a run would write them, and short ways to import files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tokenizer.imports.source import Coding, TokenFileError
 from tokenizer.shards.layout import token_dtype
 from tokenizer.shards.reader import ShardSet
 
-#: tokens of a shard
+#: number of tokens of a shard
 STEP = 1500
 
 
 def cut(lengths: list[int]) -> list[list[int]]:
-    """Divide documents, of which the lengths without EOS are given, among shards as a run does."""
+    """Divide documents among shards as a run does. `lengths` are their numbers of tokens without EOS. Returns the
+    lengths for each shard."""
     starts = np.cumsum([0, *[length + 1 for length in lengths[:-1]]]) // STEP
     shards = [[length for length, shard in zip(lengths, starts) if shard == index] for index in range(starts[-1] + 1)]
     assert all(shards)
@@ -28,7 +29,7 @@ def cut(lengths: list[int]) -> list[list[int]]:
 
 
 def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus:
-    """Write a set of random documents whose shards hold those that a run would put there."""
+    """Write a set of random documents, divided among shards as a run divides them."""
     rng = np.random.default_rng(vocab)
     return corpus(folder, vocab, shards=cut([3, *rng.integers(0, 60, 70).tolist(), 0, 0,
                                              *rng.integers(0, 900, 12).tolist()]), masked=masked)
@@ -36,7 +37,7 @@ def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus
 
 def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP,
              is_held_out: Callable[[str], bool] | None = None) -> Imported:
-    """Import files with shards of `step` tokens."""
+    """Import files as shards of `step` tokens."""
     (store / "shards").mkdir(parents=True, exist_ok=True)
     return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards" / name, name,
                          lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize,
@@ -44,7 +45,7 @@ def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web"
 
 
 def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
-    """The id, tokens and targets of each document of a set."""
+    """Return (id, tokens, whether each token is a target) for each document of a set."""
     shards = ShardSet(folder)
     result = []
     for span in shards.documents(0, shards.tokens):
@@ -55,7 +56,8 @@ def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
 
 
 def refused(path: Path, format: str, *words: str, vocab: int = 300) -> str:
-    """The message with which files are refused, which is one line and has the given words. Nothing is left."""
+    """Import files that must be refused. Checks that the error message is one line and contains all of `words`, and
+    that nothing was written. Returns the message."""
     store = path.parent / f".store-{path.name}"
     with pytest.raises(TokenFileError) as error:
         imported(path, format, vocab, store)

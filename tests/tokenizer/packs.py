@@ -1,4 +1,4 @@
-"""Packed rows for tests: a packing beside a shard set, and a reference that builds the rows in plain Python."""
+"""Packed rows for tests: writes a packing beside a shard set, and builds the same rows in plain, slow Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tokenizer.shards.reader import ShardSet
 
 
 def write_packing(folder: Path, longest: int) -> dict[str, Any]:
-    """Pack the shard set in `folder`; returns what a curriculum needs to know of it."""
+    """Pack the shard set in `folder` into rows of `longest` targets. Returns what a curriculum needs to know about the
+    rows."""
     manifest, files = ShardSet(folder).manifest, []
     for info in manifest.shards:
         facts = pack(str(folder / "rows.tmp"), np.fromfile(folder / info.ends, ENDS), longest)
@@ -27,7 +28,7 @@ def write_packing(folder: Path, longest: int) -> dict[str, Any]:
 
 
 def slow_best_fit(sizes: list[int], capacity: int) -> list[int]:
-    """Best-fit decreasing, piece by piece: the bin of each piece."""
+    """Return the bin of each piece, by best-fit decreasing, one piece at a time."""
     room: list[int] = []
     latest: list[int] = []                                 # when each bin got its last piece
     bins = [-1] * len(sizes)
@@ -45,7 +46,8 @@ def slow_best_fit(sizes: list[int], capacity: int) -> list[int]:
 
 
 def slow_rows(documents: list[int], longest: int) -> list[list[tuple[int, int]]]:
-    """The rows of one block of documents with the given numbers of tokens: the pieces of each as ranges of tokens."""
+    """Return the rows of one block of documents, each as a list of pieces (ranges of tokens). `documents` are their
+    numbers of tokens."""
     pieces, begin = [], 0
     for tokens in documents:
         end = begin + tokens
@@ -62,7 +64,8 @@ def slow_rows(documents: list[int], longest: int) -> list[list[tuple[int, int]]]
 
 
 def slow_sample(shards: ShardSet, pieces: list[tuple[int, int]], longest: int) -> dict[str, list[Any]]:
-    """One row as a trainer shall see it, token by token: `inputs`, `positions`, and `targets` (None where none)."""
+    """Return one packed row as the trainer must see it, built token by token: `inputs`, `targets` (None where nothing
+    counts) and `positions`."""
     tokens: list[int] = []
     targets: list[int | None] = []
     positions: list[int] = []

@@ -1,4 +1,5 @@
-"""Which stream each sample is drawn from: equal to a slow reference, close to the quota in every prefix and batch."""
+"""The stream from which each sample is drawn: equal to a slow reference, and close to the quota in every prefix and
+batch."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Mix = tuple[list[int], list[list[int]]]
 
 @st.composite
 def mixes(draw_from: st.DrawFn, most: int = 40) -> Mix:
-    """Weights of streams, some of them 0, and groups of the streams."""
+    """Draw weights of streams, some of them 0, and groups of streams."""
     weight = st.one_of(st.integers(0, 3), st.integers(0, 1000), st.sampled_from([1, 1, 100_000]))
     weights = draw_from(st.lists(weight, min_size=1, max_size=most).filter(lambda w: sum(w) > 0))
     group_of = draw_from(st.lists(st.integers(0, 4), min_size=len(weights), max_size=len(weights)))
@@ -58,8 +59,8 @@ def test_draws_far_out_fit_the_counts_and_the_inverse(mix, n, size):
 
 
 def furthest(mix: Mix, of: Sequence[int], total: float, n: int = 20_000) -> float:
-    """The most samples by which the streams `of` are off their share in `total` (the samples of all, or of a group) in
-    any of the first n prefixes."""
+    """Return by how many samples the streams `of`, taken together, are off their share at most, over all prefixes of up
+    to n samples. The share is their weight divided by `total`, the weight of all streams or of their group."""
     stream, _ = Apportionment(*mix).draws(0, n)
     weights = np.array(mix[0])
     within = np.arange(1, n + 1) if total == weights.sum() else np.cumsum(np.isin(stream, _group_of(mix, of[0])))

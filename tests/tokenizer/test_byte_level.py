@@ -1,4 +1,5 @@
-"""The tokenizer of bytes: what other libraries read in its file, and its tokens through shards and exports."""
+"""The tokenizer whose tokens are bytes: other libraries read its file and agree with it, and its tokens go through
+shards and exports."""
 
 from __future__ import annotations
 

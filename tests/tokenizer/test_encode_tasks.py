@@ -1,4 +1,5 @@
-"""From parts to published shards through the real task runner: equal bytes for any cut of the dataset into parts."""
+"""From the parts of a dataset to published shards, with the real tasks: the bytes are equal however the dataset is
+divided into parts."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def documents(n: int = 240) -> list[Document]:
 
 
 class Runner:
-    """Runs drafts as the engine does: specs with content keys, attempts, files in a store."""
+    """Runs task drafts as the engine does: each with a content key, as an attempt that writes its files to a store."""
 
     def __init__(self, root) -> None:
         self.store, self.root, self.records = Store(root / "store"), root, []
@@ -140,7 +141,7 @@ def test_shards_hold_the_documents_in_order_and_equal_bytes_for_any_partition_si
 
 
 def sides_of(run, info):
-    """{id: split} of what was published."""
+    """Return {id of a document: split that it was published in}."""
     out = {}
     for split in ("train", "val"):
         shards = ShardSet(run.store.local / info[split]["path"])
@@ -268,7 +269,7 @@ def test_published_sets_stay_when_others_are_published_and_a_curriculum_pins_one
 
 
 class Encode:
-    """Encodes one part of forty documents, with a tokenizer that fails on some of them."""
+    """Encodes a part of forty documents with a tokenizer that raises an error for the texts in `fails`."""
 
     def __init__(self, run: Runner, monkeypatch) -> None:
         self.run, self.docs = run, documents(40)
@@ -501,7 +502,7 @@ def test_a_driver_that_was_taken_over_leaves_the_manifests_of_the_other_alone(ru
     assert {p: p.read_bytes() for p in run.store.local.joinpath("shards").rglob("*.json")} == before
     assert publish_shards(run.store, "web", shards, parts, tokenizer)["train"]["sha256"] != info["train"]["sha256"]
     run.store.remove(shards[0].files["ends"]["$ref"])
-    with pytest.raises(StoreError, match="ends is gone though the log names it"):
+    with pytest.raises(StoreError, match="ends is missing, although the log names it"):
         publish_shards(run.store, "other", shards, parts, tokenizer)
 
 

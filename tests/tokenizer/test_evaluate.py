@@ -1,4 +1,4 @@
-"""Figures of `tokenizer eval` against plain computations, its groups, and its page."""
+"""The figures of `tokenizer eval`: compared with plain computations, by group, and on its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exports hold the documents of the shard set, token by token; what is damaged, refused or stopped leaves nothing."""
+"""Exports hold the documents of the shard set, token by token. When a set is damaged or refused, or an export is
+stopped, nothing is left."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path, name, kind):
 
 
 def unread(name: str) -> set[str]:
-    """The kinds of files that a format needs nothing of."""
+    """Return the kinds of files of a shard that an export in this format does not read."""
     kinds = {"loss"} if name in UNMASKED else set()
     if name in ("ds", "megatron", "nanogpt"):
         kinds.add("table")

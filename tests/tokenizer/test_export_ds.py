@@ -1,4 +1,4 @@
-"""Exports for datatrove and nanotron: read by datatrove itself, and byte by byte."""
+"""Exports for datatrove and nanotron: read by datatrove, and compared byte by byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Exports for MosaicML streaming: byte by byte, and equal to what its own writer writes, where it is installed (seen
-with mosaicml-streaming 0.13.0)."""
+"""Exports for MosaicML streaming: compared byte by byte, and equal to what its own writer writes, where it is installed
+(tested with mosaicml-streaming 0.13.0)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(shard_set: Corpus, out: Path, limit: int) -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The samples of an MDS folder, from its layout alone."""
+    """Read the samples of an MDS folder by the layout of its files, without the library."""
     index, samples = json.loads((folder / "index.json").read_text()), []
     assert index["version"] == 2
     for number, shard in enumerate(index["shards"]):

@@ -1,4 +1,5 @@
-"""Exports for Megatron-LM: byte by byte, and read by megatron.core where it is installed (seen with 0.16.1)."""
+"""Exports for Megatron-LM: compared byte by byte, and read by megatron.core where it is installed (tested with
+0.16.1)."""
 
 from __future__ import annotations
 

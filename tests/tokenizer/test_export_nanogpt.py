@@ -1,5 +1,6 @@
-"""Exports for llm.c and modded-nanogpt: byte by byte, and in the steps of their loaders, which are no packages:
-`_load_data_shard` of modded-nanogpt (f411b3d, for u16) and of train_llama3.py in llm.c (01bc4c6, for u32)."""
+"""Exports for llm.c and modded-nanogpt: compared byte by byte, and read by the same steps as in their loaders, which
+are not available as packages: `_load_data_shard` of modded-nanogpt (commit f411b3d, for u16) and of train_llama3.py in
+llm.c (commit 01bc4c6, for u32)."""
 
 from __future__ import annotations
 

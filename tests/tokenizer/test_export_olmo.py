@@ -1,5 +1,5 @@
-"""Exports for OLMo-core and dolma: byte by byte, and read by olmo_core where it is installed (seen with ai2-olmo-core
-3.0.0)."""
+"""Exports for OLMo-core and dolma: compared byte by byte, and read by olmo_core where it is installed (tested with
+ai2-olmo-core 3.0.0)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exports in training order hold the samples of a run, each as a row of one length, with their boundaries and masks."""
+"""Exports in training order hold the samples of a run, each as a row of one length, with the ends of documents and the
+loss masks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Sample(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A run with its rows. `samples` were read from the shards, without the rows."""
+    """A run with its materialised rows. For comparison, `samples` were read from the shards, not from the rows."""
 
     store: Path
     rows: Path
@@ -78,17 +79,17 @@ def span(request) -> tuple[int, int]:
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """The type in which formats without u8 hold tokens."""
+    """Return the dtype in which formats without u8 store tokens of type `dtype`."""
     return dtype if dtype.itemsize > 1 else np.dtype("<u2")
 
 
 def pieces(sample: Sample, width: int) -> list[int]:
-    """The exclusive ends of the documents in the first tokens of a sample."""
+    """Return the exclusive ends of the pieces of documents in the first `width` tokens of a sample."""
     return [*(p for p in sample.bounds.tolist() if p < width), width]
 
 
 def check_masks(training: Training, expected: list[Sample], masks: list[np.ndarray]) -> None:
-    """That masks with a flag for each token of a row are those of the samples."""
+    """Check that `masks`, which have a flag for each token of a row, agree with the samples."""
     for sample, mask in zip(expected, masks, strict=True):
         assert mask[0] == 1 and np.array_equal(mask[1:], sample.counts[:len(mask) - 1])
 
@@ -392,7 +393,7 @@ def test_files_with_the_bytes_of_rows_are_hard_links(training, tmp_path):
 # -- the command -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def line(training, tmp_path) -> list[str]:
-    """A command that exports the samples of a run."""
+    """The arguments of a command that exports the samples of a run."""
     run = training.store / "runs" / "r"
     run.mkdir(parents=True, exist_ok=True)
     training.curriculum.save(run / "curriculum.json")

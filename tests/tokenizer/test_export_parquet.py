@@ -1,4 +1,4 @@
-"""Exports as Parquet: read by pyarrow and DuckDB, and by Hugging Face's datasets where it is installed (seen with
+"""Exports as Parquet: read by pyarrow and DuckDB, and by Hugging Face's datasets where it is installed (tested with
 5.2.0)."""
 
 from __future__ import annotations

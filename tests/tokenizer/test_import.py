@@ -1,4 +1,4 @@
-"""Imports give back what exports wrote: tokens, ends and masks; what is damaged or refused leaves nothing."""
+"""Imports give back what exports wrote: tokens, ends and masks. Damaged and refused files leave nothing behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_an_import_of_an_export_has_the_bytes_of_the_set_and_so_has_its_export(t
 
 
 def without_identity(folder: Path) -> dict[str, bytes]:
-    """The files of an export; litdata's index without the sha256 of the set, which covers the ids of documents."""
+    """Return the files of an export by path. In litdata's index, the sha256 of the set is removed, because it depends
+    on the ids of documents, which litdata does not store."""
     files = tree(folder)
     if "index.json" in files and "updated_at" in (index := json.loads(files["index.json"])):
         files["index.json"] = json.dumps({**index, "updated_at": None}).encode()

@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def token_files(folder: Path, name: str, tokenizer: Tokenizer, texts: list[str], masked: tuple[int, ...] = ()) -> Path:
-    """Files of a format that hold texts."""
+    """Write texts as token files of the format `name`. Returns their folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.tokenizer.test_shards.EOS", tokenizer.eos)
         write_set(folder / "set", [tokenizer.encode_batch(texts)], tokenizer.vocab_size, masked=masked)

@@ -1,4 +1,5 @@
-"""Imports of files of datatrove: sizes of tokens, indices that do not fit, masks; and a file of datatrove itself."""
+"""Imports of datatrove files: sizes of tokens, indices that do not fit, loss masks, and a file that datatrove itself
+wrote."""
 
 from __future__ import annotations
 

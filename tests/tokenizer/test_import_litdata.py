@@ -1,4 +1,4 @@
-"""Imports of files of litdata: types of tokens, the order of files, and files that do not fit."""
+"""Imports of litdata files: types of tokens, the order of files, and files that do not fit together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CODES = {"no_header_numpy:1": "h", "no_header_numpy:2": "i", "no_header_numpy:3"
 
 def write(folder: Path, *files: list[list[int]], kind: str = "no_header_numpy:5", config: dict[str, Any] | None = None,
           chunk: dict[str, Any] | None = None, offsets: dict[int, int] | None = None) -> Path:
-    """Write files of items, and their index. `config` and `chunk` replace keys of the index, `offsets` those with the
-    given numbers."""
+    """Write files of items and their index. `config` replaces keys in the config of the index, `chunk` keys of each
+    entry for a file, and `offsets` single offsets ({number: value})."""
     folder.mkdir(exist_ok=True)
     chunks = []
     for number, texts in enumerate(files):

@@ -1,4 +1,4 @@
-"""Imports of files of MosaicML streaming: types of arrays, other columns, and files that do not fit."""
+"""Imports of MosaicML streaming files: types of arrays, other columns, and files that do not fit together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODES = {"uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", 
 
 
 def array(values: list[int], kind: str, length: int = 0) -> bytes:
-    """An array of one dimension, whose length has 1 << `length` bytes."""
+    """Encode an array of one dimension. Its length is written in 1 << `length` bytes."""
     return bytes([1 << 2 | length]) + len(values).to_bytes(1 << length, "little") + struct.pack(
         f"<{len(values)}{CODES[kind]}", *values)
 
@@ -29,8 +29,8 @@ def sample(*columns: bytes) -> bytes:
 def write(folder: Path, samples: list[bytes], encodings: dict[str, str] | None = None,
           index: dict[str, Any] | None = None, config: dict[str, Any] | None = None,
           offsets: dict[int, int] | None = None, count: int | None = None) -> Path:
-    """Write a file and its index. `index` and `config` replace keys of the index and of the file's entry, `offsets`
-    those with the given numbers, and `count` the number of samples in the file."""
+    """Write a file of samples and its index. `index` replaces keys of the index, `config` keys of the file's entry,
+    `offsets` single offsets ({number: value}), and `count` the number of samples in the file."""
     folder.mkdir(exist_ok=True)
     columns = encodings or {"tokens": "ndarray:uint16"}
     entry = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": 1 << 26,

@@ -1,4 +1,4 @@
-"""Imports of files of Megatron-LM: types, documents of several sequences, and indices that do not fit."""
+"""Imports of Megatron-LM files: types of tokens, documents of several sequences, and indices that do not fit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 
 def write(folder: Path, sequences: list[list[int]], documents: list[int], code: int = 8, magic: bytes = b"MMIDIDX\0\0",
           version: int = 1, count: int | None = None, shift: int = 0, more: bytes = b"") -> Path:
-    """Write a pair of files. `documents` are the first sequences of documents, and at the end the number of sequences.
-    `count` replaces the number of sequences, and `shift` is added to the last pointer."""
+    """Write a .bin and an .idx file. `documents` are the numbers of the first sequence of each document, then the
+    number of sequences. `count` replaces the number of sequences, and `shift` is added to the last pointer."""
     folder.mkdir(exist_ok=True)
     flat, kind = [token for sequence in sequences for token in sequence], CODES.get(code, "f")
     (folder / "a.bin").write_bytes(struct.pack(f"<{len(flat)}{kind}", *flat))

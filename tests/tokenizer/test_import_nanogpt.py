@@ -1,4 +1,5 @@
-"""Imports of files of llm.c: documents that go on in the next file, headers that do not fit, and what is lost."""
+"""Imports of llm.c files: documents that go on in the next file, headers that do not fit, and what an import cannot
+restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Imports of files of OLMo-core and dolma: widths, documents by their file and by EOS, and files that do not fit."""
+"""Imports of OLMo-core and dolma files: widths of tokens, documents found by their .csv.gz file or by EOS, and files
+that do not fit together."""
 
 from __future__ import annotations
 

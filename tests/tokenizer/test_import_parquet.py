@@ -1,4 +1,5 @@
-"""Imports of Parquet files: types of columns, files of Hugging Face's datasets, and rows that are no documents."""
+"""Imports of Parquet files: types of columns, files written by Hugging Face's datasets, and rows that are no
+documents."""
 
 from __future__ import annotations
 

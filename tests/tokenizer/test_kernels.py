@@ -1,4 +1,4 @@
-"""The compiled kernels of the order give the numbers of numpy and of the definitions, to the bit."""
+"""The compiled kernels of the order compute exactly the numbers of the numpy code and of the definitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH = {"numpy": mock.patch.object(kernels, "ENOUGH", sys.maxsize), "numba": moc
 
 
 def feistel(number: int, n: int, key: str) -> int:
-    """One number through the permutation, by its definition in docs/contracts.md."""
+    """Map one number by the permutation, following the definition in docs/contracts.md."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     digest = hashlib.blake2b(key.encode(), digest_size=48).digest()
     while True:

@@ -1,4 +1,5 @@
-"""Files mean the same under any locale: text is never opened with the encoding of the machine."""
+"""Files have the same meaning under any locale: our code never opens a text file with the machine's default
+encoding."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def without_encoding(source: str) -> list[int]:
-    """Lines that open a file as text and do not say how it is encoded."""
+    """Return the lines of the code `source` that open a text file without naming its encoding."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):

@@ -46,7 +46,8 @@ COUNT = 90_000
 
 
 def url_of(number: int) -> str | None:
-    """A few domains have nearly all documents, some documents have no URL, and some share one."""
+    """Return the URL of a document. A few domains have nearly all documents; some documents have no URL, and some share
+    one."""
     if number % 17 == 0:
         return None
     host = "www.Big.example" if number % 3 else f"h{number % 5000}.example.org"
@@ -54,8 +55,8 @@ def url_of(number: int) -> str | None:
 
 
 def make_set(top: Path, ids: list[str], urls: list[str | None], part_rows: int = 9000) -> tuple[ShardSet, Any]:
-    """Write a shard set of documents with one to four tokens, and the parts that hold their URLs. Returns the set and
-    [(dataset, {key of a part: its path})]."""
+    """Write a shard set of documents with one to four tokens, and the parts that hold their URLs. Returns the set, and
+    the list [(dataset, {key of a part: its path})]."""
     folder = top / "set"
     folder.mkdir(parents=True)
     assembly = Assembly(folder, 300, 0, 400_000)

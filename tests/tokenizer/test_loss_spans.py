@@ -1,4 +1,5 @@
-"""Documents of which only spans count: the mask goes with the tokens from the text to the trainer's targets."""
+"""Documents of which only spans count in the loss: the mask stays with the tokens from the text to the targets of the
+trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tokenizer.shards.verify import verify
 
 
 def conversation(i: int) -> Document:
-    """Two answers; the text of every third document ends with the second one."""
+    """Return a dialogue with two answers that count. The text of every third dialogue ends with the second answer."""
     text, spans = "", []
     for said, learned in ((f"User: größe {i}?\n\nAssistant: ", False), (f"About {i} – or less.", True),
                           ("\n\nUser: sure?\n\nAssistant: ", False), (f"Yes, {i}!" * (1 + i % 4), True),
@@ -30,7 +31,7 @@ def conversation(i: int) -> Document:
 
 
 def mixed(n: int = 80) -> list[Document]:
-    """Ordinary documents, then conversations, then one of which nothing counts."""
+    """Return ordinary documents, then dialogues, then a document of which nothing counts."""
     docs = [*documents(n), *(conversation(i) for i in range(n))]
     return [*docs, Document("f" * 32, "Nothing of this is learned.", source="sft", loss_spans=[])]
 

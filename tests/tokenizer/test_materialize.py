@@ -1,4 +1,5 @@
-"""Materialised rows equal the virtual read in tokens, boundaries, mask and origin, in bounded memory."""
+"""Materialised rows equal the samples read from the shards in tokens, ends of documents, mask and origin. Memory stays
+bounded."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from tokenizer.shards.writer import ShardWriter
 
 
 def published(root, name: str, lengths: list[list[int]], vocab: int, masked: tuple[int, ...] = ()) -> Stream:
-    """A published stream of random documents with the given lengths, a list a shard; of the tokens of the shards
-    `masked` a half counts for the loss."""
+    """Write and publish a stream of random documents. `lengths` has the lengths of the documents of each shard. In the
+    shards `masked`, half of the tokens count in the loss."""
     rng = np.random.default_rng(sum(map(sum, lengths)))
     folder = root / "shards" / name / "split=train"
     made = write_set(folder, [[rng.integers(4, vocab, n) for n in shard] for shard in lengths], vocab,
@@ -40,7 +41,7 @@ def published(root, name: str, lengths: list[list[int]], vocab: int, masked: tup
 
 
 def curriculum(streams: list[Stream], vocab: int) -> Curriculum:
-    """Three phases with two lengths; the small stream is read more than twice."""
+    """Return a curriculum of three phases with two sequence lengths. It reads the small stream more than twice."""
     def phase(name, start, samples, sequence, batch, weights):
         return Phase(name, start, samples, samples, sequence, batch, weights, "stable", {}, "repeat")
 
@@ -53,8 +54,8 @@ def curriculum(streams: list[Stream], vocab: int) -> Curriculum:
 
 @pytest.fixture(params=[300, 70_000], ids=["u16, masks", "u32"])
 def setup(request, tmp_path):
-    """Two streams. With two-byte tokens the small one has a mask in its second shard, and is beside the other, which
-    has none, in every file."""
+    """Two streams. If tokens have two bytes, the small stream has a loss mask in its second shard; every file of rows
+    then has samples of both streams, and so a mask."""
     run, rng, masked = Runner(tmp_path), np.random.default_rng(3), (1,) if request.param == 300 else ()
     streams = [published(run.store.local, "big", [[int(x) for x in rng.integers(0, 60, n)] for n in (30, 1, 21)],
                          request.param),
@@ -93,7 +94,7 @@ def virtual(run: Runner, c: Curriculum):
 
 
 def virtual_masks(run: Runner, c: Curriculum) -> list[np.ndarray | None]:
-    """Which targets of each sample count; None where all do."""
+    """Return for each sample which of its targets count, read from the shards. None means that all do."""
     sets = [ShardSet(run.store.local / s.train, s.sha256) for s in c.streams]
     at, found = Order(c).locate(0, c.samples), []
     for s, w, length in zip(at.stream.tolist(), at.window.tolist(), at.sequence.tolist()):
@@ -190,9 +191,9 @@ def test_a_lost_or_doubled_segment_is_noticed(setup):
 
 def test_what_does_not_fit_together_is_refused(setup):
     run, c = setup
-    with pytest.raises(CurriculumError, match="order hash is not the one"):
+    with pytest.raises(CurriculumError, match="would order the samples in another way"):
         map_drafts(run.store, replace(c, order="0" * 32))
-    with pytest.raises(ShardError, match="pins is not in the store"):
+    with pytest.raises(ShardError, match="curriculum names is not in the store"):
         map_drafts(run.store, replace(c, streams=(replace(c.streams[0], sha256="e" * 64), c.streams[1])))
     with pytest.raises(ValueError, match="neither bytes nor parquet"):
         reduce_drafts(c, [], "csv")
@@ -253,7 +254,8 @@ MEMORY = textwrap.dedent("""
 
 
 def limited(run: Runner, drafts: list[TaskDraft], limit: int) -> tuple[list[TaskResult], int]:
-    """Run tasks in a process that may allocate `limit` bytes beyond what its imports took; results, and all it may."""
+    """Run tasks in a process that may allocate at most `limit` bytes more than its imports took. Returns (results, the
+    limit of all its memory in bytes)."""
     specs = [TaskSpec(f"{d.task[-8:]}{i:032x}", d.task, "t", json.loads(json.dumps(d.args))).to_json()
              for i, d in enumerate(drafts)]
     doc = {"specs": specs, "store": str(run.store.local), "scratch": str(run.root), "limit": limit}
@@ -267,7 +269,7 @@ def limited(run: Runner, drafts: list[TaskDraft], limit: int) -> tuple[list[Task
 
 
 def big_stream(root, tokens: int) -> Stream:
-    """A published stream of `tokens` two-byte tokens in documents of 1,000, made in small steps."""
+    """Publish a stream of `tokens` two-byte tokens in documents of about 1,000 tokens, without holding it in memory."""
     step = 1 << 20
     rng = np.random.default_rng(0)
     folder = root / "shards" / "big" / "split=train"
@@ -294,7 +296,8 @@ def big_stream(root, tokens: int) -> Stream:
 
 
 def out_of_core(tmp_path, allowance: int, size: int, format: str) -> int:
-    """Materialise `size` bytes of tokens with `allowance` bytes of memory beyond imports; all memory there was."""
+    """Materialise `size` bytes of tokens in processes that may allocate `allowance` bytes more than their imports took.
+    Returns the limit of all their memory in bytes."""
     run = Runner(tmp_path)
     stream = big_stream(run.store.local, size // 2)
     samples = (stream.tokens - 1) // 2048

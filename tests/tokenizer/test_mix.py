@@ -1,4 +1,4 @@
-"""The mixture language: weights, groups, temperature and UniMax, and what is refused."""
+"""The language of mixtures: weights, groups, temperature and UniMax, and what is refused."""
 
 from __future__ import annotations
 

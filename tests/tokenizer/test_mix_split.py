@@ -1,4 +1,4 @@
-"""The rules by which the streams of split shards divide their share, against independent computations."""
+"""The rules that divide the share of split shards between their streams, compared with independent computations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed rows: against a slow reference, in all the ways that read them, and what damaged ones say."""
+"""Packed rows: every way to read them gives what a slow reference gives, and damaged files are reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_every_token_but_the_first_of_a_document_is_a_target_once_and_no_documen
 
 
 def packed_file(ends: np.ndarray, longest: int) -> list[list[tuple[int, int]]]:
-    """Packs documents into a file, and reads it as its description says."""
+    """Pack documents into a file of packed rows, and read the file by its description. Returns the pieces of each
+    row."""
     import tempfile
 
     with tempfile.NamedTemporaryFile() as file:
@@ -84,7 +85,7 @@ def test_a_hundred_thousand_documents_leave_less_than_a_percent_of_padding(tmp_p
 
 @pytest.fixture
 def folder(tmp_path):
-    """A set of three shards; of the second one some tokens are no targets."""
+    """A set of three shards with packed rows. In the last shard, some tokens are no targets."""
     rng = np.random.default_rng(5)
     docs = [rng.integers(4, 300, n) for n in rng.integers(0, 50, 120)]
     write_set(tmp_path, [docs[:60], docs[60:61], docs[61:]], 300, masked=(2,))
@@ -203,7 +204,7 @@ def test_impossible_pieces_are_refused(folder):
 
 
 def write_numbers(folder, shards: ShardSet, numbers: np.ndarray) -> Packing:
-    """A packing whose sums are right, with other numbers in the file of the first shard."""
+    """Write other `numbers` as the packed rows of the first shard, with correct checksums. Returns the new packing."""
     import hashlib
 
     first, *others = shards.packed.packing.files

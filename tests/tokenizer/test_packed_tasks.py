@@ -1,4 +1,5 @@
-"""Packing in a run: from parts to packed rows to materialised samples, with equal bytes for any cut and order."""
+"""Packing in a run, from parts to packed rows to materialised samples: the bytes are equal however the work is divided
+and ordered."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ LONGEST = 32
 
 
 def packed_set(run: Runner, parts, shard_bytes: int, reverse: bool = False) -> tuple[dict, dict]:
-    """Encode, assemble, pack and publish; the description of the stream `web` and the tokenizer."""
+    """Encode, assemble, pack and publish a stream. Returns (description of the stream `web`, tokenizer)."""
     [fitted] = run([tokenizer_draft(TRAIN, parts)])
     tokenizer = tokenizer_info(fitted)
     publish_tokenizer(run.store, tokenizer)
@@ -108,7 +109,7 @@ def test_a_curriculum_counts_rows_and_says_how_much_of_them_is_padding(tmp_path)
 
 @pytest.fixture(params=[300, 70_000], ids=["u16", "u32"])
 def mixed(request, tmp_path):
-    """A packed stream beside one that is not, which has a loss mask with two-byte tokens."""
+    """A packed stream and one that is not packed. If tokens have two bytes, the packed stream has a loss mask."""
     run, rng, vocab = Runner(tmp_path), np.random.default_rng(3), request.param
     lengths = [[int(x) for x in rng.integers(0, 80, n)] for n in (30, 1, 41)]
     packed = published(run.store.local, "packed", lengths, vocab, (0,) if vocab == 300 else ())
@@ -119,7 +120,8 @@ def mixed(request, tmp_path):
 
 
 def mixed_curriculum(streams: tuple[Stream, ...], vocab: int) -> Curriculum:
-    """Two phases that read the streams more than once, and one with another sequence length without the packed one."""
+    """Return a curriculum with two phases that read the streams more than once, and between them a phase with another
+    sequence length, which only reads the stream that is not packed."""
     def phase(name, start, samples, sequence, batch, weights):
         return Phase(name, start, samples, samples, sequence, batch, weights, "stable", {}, "repeat")
 

@@ -1,5 +1,5 @@
-"""Files that other projects wrote come back byte by byte: imported as shards, and exported again. Tests are skipped
-where the project is not installed."""
+"""Files that other projects wrote are imported as shards and exported again: the result is equal byte by byte. A test
+is skipped where the project is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Write = Callable[[Path, Documents], None]
 
 
 def write_ds(out: Path, documents: Documents) -> None:
-    """With datatrove 0.10.1."""
+    """Write documents with datatrove (tested with 0.10.1)."""
     datatrove = pytest.importorskip("datatrove.pipeline.tokens.tokenizer", exc_type=ImportError)
     from datatrove.io import get_datafolder
 
@@ -34,7 +34,7 @@ def write_ds(out: Path, documents: Documents) -> None:
 
 
 def write_megatron(out: Path, documents: Documents) -> None:
-    """With megatron-core 0.16.1."""
+    """Write documents with megatron-core (tested with 0.16.1)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
@@ -48,7 +48,7 @@ def write_megatron(out: Path, documents: Documents) -> None:
 
 
 def write_mds(out: Path, documents: Documents) -> None:
-    """With mosaicml-streaming 0.13.0."""
+    """Write documents with mosaicml-streaming (tested with 0.13.0)."""
     streaming = pytest.importorskip("streaming", exc_type=ImportError)
     columns = {"id": "str", "tokens": f"ndarray:{documents[0].dtype.name}"}
     with streaming.MDSWriter(out=str(out), columns=columns) as writer:
@@ -57,7 +57,7 @@ def write_mds(out: Path, documents: Documents) -> None:
 
 
 def write_litdata(out: Path, documents: Documents) -> None:
-    """With litdata 0.2.76."""
+    """Write documents with litdata (tested with 0.2.76)."""
     module = pytest.importorskip("litdata.streaming.writer", exc_type=ImportError)
     from litdata import TokensLoader
 

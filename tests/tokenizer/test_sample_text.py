@@ -1,4 +1,5 @@
-"""The sample drawn by groups of parts is the one that one task draws, and so is the tokenizer trained on it."""
+"""The sample of texts for the training of a tokenizer: drawn in several tasks, it is the one that a single task draws,
+and so is the trained tokenizer."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_groups_draw_what_one_task_draws(run, monkeypatch):
 
 
 def languages(n: int) -> list[Document]:
-    """Documents of two sources and four languages of very different sizes."""
+    """Return documents of two sources and four languages, whose sizes differ much."""
     rng = np.random.default_rng(8)
     drawn = rng.choice(4, n, p=[.7, .2, .08, .02])
     return [Document(document_id("s", "f", "", i), "x" * int(k), source="web" if i % 3 else "wiki",
@@ -69,7 +70,8 @@ STRATA = [{"by": ["language"]}, {"by": ["language"], "alpha": 0.3}, {"by": ["sou
 
 
 def reference(docs: list[Document], settings: dict, size: int, seed: int) -> set[str]:
-    """Share out the bytes in small steps, then take the documents of each group by rising rank."""
+    """Return the ids of the documents that a sample of `size` bytes must have: the bytes are divided among the groups
+    step by step, and each group gives its documents by rising rank."""
     columns = [c for c in ("source", "language") if c in settings or c in settings.get("by", [])]
     groups_: dict = {}
     for doc in docs:

@@ -1,4 +1,4 @@
-"""The shard format: what is written is read back, across shards, and every kind of damage is named."""
+"""The shard format: what is written is read back, across shards, and every kind of damage is reported."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EOS = 3
 
 def write_set(folder: Path, shards: list[list[np.ndarray]], vocab: int, split: str = "train",
               block: int = 7, masked: tuple[int, ...] = ()) -> Manifest:
-    """A shard set of the given documents (without EOS), a list of documents a shard. Of the shards `masked` every other
-    token counts for the loss, at random."""
+    """Write a shard set of the given documents (without EOS), a list for each shard. In the shards `masked`, a random
+    half of the tokens counts in the loss."""
     folder.mkdir(parents=True, exist_ok=True)
     made, n = [], 0
     for s, docs in enumerate(shards):

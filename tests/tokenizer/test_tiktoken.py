@@ -1,5 +1,5 @@
-"""A .tiktoken file gives the ids that tiktoken gives. The reference here is tiktoken's algorithm, written plainly. All
-patterns were also compared with the package tiktoken 0.14 itself on the 151,643 ranks of Qwen's vocabulary (3,495
+"""A .tiktoken file gives the same ids as tiktoken. The reference here is tiktoken's algorithm in plain form. All
+patterns were also compared with the package tiktoken 0.14 itself, on the 151,643 ranks of Qwen's vocabulary (3,495
 texts, 779,163 characters, no difference)."""
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ THEIRS["p50k"] = THEIRS["r50k"]
 
 
 def reference(ranks: dict[bytes, int], pattern: str, text: str) -> list[int]:
-    """Merge the pair of lowest rank, of equal ones the first, until no pair is a token."""
+    """Encode a text: merge the neighbouring pair that is the token of lowest rank, among equal ones the first, until no
+    pair is a token."""
     ids = []
     for piece in regex.findall(pattern.replace("$", r"\Z"), text):
         data = piece.encode()
@@ -50,7 +51,8 @@ def reference(ranks: dict[bytes, int], pattern: str, text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A .tiktoken file with the tokens of a trained BPE, and tokens that no merge of two others makes."""
+    """A .tiktoken file with the tokens of a trained BPE, and with some tokens that no merge of two other tokens makes.
+    With it, {token: rank}."""
     folder = tmp_path_factory.mktemp("tiktoken")
     train_bpe([*corpus(), " " * 40, "=" * 30, "abababa aab aba " * 9], 600, folder / "bpe.json")
     doc = json.loads((folder / "bpe.json").read_text())

@@ -1,4 +1,4 @@
-"""Settings of a tokenizer's training: digits, runs of spaces, special tokens."""
+"""The settings of a tokenizer's training: digits, runs of spaces, special tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def groups(digits: str, number: str) -> list[str]:
-    """How a number is split, written without a pattern."""
+    """Return the groups into which the digits of a number are split, computed without a regular expression."""
     size = 1 if digits == "single" else 3
     if digits == "right3":
         first = len(number) % 3

@@ -1,4 +1,5 @@
-"""Training, loading, judging tokenizers: equal files, lossless text, special tokens as text, the fast path checked."""
+"""Tokenizers are trained, loaded and compared: equal files, no text is lost, special tokens in a text stay text, and
+the fast library agrees with the slow one."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_everything_comes_back(folder, name):
 
 @pytest.fixture(scope="module")
 def both(folder):
-    """The fast tokenizer and the reference it has to equal."""
+    """The fast tokenizer, and the reference that it must equal."""
     tokenizer = load_tokenizer(folder / "bpe.json")
     assert tokenizer.backend == "fastokens"
     return tokenizer, HuggingFace((folder / "bpe.json").read_text())

@@ -1,4 +1,5 @@
-"""The order in which samples are drawn from streams, one sample at a time, by its definition: slow and plain."""
+"""The order in which samples are drawn from streams, computed by its definition one sample at a time: slow and
+plain."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Node:
         self.weight = sum(weight for weight, _ in children)
 
     def draw(self) -> int:
-        """The stream of the next sample: the highest quotient w / (2c + 1) draws, ties to the first child."""
+        """Return the stream of the next sample. It is that of the child with the highest quotient w / (2c + 1), where w
+        is its weight and c the number of its draws so far; of equal children, that of the first."""
         best = max(range(len(self.children)),
                    key=lambda i: (Fraction(self.children[i][0], 2 * self.drawn[i] + 1), -i))
         self.drawn[best] += 1
@@ -23,7 +25,8 @@ class Node:
 
 
 def joined(children: Sequence[tuple[int, Node | int]]) -> tuple[int, Node | int]:
-    """Huffman's tree: of all nodes without one above, the two lightest are joined; of equal ones, the older."""
+    """Build Huffman's tree: the two lightest nodes that have no node above them are joined, again and again. Of equally
+    light ones, the older are taken. Returns (weight, node) of the root."""
     waiting = list(children)                                  # the oldest first
     while len(waiting) > 1:
         lightest = sorted(sorted(range(len(waiting)), key=lambda i: waiting[i][0])[:2])
@@ -33,7 +36,7 @@ def joined(children: Sequence[tuple[int, Node | int]]) -> tuple[int, Node | int]
 
 
 def draw(n: int, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> list[int]:
-    """The streams of the first n samples."""
+    """Return the streams of the first n samples."""
     in_group = {s: group for group in groups for s in group}
     members = {min(in_group.get(s, [s])): in_group.get(s, [s]) for s in range(len(weights))}
     top: list[tuple[int, Node | int]] = []

@@ -1,5 +1,5 @@
-"""What several ranks do for test_reshard.py: `python -m tests.trainer.checkpoint_ranks WHAT STORE/runs/RUN OUT`; and a
-training that is killed, for test_checkpoint.py and test_async_checkpoint.py."""
+"""Programs that test_reshard.py starts as several ranks: `python -m tests.trainer.checkpoint_ranks WHAT STORE/runs/RUN
+OUT`. Also a training that is killed, for test_checkpoint.py and test_async_checkpoint.py."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from trainer.loop.train import train
 from trainer.parallel.world import World, world
 
 SET = ["log_every=1000", "evaluate.every=1000", "checkpoint.every=3", "checkpoint.async=true"]
-#: divides by two ranks of a tensor group
+#: sizes of a model that two ranks of a tensor group can divide
 SPLIT = ["model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64"]
 
 
 def failing(run: str, out: str, here: World) -> None:
-    """The second rank cannot write its share of the second checkpoint. Every rank must hear of it, and end."""
+    """Train while the second rank cannot write its share of the second checkpoint. Every rank must get an error and
+    end."""
     real, real_poll, calls = ckpt.FileSystemWriter, ckpt.Saver.poll, []
 
     class Full(real):
@@ -54,7 +55,7 @@ def die(*_: object) -> None:
 
 
 class Dying(ckpt.FileSystemWriter):
-    """Dies when half of each file is written."""
+    """A FileSystemWriter that kills the process when half of each file is on disk."""
 
     def write_data(self, plan, planner):
         super().write_data(plan, planner).wait()
@@ -64,7 +65,8 @@ class Dying(ckpt.FileSystemWriter):
 
 
 def killed(where: str, arguments: list[str]) -> None:
-    """A training that is killed in its second checkpoint: while data is written, before it is committed, or after."""
+    """Run a training that is killed in its second checkpoint. `where` says when: `data` (while the files are written),
+    `commit` (before it is committed) or `committed` (after it)."""
     calls: list[object] = []
 
     def second(real: Callable[..., Any], last: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,5 @@
-"""One thread a test process: several ranks on few cores must not fight over them."""
+"""Settings for all tests of the trainer: one thread per process, because several ranks on few cores would otherwise
+slow each other down."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import torch
 
 os.environ["OMP_NUM_THREADS"] = "1"        # for the processes tests start
 torch.set_num_threads(1)
-logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # a line for every tensor of a checkpoint
+logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # else a line per tensor
 
 
 @pytest.fixture
 def alone():
-    """The world of a single process."""
+    """The World of a single process."""
     from trainer.parallel.world import world
 
     with world("cpu") as here:

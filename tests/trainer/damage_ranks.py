@@ -1,4 +1,4 @@
-"""What two ranks do for test_damage.py: `python -m tests.trainer.damage_ranks STORE/runs/RUN OUT`."""
+"""The program that test_damage.py starts as two ranks: `python -m tests.trainer.damage_ranks STORE/runs/RUN OUT`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(run: str, out: str) -> None:
         def sha256(path: Path) -> str:
             if "step_00000012" in str(path):
                 read.append(path.name)
-                if here.rank == 1:               # its node has lost a page of it
+                if here.rank == 1:               # only this node reads a damaged page
                     return "0" * 64
             return real(path)
 

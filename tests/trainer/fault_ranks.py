@@ -1,4 +1,4 @@
-"""What test_parallel.py has two ranks do, of which one fails: `python -m tests.trainer.fault_ranks`."""
+"""The program that test_parallel.py starts as two ranks, of which one fails: `python -m tests.trainer.fault_ranks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
     leave = dist.destroy_process_group
 
     def together() -> None:
-        """As NCCL's: a rank leaves when all do."""
+        """Stand in for leaving a process group of NCCL: a rank can only leave when all ranks do."""
         dist.barrier()
         leave()
 

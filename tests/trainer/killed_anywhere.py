@@ -1,8 +1,10 @@
-"""A training that goes back once, killed between two lines of what writes its state, and started again:
-`python -m tests.trainer.killed_anywhere STORE/runs/RUN OUT POINTS SEED` prints what did not come out as without a kill.
+"""Kills a training at many lines of code, starts it again, and compares the result with a training that was not killed.
+The training goes back to a checkpoint once. `python -m tests.trainer.killed_anywhere STORE/runs/RUN OUT POINTS SEED`
+prints what differs.
 
-A point is a line of the ledger, of checkpoints, of the worst rows or of going back, the first, the middle or the last
-time it is reached. Each training is a forked process that exits there at once, as a kill would make it.
+A point is a line of the code that writes the ledger, checkpoints or worst_rows.jsonl, or that goes back to a
+checkpoint, and the first, the middle or the last time that this line is reached. Each training is a forked process that
+exits at its point at once, as a kill would end it.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ STOP = 17
 
 
 def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Path | None = None) -> int:
-    """Train in a process of its own, which exits when it reaches a line for the n-th time; its exit code. Writes how
-    often each line was reached to `counts`."""
+    """Train in a forked process, which exits when it reaches the line `kill[0]` for the `kill[1]`-th time. Returns its
+    exit code. The number of times that each line was reached is written to `counts`."""
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     seen: dict[Line, int] = {}
@@ -69,7 +71,7 @@ def child(run: str, out: Path, kill: tuple[Line, int] | None = None, counts: Pat
 
 
 def outcome(out: Path) -> tuple[dict[int, float | None], list[dict[str, Any]]]:
-    """(loss of every step, lines of the ledger without their time)."""
+    """Return (loss of every step, lines of the ledger without their times)."""
     losses = {line["step"]: line["loss"] for line in read(out / "metrics.jsonl") if line["event"] == "step"}
     lines = [json.loads(text) for text in (out / "ledger.jsonl").read_text().splitlines()]
     return losses, [{key: value for key, value in line.items() if key != "time"} for line in lines]

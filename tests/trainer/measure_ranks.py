@@ -1,5 +1,5 @@
-"""What ranks do for test_noise.py, `python -m tests.trainer.measure_ranks RUN OUT two|meshes`: two measure what the
-hooks see and train; four train in every mesh."""
+"""The program that test_noise.py starts as ranks: `python -m tests.trainer.measure_ranks RUN OUT two|meshes`. Two ranks
+measure gradient norms by hooks, and train; four ranks train in every arrangement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.model.transformer import Transformer
 from trainer.observe.noise import MicroNorms
 from trainer.parallel.world import World, gather_gradients, shard, world
 
-#: rows of the step; each is a micro-batch
+#: number of rows of a step (each is a micro-batch), and number of steps
 ROWS, STEPS = 8, 3
 #: trainings of four ranks
 MESHES = {"tensor": "{tensor: 2}", "hybrid": "{shard: hybrid, shard_size: 2}"}
@@ -40,7 +40,8 @@ def loss(model: nn.Module, part, scale: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_norms(run: Run, here: World) -> dict[str, list[float]]:
-    """|G_i|² of each micro-batch of this rank, as the hooks see it; and what they see when nothing is measured."""
+    """Return |G_i|² of each micro-batch of this rank, as measured by the hooks; and what the hooks add up while no
+    measurement runs."""
     model, data = built(run, here), Data(run.curriculum, run.store)
     micro, found, last = MicroNorms(model, here.device), [], 0.0
     scale = torch.tensor(1 / 200)
@@ -60,7 +61,7 @@ def sharded_norms(run: Run, here: World) -> dict[str, list[float]]:
 
 
 def plain_norms(run: Run, rank: int, size: int) -> list[float]:
-    """The same by autograd on a model that is not sharded."""
+    """Return the same norms, computed by autograd on a model that is not sharded."""
     with world("cpu") as here:
         state = {name: p.detach().full_tensor() for name, p in built(run, here).named_parameters()}
     model = Transformer(run.config.model, run.vocab)

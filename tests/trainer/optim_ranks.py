@@ -1,4 +1,5 @@
-"""What several ranks do for test_optim.py and test_muon.py: `python -m tests.trainer.optim_ranks WHAT OUT [RUN]`."""
+"""The program that test_optim.py and test_muon.py start as several ranks: `python -m tests.trainer.optim_ranks WHAT OUT
+[RUN]`."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ from trainer.optim import build as optim
 from trainer.parallel.world import World, shard, world
 
 MODEL = ModelConfig(layers=2, width=36, heads=3, kv_heads=1, ffn=51, qk_norm=True)
-#: every kind, with rates that move something in a few steps
+#: every kind of optimiser, with learning rates that change the weights visibly in a few steps
 KINDS = {"adamw": {"lr": 0.01}, "lion": {"lr": 0.002}, "muon": {"lr": 0.01}, "adafactor": {"lr": 0.05},
          "adamw8bit": {"lr": 0.01}}
-#: (rows, cols), how many: tall, wide, rows that no number of ranks divides, fewer rows than ranks
+#: (rows, cols, how many): tall, wide, a number of rows that no number of ranks divides, fewer rows than ranks
 SHAPES = {"tall": (96, 32, 5), "wide": (32, 96, 3), "uneven": (13, 26, 7), "short": (3, 8, 2)}
 MUON = {"kind": "muon", "lr": 0.1, "adamw_lr": 0.1, "weight_decay": 0.1, "scaling": "kellerjordan"}
 
@@ -41,7 +42,7 @@ def configured(**keys):
 
 
 def put(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value` laid out like `parameter`."""
+    """Return `value` divided among the ranks like `parameter`."""
     if not isinstance(parameter, DTensor):
         return value.clone()
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -53,8 +54,8 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 # -- skipped steps -------------------------------------------------------------------------------------------------
 def skips(here: World, kind: str) -> dict[str, bool]:
-    """Steps of a sharded model with a skipped one among them, which has no number in its gradients on rank 0, against
-    the same without it."""
+    """Perform some steps of a sharded model, one of which is skipped and has NaN in its gradients on rank 0. Compare
+    with the same steps without the skipped one. Returns {what was compared: whether it is equal}."""
     with torch.device("meta"):
         models = [Transformer(MODEL, 97) for _ in range(2)]
     optimizers = []
@@ -81,7 +82,7 @@ def skips(here: World, kind: str) -> dict[str, bool]:
     tensors = [x for p in skipping[0].parameters() for x in (p, *skipping[1].state[p].values())]
     before = [local(x).detach().clone() for x in tensors]
     step(*skipping, 3, 1.0, spoilt=True)
-    step(*skipping, 4, 2.5)                          # a finite gradient, and a rule that does not like it
+    step(*skipping, 4, 2.5)                          # a finite gradient that the rule rejects as an outlier
     untouched = all(torch.equal(a, local(x)) for a, x in zip(before, tensors))
     for pair in (plain, skipping):
         step(*pair, 5, 0.0)
@@ -95,7 +96,7 @@ def skips(here: World, kind: str) -> dict[str, bool]:
 
 # -- Muon ----------------------------------------------------------------------------------------------------------
 def starts(rows: int, cols: int, many: int) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    """Matrices and the gradients of three steps."""
+    """Return random matrices, and their gradients for three steps."""
     g = torch.Generator().manual_seed(rows)
     values = [torch.randn(rows, cols, generator=g) for _ in range(many)]
     return values, [[torch.randn(rows, cols, generator=g) for _ in range(many)] for _ in range(3)]
@@ -103,7 +104,8 @@ def starts(rows: int, cols: int, many: int) -> tuple[list[torch.Tensor], list[li
 
 def moved(parameters: list[nn.Parameter], gradients: list[list[torch.Tensor]], here: World,
           **keys) -> tuple[list[torch.Tensor], int]:
-    """The whole matrices after the steps, and how many all-to-alls there were."""
+    """Perform a step of Muon for each of `gradients`. Returns (the whole matrices after them, the number of
+    all-to-alls)."""
     optimizer = optim.build(configured(**{**MUON, **keys}), [(f"blocks.{i}.w.weight", p) for i, p in
                                                              enumerate(parameters)], here)
     with mock.patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as calls:
@@ -121,7 +123,8 @@ LAYOUTS = {2: {"fsdp": ((2,), [Shard(0)])},
 
 
 def muon(here: World, out: Path) -> None:
-    """Matrices in every layout, and on four ranks tensor parallelism under FSDP2."""
+    """Perform steps of Muon for matrices in every layout and, on four ranks, with tensor parallelism under FSDP2. Rank
+    0 writes the results to `out`."""
     made, calls = {}, {}
     for layout, (mesh_shape, placements) in LAYOUTS[here.size].items():
         mesh = init_device_mesh("cpu", mesh_shape)
@@ -137,7 +140,7 @@ def muon(here: World, out: Path) -> None:
 
 
 def tensor_parallel(here: World) -> list[torch.Tensor]:
-    """Two matrices as tensor parallelism and FSDP2 together lay them out: columns, then rows."""
+    """Perform steps for two matrices that tensor parallelism and FSDP2 divide together: one by columns, one by rows."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     pair = nn.Sequential(nn.Linear(26, 13, bias=False), nn.Linear(13, 26, bias=False))
     parallelize_module(pair, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})

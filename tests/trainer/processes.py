@@ -1,4 +1,5 @@
-"""Processes that begin with torch imported: ranks of a module of the tests, on ports the system chose, and others."""
+"""Starts processes in which torch is already imported, so that they start fast: ranks that run a module of the tests,
+and other processes. Ports are chosen by the system."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.check
 
 
 def begin(target: Callable[..., object], *arguments: object, log: str = os.devnull, **environment: str) -> BaseProcess:
-    """Start `target(*arguments)`, a function of a module, in a process of its own that writes stderr to `log`."""
+    """Start `target(*arguments)`, a function of a module, in a process of its own. Its stderr goes to the file
+    `log`."""
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload(PRELOADED)
     process = forked.Process(target=_run, args=(target, arguments, log, {**os.environ, **environment}))
@@ -38,7 +40,7 @@ def _run(target: Callable[..., object], arguments: tuple[object, ...], log: str,
 
 
 class Forked:
-    """Stands in for Popen where a launcher starts `python -m trainer ARGUMENTS`."""
+    """Stands in for subprocess.Popen in launchers that start `python -m trainer ARGUMENTS`."""
 
     def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
         self.process = begin(_command, command[3:], **env)
@@ -64,14 +66,14 @@ def _command(arguments: list[str]) -> None:
 
 
 def launch(module: str, size: int, *arguments: str, timeout: float = 600, ends: int = 0) -> list[str]:
-    """`module.main(*arguments)` as `size` ranks; returns what each wrote to stderr. Fails, with that, unless all end
-    with the code `ends`."""
+    """Run `module.main(*arguments)` as `size` ranks. Returns what each rank wrote to stderr. Fails, and shows that,
+    unless all ranks end with the exit code `ends`."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "WORLD_SIZE": str(size),
                    "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     ranks: list[BaseProcess] = []
     with ExitStack() as stack:
-        # files, not pipes: a rank whose pipe is full would wait for us, who wait for another, who waits for it
+        # files, not pipes: a rank whose pipe is full would wait for us, and all other ranks for this rank
         logs = [stack.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(size)]
         deadline = time.monotonic() + timeout
         try:

@@ -1,5 +1,5 @@
-"""What several ranks do for test_parity.py and test_parallel.py, all in one process group a launch:
-`python -m tests.trainer.ranks JOB STORE/runs/RUN OUT` with JOB one of JOBS."""
+"""The program that test_parity.py, test_parallel.py and test_accumulate.py start as several ranks: `python -m
+tests.trainer.ranks JOB STORE/runs/RUN OUT`, where JOB is one of JOBS. All jobs of a launch share one process group."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from trainer.parallel.config import ParallelConfig
 from trainer.parallel.world import World, arranged, clip, shard, world
 from trainer.tools.doctor import copies_and_twins
 
-#: divides over two tensor ranks, and what is left divides over nothing
+#: two ranks of a tensor group can divide the model; no number of further ranks divides the halves evenly
 MODEL = {"layers": 2, "width": 40, "heads": 4, "kv_heads": 2, "ffn": 54, "qk_norm": True}
-#: tokens of a run of 11 steps, 6 of them in its first phase; and where trainings of it stop
+#: tokens of a run of 11 steps, 6 of them in its first phase; and after how many steps trainings of it stop
 TOTAL, STOP, FEW = 1920, 8, 5
-#: trainings of test_parity.py and test_parallel.py: name → what is set; STOP steps long, on four ranks FEW
+#: trainings of test_parity.py and test_parallel.py: name → settings. They take STOP steps; those on four ranks, FEW
 TWO = {"tensor": ["parallel.tensor=2"], "grad": ["parallel.shard=grad", "micro_batch=64"]}
 FOUR = {"full": [], "none": ["parallel.shard=none", "micro_batch=32"],
         "hybrid": ["parallel.shard=hybrid", "parallel.shard_size=2"],
@@ -49,10 +49,11 @@ ACCUMULATED = {"full": [], "full-unsharded": [DEFER], "none": ["parallel.shard=n
 
 @torch.no_grad()
 def one_global_seed(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """The mutant: what most trainers do. One seed for all, and torch's own init on whatever shard a rank holds."""
+    """Fill a model with wrong initial values, to test that this is noticed. It does what many trainers do: all ranks
+    have the same seed, and each draws values for its own shard with torch's init."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
-        local = parameter.to_local()                 # what the same seed draws on all ranks of a tensor group
+        local = parameter.to_local()                 # equal draws on all ranks of a tensor group
         if parameter.ndim > 1:
             nn.init.normal_(local, std=config.init_std)
         else:
@@ -69,20 +70,21 @@ def built(run: str, here: World, overrides: list[str], init: Any = initialise) -
 
 
 def initial_hashes(run: str, here: World, overrides: list[str] = []) -> dict[str, list]:  # noqa: B006
-    """{name: [hash of the whole tensor, numbers on this rank]} of the initial parameters, gathered from the shards."""
+    """Return {name of a parameter: [hash of its whole initial value, number of its values on this rank]}. The whole
+    values are gathered from the shards."""
     return {name: [hashlib.sha256(p.detach().full_tensor().numpy().tobytes()).hexdigest(), p.to_local().numel()]
             for name, p in built(run, here, overrides).named_parameters()}
 
 
 def text(run: str, here: World, overrides: list[str]) -> list[list[int]]:
-    """What the initial model writes: the likeliest tokens, and drawn ones."""
+    """Let the initial model generate text: the likeliest tokens, and randomly drawn ones."""
     model = built(run, here, overrides)
     return [generate(model, [3, 5, 7], SampleConfig(tokens=6, temperature=t), 0, 1, torch.float32, here)
             for t in (0.0, 0.8)]
 
 
 def poisoned(model: nn.Module, most: float, here: World) -> torch.Tensor:
-    """`clip`, but at the fifth step the last rank has a NaN in one of its gradients."""
+    """Do what `clip` does. At the fifth call, first put a NaN into a gradient of the last rank."""
     poisoned.steps += 1
     if poisoned.steps == 5 and here.rank == here.size - 1:
         next(p for p in model.parameters() if p.to_local().numel()).grad.to_local().view(-1)[0] = torch.nan
@@ -92,7 +94,8 @@ def poisoned(model: nn.Module, most: float, here: World) -> torch.Tensor:
 
 
 def with_poison(run: str, out: str, here: World, overrides: list[str]) -> None:
-    """A training in which one rank is poisoned once; each rank writes the norms it saw."""
+    """Train while one rank once has a NaN in its gradients. Each rank writes the gradient norms that it got to
+    `out`."""
     poisoned.steps, poisoned.norms = 0, []
     with mock.patch.object(loop, "clip", poisoned):
         loop.train(open_run(run, None, f"{out}/poison", overrides), here, 8, quiet)
@@ -100,11 +103,12 @@ def with_poison(run: str, out: str, here: World, overrides: list[str]) -> None:
 
 
 def shards(run: str, out: str, here: World, overrides: list[str]) -> None:
-    """Each rank writes hashes of its whole initial parameters, and who holds what another holds: rightly, wrongly."""
+    """Write hashes of the whole initial parameters, the text of the initial model, and the result of
+    `copies_and_twins`, both for correct initial values and for those of `one_global_seed`. Each rank writes a file."""
     arrangement = arranged(here, open_run(run, None, None, overrides).config.parallel)
     found = {"init": initial_hashes(run, arrangement, overrides),
              "text": text(run, arrangement, overrides),
-             # on a GPU what the ranks of a tensor group have added up differs in a last bit
+             # values that differ in a last bit, as sums on the ranks of a tensor group do on a GPU
              "sum": arrangement.sum(torch.tensor([0.1 + 1e-16 * here.rank], dtype=torch.float64)).tolist(),
              "sound": copies_and_twins(built(run, arrangement, overrides), arrangement),
              "mutant": copies_and_twins(built(run, arrangement, overrides, one_global_seed), arrangement)}
@@ -112,7 +116,7 @@ def shards(run: str, out: str, here: World, overrides: list[str]) -> None:
 
 
 def parity(run: str, out: str, here: World) -> None:
-    """For test_parity.py, two ranks."""
+    """The job of test_parity.py, for two ranks."""
     (Path(out) / f"init.{here.rank}.json").write_text(json.dumps(initial_hashes(run, here)))
     for name, stop in (("two", None), ("two-then-one", FEW), ("one-then-two", None)):
         loop.train(open_run(run, None, f"{out}/{name}", []), here, stop, quiet)
@@ -125,9 +129,9 @@ def parity(run: str, out: str, here: World) -> None:
 
 
 def parallel(run: str, out: str, here: World) -> None:
-    """For test_parallel.py, four ranks."""
+    """The job of test_parallel.py, for four ranks."""
     real = torch.compile
-    # the graphs of Inductor, without its compiler of C++, which test_saving_memory_changes_no_loss runs once
+    # the same graphs as Inductor, but without compiling C++, which test_saving_memory_changes_no_loss does once
     with mock.patch.object(torch, "compile", lambda f, **options: real(f, backend="aot_eager", **options)):
         for name, overrides in FOUR.items():
             loop.train(open_run(run, None, f"{out}/{name}", overrides), here, FEW, quiet)
@@ -137,7 +141,7 @@ def parallel(run: str, out: str, here: World) -> None:
 
 
 def held(model: nn.Module) -> int:
-    """Bytes of gradients on this rank, sharded or not."""
+    """Return the bytes of gradients on this rank, sharded or not."""
     tensors = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -152,8 +156,8 @@ def held(model: nn.Module) -> int:
 
 
 def accumulated(run: str, out: str, here: World) -> None:
-    """For test_accumulate.py, four ranks: each writes the most bytes of gradients it held between micro-batches, and
-    those of all parameters."""
+    """The job of test_accumulate.py, for four ranks. Each writes the most bytes of gradients that it held between
+    micro-batches, and the bytes of the gradients of all parameters."""
     most: dict[str, list[int]] = {}
     real = loop.gather_gradients
     for name, overrides in ACCUMULATED.items():

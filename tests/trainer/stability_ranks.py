@@ -1,4 +1,5 @@
-"""What test_stability.py does alone and on two ranks: `python -m tests.trainer.stability_ranks STORE/runs/RUN OUT`."""
+"""Trainings with loss spikes, which test_stability.py runs on one rank and on two: `python -m
+tests.trainer.stability_ranks STORE/runs/RUN OUT`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
 from trainer.parallel.world import World, world
 
-#: a detector that learns within few steps what is usual
+#: settings with which the detector of outliers knows after a few steps what is usual
 QUICK = ("evaluate.every=1000", "log_every=7", "checkpoint.every=6", "checkpoint.keep=9", "stability.window=8",
          "stability.warm=6", "stability.sigma=4.5", "stability.worst_rows=3")
 REWIND = (*QUICK, "stability.sigma=null", "stability.rewind={trigger: {loss_above: 0.4, for: 2}, skip: 6, budget: 2}")
@@ -29,7 +30,8 @@ def opened(run: str, out: str, *overrides: str) -> Run:
 
 @contextmanager
 def garbage(*steps: int) -> Iterator[None]:
-    """The targets of these steps (from 1, in the run of `synthetic.make_run`) are arbitrary, on all ranks."""
+    """Within this context, the targets of these steps (numbered from 1) are random, on all ranks. The run must be that
+    of `synthetic.make_run`."""
     read = Data.step
 
     def spoiled(self: Data, first: int, batch: int, rank: int, size: int) -> Batch:
@@ -52,7 +54,7 @@ def run_steps(data: Data):
 
 @contextmanager
 def poisoned(here: World, rank: int, step: int) -> Iterator[None]:
-    """On one rank the objective of one step (micro-batches are steps here) is no number."""
+    """Within this context, the loss of step `step` is NaN on rank `rank`. Each step must be one micro-batch."""
     forward, seen = Transformer.forward, []
 
     def spoiled(self, *arguments, **options):
@@ -66,8 +68,8 @@ def poisoned(here: World, rank: int, step: int) -> Iterator[None]:
 
 
 def scenarios(run: str, out: str, here: World) -> None:
-    """Into OUT/…: a poisoned rank, a spike, and a rewind, which on two ranks was killed in between and done
-    again."""
+    """Train three times, into folders of OUT: with a NaN on one rank, with a spike, and with a rewind. On two ranks,
+    the training is killed during the rewind, and then started again."""
     def train(name: str, stop: int | None, *overrides: str) -> None:
         loop.train(opened(run, f"{out}/{name}", *overrides), here, stop, lambda _text: None)
 
@@ -81,7 +83,7 @@ def scenarios(run: str, out: str, here: World) -> None:
             return
         with mock.patch.object(loop, "restore", side_effect=died), mock.patch.object(loop.Ledger, "clear", keeps):
             try:
-                # the first start restores nothing, so dying in `restore` is dying while going back
+                # the first start restores nothing, so a process that dies in `restore` dies while it goes back
                 train("rewind", 18, *REWIND)
             except Died:
                 pass
@@ -91,7 +93,7 @@ def scenarios(run: str, out: str, here: World) -> None:
 
 
 class Died(BaseException):
-    """Not to be caught by the training."""
+    """Stands in for a kill. The training must not catch it."""
 
 
 alive = loop.restore
@@ -105,7 +107,7 @@ def died(found, *rest):
 
 
 def keeps(self, *_):
-    """The kill came before anything was cleared away."""
+    """Stands in for `Ledger.clear`: the training is killed before it deletes anything."""
     return []
 
 

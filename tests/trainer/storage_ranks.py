@@ -1,5 +1,5 @@
-"""What two ranks do for test_damage.py where the storage of one of them fails:
-`python -m tests.trainer.storage_ranks CHECKPOINTS OUT`."""
+"""The program that test_damage.py starts as two ranks, while the storage of one of them fails: `python -m
+tests.trainer.storage_ranks CHECKPOINTS OUT`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.damage import choose
 from trainer.parallel.world import World, world
 
-#: rank, and the file under which its mount has gone stale
+#: (rank whose storage fails, the file that it cannot read because its mount is stale)
 CASES = ((1, "__1_0.distcp"), (1, "COMPLETE"), (0, "COMPLETE"))
 
 
 def chosen(folder: Path, here: World, rank: int, file: str) -> str:
-    """What `choose` comes to."""
+    """Let the ranks choose a checkpoint, while rank `rank` cannot read the file `file`. Returns the checkpoint or the
+    error as text."""
     real = ckpt.commit if file == "COMPLETE" else ckpt.sha256
 
     def stale(path: Path) -> object:

@@ -1,4 +1,5 @@
-"""A small store to train on: a synthetic language in real shards, a resolved curriculum, a recipe's train section."""
+"""A small store to train on: a synthetic language in real shards, a resolved curriculum, and a recipe with a `train`
+section."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def quiet(_text: str) -> None:
 
 
 def steps(out: Path) -> list[dict[str, Any]]:
-    """The metrics of the steps of a training that has begun, or will."""
+    """Return the lines of metrics.jsonl about steps; [] if the training has not begun."""
     path = out / "metrics.jsonl"
     return [line for line in read(path) if line["event"] == "step"] if path.exists() else []
 
@@ -37,7 +38,8 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def language(seed: int, documents: int, successors: int = 3, mean: int = 40, chain: int = 0) -> list[np.ndarray]:
-    """Documents in which each token has `successors` possible successors (a fixed Markov chain, `chain`)."""
+    """Return random documents in which each token is followed by one of `successors` possible tokens. `chain` is the
+    seed that determines these successors."""
     following = np.random.default_rng(chain).integers(1, VOCAB, (VOCAB, successors))
     rng = np.random.default_rng(seed)
     made = []
@@ -51,7 +53,8 @@ def language(seed: int, documents: int, successors: int = 3, mean: int = 40, cha
 
 def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray], shards: int,
                  masked: bool = False) -> dict[str, Any]:
-    """Documents (each ended by EOS) as a published shard set of `shards` shards; `masked`: no token counts."""
+    """Write documents (each ended by EOS) as a published set of `shards` shards. With `masked`, no token counts in the
+    loss. Returns what a curriculum needs to know of the set."""
     folder.mkdir(parents=True)
     made = []
     for i, piece in enumerate(np.array_split(np.arange(len(documents)), shards)):
@@ -79,8 +82,9 @@ def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray
 def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict[str, Any]] | None = None,
              total: int = 7680, documents: int = 600, model: dict[str, Any] | None = None,
              masked: tuple[str, ...] = (), packed: tuple[str, ...] = ()) -> Path:
-    """A store with two streams and a run; returns the run's folder. Sequences of 32 and 64, batches of 5 rows and 3.
-    Of the streams `masked` no token counts; documents of the streams `packed` are packed into rows of 64."""
+    """Write a store with two streams and a run, and return the folder of the run. The default phases have sequences of
+    32 and 64 tokens, and batches of 5 and 3 rows. In the streams `masked`, no token counts in the loss. The documents
+    of the streams `packed` are packed into rows of 64."""
     sets = {}
     for s, name in enumerate(("web", "code")):
         info = {split: write_shards(store / "shards" / name / f"split={split}", name, split,

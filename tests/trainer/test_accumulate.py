@@ -1,4 +1,5 @@
-"""Several micro-batches a step: the gradients are those of one large batch, and no rank holds more than its share."""
+"""Several micro-batches in a step: the gradients are those of one large batch, and no rank holds more than its share of
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SHARES = {"full": 1 / 4, "hybrid": 1 / 2, "none": 1.0, "grad": 1 / 4}
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """One rank that takes a step at once, and four that take it in micro-batches of one row."""
+    """A folder with two equal trainings: one rank computes a step at once; four ranks compute it in micro-batches of
+    one row."""
     store = tmp_path_factory.mktemp("store")
     phases = [{"name": "all", "until": "100%", "sequence": 32, "batch": 288, "mix": {"web": 70, "code": 30}}]
     run, out = str(make_run(store, model=MODEL, documents=200, total=5760, phases=phases)), store / "out"

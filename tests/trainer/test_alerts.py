@@ -1,4 +1,4 @@
-"""Each rule is raised when it should be, once, and taken back once."""
+"""Each alert is raised when it should be, once, and cleared once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arms: candidate mixtures annealed from one checkpoint, settings ablated, and the intervals of both."""
+"""Short trainings that are compared: mixtures annealed from one checkpoint, changed settings, and the confidence
+intervals of both."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tokenizer.mixture.order import Order
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.observe.metrics import read
-from trainer.tools.experiment_arms import STUDENT, contrasts, lines, table
+from trainer.tools.arm_statistics import contrasts, quantile
+from trainer.tools.arm_table import lines, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -25,14 +27,18 @@ PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "co
 def test_with_two_arms_it_is_the_paired_t_test():
     a, b = [3.0, 3.4, 2.9, 3.3], [2.8, 3.1, 2.8, 3.0]
     d = np.array(b) - np.array(a)
-    (nothing, delta), half = contrasts([a, b])
+    found = contrasts([a, b])
+    nothing, delta = found.deltas
     assert nothing == 0 and delta == pytest.approx(d.mean())
-    assert half == pytest.approx(STUDENT[2] * d.std(ddof=1) / 2)
+    assert found.half == pytest.approx(quantile(0.975, 3) * d.std(ddof=1) / 2)
+    assert found.sd == pytest.approx(d.std(ddof=1))
 
 
 def test_what_seeds_do_to_all_arms_is_not_noise_and_one_seed_tells_nothing():
-    assert contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]]) == ([0, pytest.approx(1.0)], pytest.approx(0.0, abs=1e-9))
-    assert contrasts([[1.0], [2.0]]) == ([0.0, 1.0], None)
+    same = contrasts([[1.0, 5.0, 9.0], [2.0, 6.0, 10.0]])
+    assert same.deltas == [0, pytest.approx(1.0)] and same.half == pytest.approx(0.0, abs=1e-9) and same.p == [0.0]
+    one = contrasts([[1.0], [2.0]])
+    assert one.deltas == [0.0, 1.0] and one.half is None and one.p == []
 
 
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 2), (3, 2), (4, 3), (2, 30)])
@@ -40,7 +46,7 @@ def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
     rng = np.random.default_rng(arms * 100 + seeds)
     values = rng.normal(0, 0.3, (4000, arms, seeds)) + rng.normal(0, 5, (4000, 1, seeds)) \
         + np.arange(arms)[None, :, None]
-    hits = [abs(deltas[1] - 1) <= half for deltas, half in map(contrasts, values)]
+    hits = [abs(found.deltas[1] - 1) <= found.half for found in map(contrasts, values)]
     assert 0.935 < np.mean(hits) < 0.965
 
 
@@ -59,7 +65,8 @@ def test_the_table_names_what_exceeds_the_noise():
 # -- anneal ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def annealed(tmp_path_factory):
-    """A training of 40 steps, checkpoints of steps 20 and 40, and two mixtures of three annealed from step 20."""
+    """A training of 40 steps with checkpoints of steps 20 and 40, and two mixtures that are annealed from step 20.
+    (run, arguments of the command)"""
     top = tmp_path_factory.mktemp("anneal")
     run = make_run(top, phases=PHASES, total=6400, documents=300,
                    train={"checkpoint": {"every": 20, "keep": 3}, "schedule": {"warmup": "5%"}})

@@ -1,6 +1,7 @@
-"""Checkpoints in the background: the same as the others, at most one in flight, never half of one, failures are heard.
+"""Checkpoints that are written in the background: they are equal to synchronous ones, only one is written at a time,
+none is ever half complete, and failures are reported.
 
-No test measures time: a writer that is to be slow waits until it is told to go on.
+No test measures time: a writer that is meant to be slow waits until the test lets it go on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 
 @pytest.fixture(scope="module")
 def sync(folder, tmp_path_factory):
-    """A run with synchronous checkpoints: every one of them is kept."""
+    """The output folder of a training with synchronous checkpoints, all of which are kept."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("sync")
@@ -52,7 +53,7 @@ def sync(folder, tmp_path_factory):
 
 
 def content(found: ckpt.Checkpoint) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint of one rank, by what they are called."""
+    """Return the tensors of a checkpoint that one rank wrote, by name."""
     reader = SafeMetadataReader(found.folder)
     metadata = reader.read_metadata()
     state = {name: torch.empty(about.size, dtype=about.properties.dtype)
@@ -62,7 +63,8 @@ def content(found: ckpt.Checkpoint) -> dict[str, torch.Tensor]:
 
 
 class Gate:
-    """A FileSystemWriter that waits, in its thread, until `open` is set; says when it has come so far."""
+    """A FileSystemWriter (`writer`) that waits in its thread until `open` is set. It sets `reached` when it begins to
+    wait."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()

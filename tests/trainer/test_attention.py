@@ -1,4 +1,4 @@
-"""The back ends of attention mean the same, and documents do not see each other."""
+"""The back ends of attention compute the same, and no token attends to another document."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensors(dim: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 
 
 def apart(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Every document by itself, from the formula."""
+    """Compute attention for each document by itself, from the formula."""
     k, v = (x.repeat_interleave(3, 2) for x in (k, v))
     rows = []
     for row, lengths in enumerate(LENGTHS):

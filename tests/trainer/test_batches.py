@@ -1,4 +1,4 @@
-"""Batches, which are read and filled many samples at a time, equal those made one sample at a time."""
+"""Batches, for which many samples are read at once, equal batches that are made one sample at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.model.loss import IGNORE
 
 
 def plain_windows(sets, places, length):
-    """The rows of a batch, read one by one."""
+    """Read the rows of a batch one at a time."""
     rows = [(sets[s].read(w * length, w * length + length + 1), sets[s].ends(w * length + 1, w * length + length + 1)
              - w * length, s, sets[s].counts(w * length + 1, w * length + length + 1)) for s, w in places]
     for (s, w), (tokens, bounds, *_) in zip(places, rows):
@@ -31,7 +31,7 @@ def plain_windows(sets, places, length):
 
 
 def plain_collate(rows, length) -> Batch:
-    """A batch, filled row by row."""
+    """Make a batch row by row."""
     tokens, targets, positions = (np.empty((len(rows), length), np.int64) for _ in range(3))
     attended = 0
     for row, (window, bounds, _, *masks) in enumerate(rows):
@@ -59,7 +59,7 @@ def assert_equal(made: Batch, plain: Batch) -> None:
 
 @pytest.fixture(scope="module", params=[300, 70_000])
 def sets(request, tmp_path_factory):
-    """Sets of several shards, with and without masks, some of them as short as a document."""
+    """Shard sets of several shards, with and without loss masks. Some shards have only one document."""
     rng, made = np.random.default_rng(request.param), []
     for masked, cuts in (((), [0, 40, 41, 90]), ((0, 2), [0, 5, 6, 70, 71, 120]), ((), [0, 300])):
         folder = tmp_path_factory.mktemp("set")

@@ -1,4 +1,5 @@
-"""Checkpoints: resume is exact, a kill at any point leaves a loadable latest, hostile or foreign ones are refused."""
+"""Checkpoints: a resumed training is exactly the uninterrupted one, a kill at any point leaves a checkpoint that can be
+loaded, and hostile or foreign checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 
 @pytest.fixture(scope="module")
 def done(folder, tmp_path_factory):
-    """The folder of the uninterrupted run."""
+    """The output folder of the uninterrupted training."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole")
@@ -51,7 +52,7 @@ def done(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(done):
-    """Losses of the uninterrupted run."""
+    """The losses of the uninterrupted training."""
     return losses(done)
 
 
@@ -154,7 +155,7 @@ def test_a_longer_run_must_not_move_the_learning_rate(folder, tmp_path):
 
 
 def recommit(found: ckpt.Checkpoint) -> None:
-    """Have COMPLETE say that the files are as they should be."""
+    """Rewrite COMPLETE so that it agrees with the present files, changed ones included."""
     marker = found.folder.parent / "COMPLETE"
     files = sorted(found.folder.iterdir())
     marker.write_text(json.dumps({"attempt": found.folder.name, "files": {p.name: p.stat().st_size for p in files},
@@ -173,7 +174,8 @@ def test_a_checkpoint_that_gives_another_loss_is_not_gone_on_from(folder, tmp_pa
 
 
 def first_rank(step: int, summed: bool = False, same: bool = True):
-    """World.broadcast of another rank: an empty ledger, nothing to clear, and where the first one is."""
+    """Return a stand-in for `World.broadcast` on a rank other than 0. It returns what rank 0 would send: an empty
+    ledger, that nothing was cleared, and the step that rank 0 chose."""
     sent = iter([lambda _data: bytes(8), lambda _data: b"\0",
                  lambda data: struct.pack("<?", summed) + (data[1:] if same else bytes(32)),
                  lambda _data: struct.pack("<q", step)])
@@ -206,7 +208,7 @@ def test_a_rank_that_has_read_another_curriculum_does_not_train(folder, tmp_path
 
 
 def committed(folder: Path, step: int) -> ckpt.Checkpoint:
-    """A checkpoint of nothing."""
+    """Write a committed checkpoint without tensors."""
     attempt = folder / f"step_{step:08d}" / "attempt"
     attempt.mkdir(parents=True)
     (attempt / "meta.json").write_text(json.dumps({"step": step, "tokens": step}))

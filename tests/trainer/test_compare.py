@@ -1,4 +1,4 @@
-"""`tokenmill train compare`: equal tokens, losses per source, speed, and what differs."""
+"""`tokenmill train compare`: trainings at equal numbers of tokens, losses by source, speed, and differing settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.tools.compare import compare
 
 
 def training(folder: Path, steps: int, batch: int, loss: float, evals: dict[int, float], **config: Any) -> Path:
-    """A metrics.jsonl as the trainer writes it: the loss of step i is `loss` - i / 1000."""
+    """Write a metrics.jsonl as the trainer does. The loss of step i is `loss` - i / 1000."""
     lines = [{"event": "start", "step": 0, "world": 2, "device": "cpu", "config": {"optimizer": {"lr": 0.1}, **config},
               "streams": ["web"], "phases": [{"name": "all", "batch": batch}]}]
     for i in range(1, steps + 1):

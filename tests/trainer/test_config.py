@@ -1,4 +1,4 @@
-"""Configuration errors say which file and key, and what was probably meant."""
+"""An error in the configuration names the file and the key, and suggests the key that was probably meant."""
 
 from __future__ import annotations
 

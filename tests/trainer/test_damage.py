@@ -1,4 +1,4 @@
-"""Damage in a checkpoint is named and not trained on: the one before it is used, by all ranks."""
+"""A damaged checkpoint is reported and not loaded. All ranks use the checkpoint before it instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """Checkpoints of steps 6, 12 and 18."""
+    """The output folder of a training with checkpoints of steps 6, 12 and 18."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("trained")
@@ -44,7 +44,7 @@ def trained(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(folder, trained, tmp_path_factory):
-    """Losses of the uninterrupted run."""
+    """The losses of the uninterrupted training."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole") / "out"
@@ -61,7 +61,7 @@ def out(trained, tmp_path):
 
 
 def zero_moments(found: ckpt.Checkpoint) -> Path:
-    """12 kB of Adam's second moments become zeros; the size stays. Returns the file."""
+    """Overwrite 12 kB of Adam's second moments with zeros. The size of the file does not change. Returns the file."""
     stored = {
         index.fqn: where
         for index, where in SafeMetadataReader(found.folder).read_metadata().storage_data.items()

@@ -1,4 +1,4 @@
-"""Batches: what a sample holds, whatever the number of ranks; memory that does not grow with the data."""
+"""Batches: they have the right contents for any number of ranks, and memory does not grow with the data."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_other_data_than_the_pinned_is_refused(run):
 
 
 def sparse_curriculum(store: Path, tokens: int) -> Curriculum:
-    """A stream of `tokens` zeros in a sparse file, and a curriculum that reads nearly all of it."""
+    """Write a stream of `tokens` zeros as sparse files, and return a curriculum that reads nearly all of it."""
     folder = store / "shards" / "big" / "split=train"
     folder.mkdir(parents=True)
     per_shard = 1 << 28
@@ -286,7 +286,7 @@ def test_what_does_not_count_is_no_target():
 
 @pytest.fixture
 def copied(run, tmp_path):
-    """The run's data in files of its own: (data, the first shard of a stream, its folder)."""
+    """A copy of the run's data: (data, entry of the first shard of a stream, folder of its set)."""
     shutil.copytree(run.store, tmp_path / "store")
     data = Data(run.curriculum, tmp_path / "store")
     return data, data.train[0].manifest.shards[0], data.train[0].folder
@@ -299,7 +299,8 @@ def read_all(data: Data) -> None:
 
 @pytest.fixture
 def sums_hold(monkeypatch):
-    """As if the set had been written with what a test puts into it: the sums of its blocks say nothing."""
+    """Makes all checks of block checksums pass, as if the set had been written with the bytes that a test puts into
+    it."""
     monkeypatch.setattr(CheckedFile, "check", lambda *_: None)
 
 

@@ -1,6 +1,7 @@
-"""The same curriculum three times as long costs the loader the same memory: SmolLM3's second mystery.
+"""A curriculum that is three times as long takes the loader no more memory. (SmolLM3's team met a loader whose index
+grew with the length of the run.)
 
-(tests/trainer/test_data.py does it for data that is as large as the run; here the data is repeated.)
+Here the data is repeated; tests/trainer/test_data.py tests data that is as large as the run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def longer(run: Run, times: int) -> Run:
 
 
 def peak(run: Run) -> int:
-    """Bytes at most while the loader is set up and reads the first, the middle and the last steps."""
+    """Return the most bytes that Python allocates while the loader is set up and reads the first, the middle and the
+    last steps."""
     tracemalloc.start()
     data = Data(run.curriculum, run.store)
     for first in (0, run.curriculum.steps // 2, run.curriculum.steps - 20):

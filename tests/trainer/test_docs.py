@@ -1,4 +1,4 @@
-"""What the documents tell people to write is accepted: options of commands, keys and values of YAML."""
+"""What the docs tell people to write is accepted: options of commands, and keys and values of YAML."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """(language, text) of the blocks of code of a page."""
+    """Return (language, text) for each code block of a page."""
     return [(kind, textwrap.dedent(text)) for _, kind, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
 
 
 def commands() -> list[str]:
-    """The lines that call `tokenmill train COMMAND …`, continued ones as one."""
+    """Return the lines of the docs that call `tokenmill train COMMAND …`. Continuation lines are joined."""
     texts = [text.replace("\\\n", " ") for page in PAGES for _, text in blocks(page)]
     lines = [line.strip().removeprefix("$ ") for text in texts for line in text.splitlines()]
     return sorted({line for line in lines if line.startswith("tokenmill train ") and "--help" not in line})

@@ -1,4 +1,4 @@
-"""The doctor passes what is sound and names what is not, on real ranks."""
+"""The doctor lets sound trainings pass and names what is wrong with others, on real ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_sound_machine_passes(run, capfd, monkeypatch):
 
 @pytest.fixture
 def seen(run, tmp_path):
-    """What sound ranks write; a test spoils one thing in it."""
+    """The results that ranks write in a sound training. A test changes one of them."""
     steps = {"loss": [4.0, 3.9, 3.8, 3.7], "grad_norm": [1.0, 1.1, 1.2, 1.3]}
     base = {"init": {"embed.weight": "a1", "norm.weight": "b2"}, "twins": [], "unequal": [],
             "batches": {"0": "c3", "1": "d4"}, "steps": steps}
@@ -51,7 +51,7 @@ def seen(run, tmp_path):
 
 
 def compared(seen, tmp_path, capsys) -> list[str]:
-    """The checks that fail."""
+    """Run the comparison over the results `seen`, and return the names of the checks that fail."""
     for name, found in seen.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
     options = mock.Mock(ranks=2, arguments=["doctor", "cpu"], device="cpu")             # a run of this name

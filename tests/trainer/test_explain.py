@@ -1,5 +1,5 @@
-"""`explain` over a store made by hand: rows, documents and their places follow from the order and the shards alone,
-what the datasets say is added where the dataset is still the one the shards were made of."""
+"""`explain` over a store written by the test: rows, documents and their places come from the order and the shards
+alone. Facts from the datasets are added if the dataset is still the one from which the shards were made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ DOCUMENTS = 120
 
 
 def dataset(store: Path, name: str, keys: tuple[str, ...]) -> None:
-    """Publish the documents of a stream in one part a key; its shards say that they came from there."""
+    """Publish the documents of a stream as a dataset, in one part for each of `keys`. The manifest of the shards is
+    changed to name these parts as their source."""
     folder = store / "datasets" / f"{name}-clean"
     folder.mkdir(parents=True)
     path = store / "shards" / name / "split=train" / MANIFEST

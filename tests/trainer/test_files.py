@@ -1,4 +1,4 @@
-"""Who trains in a folder does so alone, as far as this machine sees; who is dead keeps nobody out."""
+"""Only one process of a machine trains in a folder. A dead process does not block the folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process that trains in `out`, once it says so."""
+    """Another process that trains in the folder `out`. The fixture waits until it has marked the folder as in use."""
     script = "import sys, time\nfrom pathlib import Path\nfrom trainer.base.files import alone\n" \
              "with alone(Path('out')):\n    time.sleep(1000)"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,

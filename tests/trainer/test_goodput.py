@@ -1,4 +1,5 @@
-"""Every second has one cause; the causes sum to the wall time, also over restarts, kills and rewinds."""
+"""Every second of wall time has exactly one cause, and the causes sum to the wall time, also over restarts, kills and
+rewinds."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from trainer.observe.goodput import CAUSES, Goodput, clock
 
 
 class Clock:
-    """Both clocks of the module, moved by hand."""
+    """Stands in for both clocks that the module reads. The test moves it."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -29,7 +30,7 @@ def hand(monkeypatch):
 
 
 class Trainer:
-    """A process that trains: its watch and the lines it writes."""
+    """A training process: its count of the wall time, and the lines of metrics that it writes."""
 
     def __init__(self, hand: Clock, lines: list, peak: float | None = 100.0) -> None:
         self.hand, self.lines, self.watch = hand, lines, Goodput(peak)

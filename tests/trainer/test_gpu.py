@@ -1,5 +1,5 @@
-"""A training on one CUDA device: the losses of the CPU, in every arrangement and with every optimiser, without the host
-waiting for the device within a step.
+"""A training on one CUDA device has the losses of a training on the CPU, in every arrangement and with every optimiser.
+The host does not wait for the device within a step.
 
 `make gpu` runs these tests. Without a CUDA device they are skipped.
 """
@@ -56,7 +56,8 @@ def opened(folder: Path, out: Path, *overrides: str) -> Run:
 
 @pytest.fixture(scope="module")
 def on_cpu(folder, tmp_path_factory):
-    """The losses of a training on the CPU, in float32. In a process of its own, since a process has one world."""
+    """The losses of a training on the CPU, in float32. It runs in a process of its own, because a process can only have
+    one World."""
     out = tmp_path_factory.mktemp("cpu")
     subprocess.run([sys.executable, "-m", "trainer", "run", str(folder), "--out", str(out), "--device", "cpu",
                     *(x for o in SET for x in ("--set", o))], check=True, cwd=ROOT,
@@ -66,7 +67,8 @@ def on_cpu(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_gpu(folder, gpu, tmp_path_factory):
-    """The folder of a training with the defaults (bf16, AdamW), but not compiled: compiling takes 20 s each time."""
+    """The output folder of a training with the default settings (bf16, AdamW), except that it is not compiled:
+    compiling takes 20 s each time."""
     out = tmp_path_factory.mktemp("gpu")
     train(opened(folder, out), gpu, None, quiet)
     return out

@@ -1,4 +1,4 @@
-"""What the machine tells, what it does not, and who is slow."""
+"""Readings of the machine: which are available, what happens where some are not, and which rank is the slowest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.observe.hardware import FIELDS, Hardware, gather, host_memory, summ
 
 
 class NVMLError_NotSupported(Exception):
-    """As pynvml's: derived from Exception alone."""
+    """Stands in for pynvml's error, which is derived from Exception alone."""
 
 
 def gpu(world, said) -> Hardware:
-    """A reader that believes it sits at a GPU; nothing is computed there."""
+    """Return a Hardware that believes that its rank has a GPU. Nothing is computed on it."""
     made = Hardware(world, said.append)
     made.cuda = made.nvml = True
     made.world = replace(world, device=torch.device("cuda", 0))

@@ -1,4 +1,5 @@
-"""Export and import: what transformers computes with our files is what we compute, and what comes back is what went."""
+"""Export and import: transformers computes with our files what we compute, and a model that is exported and imported
+again is unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ CASES = {
 
 
 def made(config: ModelConfig, vocab: int = VOCAB) -> Transformer:
-    """A model with random values everywhere: gains and biases too."""
+    """Return a model with random values everywhere, also in gains and biases."""
     model = Transformer(config, vocab)
     initialise(model, replace(config, init_std=0.2), 3)
     g = torch.Generator().manual_seed(5)
@@ -64,7 +65,7 @@ def made(config: ModelConfig, vocab: int = VOCAB) -> Transformer:
 
 
 def saved(model: Transformer, folder: Path) -> ckpt.Checkpoint:
-    """A checkpoint of the model alone, as far as an export looks at it."""
+    """Write a checkpoint with the model alone and those parts of meta.json that an export reads."""
     run = open_run(str(make_run(folder, total=960, documents=60)), None, None, [])
     from torch.distributed.checkpoint import FileSystemWriter, save
 
@@ -77,7 +78,7 @@ def saved(model: Transformer, folder: Path) -> ckpt.Checkpoint:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """name → (our model, the folder it was exported to in fp32, in several files)."""
+    """{name of a case: (our model, the folder to which it was exported in fp32, in several files)}"""
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     found = {}
     for name, (config, _) in CASES.items():
@@ -138,7 +139,8 @@ def test_files_are_split_by_size_and_indexed(exported):
 
 
 def plain_reference(model: Transformer, tokens: list[int]) -> torch.Tensor:
-    """Logits [T, V] of one document, written down from the papers: loops over heads and positions, complex rotation."""
+    """Compute the logits [T, V] of one document from the formulas of the papers: loops over heads and positions, and
+    rotation by complex numbers."""
     c, p = model.config, {n: x.detach().double() for n, x in model.named_parameters()}
 
     def norm(x, gain):

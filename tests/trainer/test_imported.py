@@ -1,4 +1,4 @@
-"""A training goes on with an imported shard set as a new stream."""
+"""A training continues with an imported shard set as a new stream."""
 
 from __future__ import annotations
 

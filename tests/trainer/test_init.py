@@ -1,4 +1,5 @@
-"""Initial values by name, and muP: what is learnt does not grow or fade with the width."""
+"""Initial values depend on the name of the parameter. With muP, what is learnt neither grows nor shrinks with the
+width."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def test_initial_spread_under_mup():
 
 
 def moved(width: int, mup: int, tie: bool, alone) -> dict[str, float]:
-    """How far activations have moved after a few steps of Adam at one rate: root mean squares, by place."""
+    """Return how far activations move in a few steps of Adam at one learning rate: {place in the model: root mean
+    square of the change}."""
     config = ModelConfig(layers=2, width=width, heads=4, ffn=2 * width, tie=tie, mup=mup, init_std=0.1)
     model = Transformer(config, 64)
     initialise(model, config, 0)
@@ -78,7 +80,8 @@ def moved(width: int, mup: int, tie: bool, alone) -> dict[str, float]:
 
 
 def slopes(mup: int, tie: bool, alone) -> dict[str, float]:
-    """By place, the exponent with which the movement grows with the width (least squares in logarithms)."""
+    """Return for each place in the model the exponent with which this movement grows with the width (least squares of
+    the logarithms)."""
     sizes = [moved(width, mup, tie, alone) for width in WIDTHS]
     x = [math.log2(w) for w in WIDTHS]
     mean = sum(x) / len(x)

@@ -1,4 +1,4 @@
-"""`--address` of a training: which clusters it attaches to, and what it says about the others."""
+"""The option `--address` of a training: to which clusters it connects, and what it says about others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "the-token-of-the-cluster"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    """A run to train on, in a shell without a token."""
+    """A run to train on, in an environment without a token for Ray."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")                     # to be put back, whatever `use_token` makes of it
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Ranks on this machine: under torchrun as it is, and the command line that starts them."""
+"""Several ranks on this machine: started by the real torchrun, and by our own launcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_torchrun_is_taken_at_its_word(tmp_path, alone):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """`-m trainer` of the launcher is a shell script."""
+    """A function that makes the launcher start a shell script instead of `python -m trainer`."""
     def write(script: str) -> str:
         path = tmp_path / "rank.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -58,7 +58,7 @@ def stand_in(tmp_path, monkeypatch):
 
 
 class FastClock(Clock):
-    """Ten seconds of patience are a fifth of a second."""
+    """A clock that runs 50 times as fast, so that a limit of ten seconds takes a fifth of a second."""
 
     def now(self) -> float:
         return super().now() * 50
@@ -131,7 +131,7 @@ def test_a_gpu_that_is_not_there_is_said_once_before_anything_begins(monkeypatch
 
 
 def launches(folder: Path, rank: Path) -> None:
-    """A launcher of two ranks that are this script."""
+    """Run the launcher with two ranks, each of which is the script `rank`."""
     os.chdir(folder)
     sys.executable = str(rank)
     local.launch(["run"], 2, "cpu")

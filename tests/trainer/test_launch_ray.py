@@ -1,5 +1,5 @@
-"""Training on a Ray cluster gives what training without Ray gives, also when ranks and nodes die on the way, and says
-so when it cannot start."""
+"""Training on a Ray cluster gives the same losses as training without Ray, also when ranks and nodes die meanwhile. If
+it cannot start, it says why."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
 
 @pytest.fixture
 def cluster():
-    """Two nodes of one CPU each and a head without, all of which want a token."""
+    """A Ray cluster with token authentication: a head without CPUs, and two nodes with one CPU each."""
     temp = tempfile.mkdtemp(prefix="tml", dir="/tmp")                # short: Ray's sockets lie below
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "TMPDIR": temp, "RAY_TMPDIR": temp,
            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",

@@ -1,4 +1,5 @@
-"""When the launcher on Ray starts again, with how many ranks, when it gives up. No Ray runs: its answers are told."""
+"""The rules of the launcher on Ray: when it starts the training again, with how many ranks, and when it gives up. Ray
+itself does not run; its answers are faked."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ launcher = pytest.importorskip("trainer.launch.ray", reason="needs ray")
 
 @pytest.fixture
 def started(monkeypatch):
-    """`launch` on a cluster that is not there: outcomes of attempts and steps of the latest checkpoint, one by one."""
+    """A function that runs `launch` without a cluster, with given outcomes of the attempts and given steps of the
+    latest checkpoint, one after the other."""
     monkeypatch.setattr(launcher.ray, "init", lambda **_: None)
     monkeypatch.setattr(launcher.ray, "shutdown", lambda: None)
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
@@ -91,7 +93,8 @@ def test_ranks_leave_a_node_that_is_drained_with_a_checkpoint(monkeypatch, capsy
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """`room` on a cluster with so many GPUs in all and so many free; time passes with every wait."""
+    """A fake cluster for `room`. A test sets how many GPUs it has and how many of them are free, at each time. Time is
+    virtual."""
     clock, gpus = VirtualClock(), SimpleNamespace()
 
     class Group:

@@ -1,5 +1,6 @@
-"""`tokenmill train slurm`: the script is what was asked for, whatever stands in a path; run with stand-ins for `srun`
-and `scontrol`, it stops before its time is over, puts itself back, and ends as if it had not been stopped."""
+"""`tokenmill train slurm`: the script does what was asked for, whatever characters paths have. It is run with stand-ins
+for `srun` and `scontrol`: it stops before its time is over, requeues itself, and ends with the same result as without
+the stop."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="a job script for Lin
 
 
 def ended(job: subprocess.Popen[bytes], log: Path, seconds: float = 600) -> int:
-    """The exit code of a job; what it said, when it does not end."""
+    """Wait for a job and return its exit code. If it does not end, fail and show its log."""
     try:
         return job.wait(seconds)
     except subprocess.TimeoutExpired:

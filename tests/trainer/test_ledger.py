@@ -1,4 +1,5 @@
-"""What is skipped is what the ledger's lines amount to, whatever was killed and whatever the recipe says now."""
+"""The ledger (the file in which a training notes its rewinds and skipped steps). Its lines alone decide which steps are
+skipped, whatever was killed and whatever the recipe says now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader alone, over the last steps: what is read, what is reported, when it is found wanting."""
+"""The loader alone, over the last steps of a run: what it reads, what is reported, and when it is found too slow."""
 
 from __future__ import annotations
 

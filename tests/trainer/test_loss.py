@@ -1,4 +1,4 @@
-"""Chunked cross entropy against the plain formula."""
+"""Chunked cross entropy, compared with the plain formula."""
 
 from __future__ import annotations
 

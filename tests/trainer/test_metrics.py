@@ -1,4 +1,5 @@
-"""metrics.jsonl is the truth; the views say the same; none of them can end a training."""
+"""metrics.jsonl has all metrics; TensorBoard, W&B and trainer.prom show the same numbers, and none of them can end a
+training."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ DOWN = 7.0
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A training of two phases of different length, stopped in the middle for DOWN: (run, what was printed)."""
+    """A training of two phases with different sequence lengths, stopped in the middle and resumed DOWN seconds later:
+    (run, printed lines)."""
     folder = make_run(tmp_path_factory.mktemp("store"), documents=300, total=STEPS * 256, phases=[
         {"name": "short", "until": "50%", "sequence": 32, "batch": 256, "mix": {"web": 70, "code": 30}},
         {"name": "long", "until": "100%", "sequence": 64, "batch": 256}],
@@ -189,7 +191,8 @@ SAMPLE = re.compile(r'^([a-z_][a-z0-9_]*)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",
 
 
 def parsed(text: str) -> dict[str, tuple[str, list[tuple[dict, float]]]]:
-    """Family → (type, samples), by a strict reading of the text format: HELP, TYPE, samples, each family once."""
+    """Parse the text of a Prometheus file strictly: HELP, TYPE, then samples, and each metric only once. Returns
+    {metric: (type, samples)}."""
     found: dict[str, tuple[str, list]] = {}
     lines = iter(text.splitlines())
     assert text.endswith("\n")

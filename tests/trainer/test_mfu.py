@@ -1,4 +1,5 @@
-"""The formula against torch's own count of the FLOPs of a real forward and backward; peaks by exact names."""
+"""The formula for FLOPs, compared with torch's own count for a real forward and backward. The peak of a device is found
+only by its exact name."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ CONFIGS = {
 
 
 def in_place_product(_self, a, b, **_):
-    """FLOPs of addmm_, which the loss uses and torch's counter does not know; [m, k] @ [k, n]."""
+    """Return the FLOPs of `addmm_` with matrices [m, k] and [k, n]. The loss uses this operator, which torch's counter
+    does not know."""
     return 2 * a[0] * a[1] * b[1]
 
 
 def counted(config: ModelConfig, vocab: int, rows: int, length: int) -> int:
-    """FLOPs of forward and backward as torch counts them, attention over the whole square."""
+    """Return the FLOPs of forward and backward as torch counts them. Attention counts with the whole square of the
+    length."""
     torch.manual_seed(0)
     model = Transformer(config, vocab)
     tokens = torch.randint(0, vocab, (rows, length))

@@ -1,4 +1,5 @@
-"""The decoder: documents do not see each other, positions restart, sizes add up."""
+"""The decoder: tokens do not attend to other documents, positions restart, and the number of parameters is as
+calculated."""
 
 from __future__ import annotations
 

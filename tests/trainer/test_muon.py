@@ -1,4 +1,5 @@
-"""Muon on sharded matrices is Muon on whole ones: against torch.optim.Muon, over ranks, layouts and scalings."""
+"""Muon on sharded matrices does the same as torch.optim.Muon on whole ones, for several numbers of ranks, layouts and
+scalings."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def out(tmp_path_factory):
 
 
 def reference(name, **keys):
-    """torch.optim.Muon on whole matrices: (before, after)."""
+    """Perform the steps with torch.optim.Muon on whole matrices. Returns (matrices before, matrices after)."""
     values, gradients = starts(*SHAPES[name])
     parameters = [nn.Parameter(v.clone()) for v in values]
     optimizer = torch.optim.Muon(parameters, lr=0.1, weight_decay=0.1, momentum=0.95, **keys)
@@ -55,7 +56,8 @@ def test_another_rule_is_told_from_torch_muon(alone, keys):
 
 
 def same_as_one(out, ranks, alone):
-    """Every layout gives what one process gives; those that divide rows by two all-to-alls a shape and step."""
+    """Check that every layout gives what one process gives. Layouts that divide rows must take two all-to-alls per
+    shape and step."""
     got = torch.load(out / "muon.pt", weights_only=True)
     for layout in LAYOUTS[ranks]:
         for name, shape in SHAPES.items():

@@ -1,4 +1,5 @@
-"""The noise scale against a problem whose noise is known, and the norms under FSDP against plain autograd."""
+"""The gradient noise scale, for a problem whose noise is known; and the gradient norms under FSDP, compared with plain
+autograd."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ DIM, NOISE = 40, 3.0
 
 
 def quadratic(sizes: list[int], distance: float, rng: np.random.Generator) -> tuple[float, float, float, int]:
-    """One step on ½|θ − x|², x ~ N(0, NOISE²·I), at |θ| = distance: the gradient of n samples is θ minus their mean.
-    Returns what `estimate` takes: mean |G_i|², mean 1/n_i, |G|², N."""
+    """Perform one step on ½|θ − x|² with x ~ N(0, NOISE²·I), at |θ| = `distance`: the gradient of n samples is θ minus
+    their mean. Returns the arguments of `estimate`: mean |G_i|², mean 1/n_i, |G|², N."""
     theta = np.full(DIM, distance / math.sqrt(DIM))
     means = [theta - rng.normal(0, NOISE, (n, DIM)).mean(0) for n in sizes]
     total = sum(sizes)
@@ -104,7 +105,7 @@ def test_norms_of_micro_batches_are_those_of_plain_autograd(out):
 
 
 def agree(one: list[dict], two: list[dict]) -> None:
-    """Noise scale and norms of two trainings that are the same."""
+    """Check that two equal trainings have measured the same noise scale and norms."""
     assert len(one) == len(two) == STEPS
     for a, b in zip(one, two):
         assert a["noise"]["trace"] == pytest.approx(b["noise"]["trace"], rel=1e-3)

@@ -1,4 +1,5 @@
-"""Every optimiser: groups and rates, its rule against a plain one, steps that are not to be, ranks and checkpoints."""
+"""Every optimiser: parameter groups and learning rates, its update compared with a plain one, skipped steps, several
+ranks, and checkpoints."""
 
 from __future__ import annotations
 
@@ -205,7 +206,8 @@ def test_adamw_is_torchs(alone):
 # -- steps that are not to be, ranks, checkpoints ------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """Two ranks skip steps, and begin a training of every kind."""
+    """The results of two ranks that perform skipped steps, and that begin a training with every optimiser: (run, folder
+    of the results)."""
     store = tmp_path_factory.mktemp("store")
     run, out = str(make_run(store, total=1600, documents=200)), store / "out"
     out.mkdir()

@@ -32,7 +32,7 @@ PHASES = [{"name": "a", "until": "50%", "sequence": 64, "batch": 192, "mix": {"w
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A packed stream `web` beside `code`, which is not."""
+    """A run with a packed stream `web` and a stream `code` that is not packed."""
     made = make_run(tmp_path_factory.mktemp("store"), phases=PHASES, documents=200, packed=("web",))
     return open_run(str(made), None, None, [])
 
@@ -151,7 +151,8 @@ def test_rows_in_a_bucket_are_looked_up_without_a_copy(run):
 # -- any history -------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Three streams, and each of them packed into rows of 16 and of 32."""
+    """A store with three streams, each with packed rows of 16 and of 32 tokens: (folder, {(name, length): (stream,
+    stream with packed rows)})."""
     folder, streams = tmp_path_factory.mktemp("store"), {}
     for seed, name in enumerate("abc"):
         info = write_shards(folder / "shards" / name / "split=train", name, "train", language(seed, 90, mean=12), 2)
@@ -164,7 +165,8 @@ def store(tmp_path_factory):
 
 
 def random_history(rng: np.random.Generator, streams) -> tuple[Curriculum, list[tuple[Curriculum, int]]]:
-    """A curriculum after up to two edits, and the curricula before them, each with the sample of the edit."""
+    """Return a random curriculum after up to two edits, and the list of (curriculum before an edit, sample at which it
+    was edited)."""
     longest = int(rng.choice([16, 32]))
     names = list("abc"[:rng.integers(1, 4)])
     packed = {name: bool(rng.integers(2)) for name in names}
@@ -234,7 +236,7 @@ def planned_sample(data: Data, rows: dict[int, list], at, n: int) -> dict:
 
 
 def check_disjoint(curriculum: Curriculum, at) -> None:
-    """No token of a stream is read twice in an epoch."""
+    """Check that no token of a stream is read twice in an epoch."""
     for s in range(len(curriculum.streams)):
         for epoch in set(at.epoch[at.stream == s].tolist()):
             chosen = (at.stream == s) & (at.epoch == epoch)

@@ -1,5 +1,5 @@
-"""Every arrangement of ranks, and every way to save memory, is the same training: four gloo ranks, and what one process
-can show by itself."""
+"""Every arrangement of ranks, and every setting that saves memory, gives the same training. Tests use four gloo ranks,
+or one process where that is enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(run, tmp_path_factory):
-    """One rank here, four in processes; then one rank goes on from what four wrote."""
+    """The results of trainings on one rank, of the same trainings on four ranks, and of one rank that continues what
+    the four wrote."""
     out = tmp_path_factory.mktemp("four")
     with world("cpu") as here:
         (out / "init.alone.json").write_text(json.dumps(initial_hashes(run, here)))
@@ -128,7 +129,7 @@ def test_all_layers_share_one_compiled_graph(run, alone, how, monkeypatch):
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators that are called."""
+    """Counts calls of operators by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class Operators(TorchDispatchMode):
 
 
 def operators(run: str, here, how: str) -> Counter[str]:
-    """What forward and backward of two layers call."""
+    """Return which operators forward and backward of two layers call, and how often."""
     here = arranged(here, open_run(run, None, None, [f"parallel.checkpointing={how}"]).config.parallel)
     model = built(run, here, [])
     tokens = torch.arange(64)[None]

@@ -1,4 +1,5 @@
-"""One and two ranks are the same training: real gloo processes, shards and batches that do not divide by two."""
+"""One rank and two ranks give the same training: real gloo processes, with shards and batches that cannot be divided by
+two."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from trainer.parallel.world import world
 
 
 def parity(a: dict[int, float], b: dict[int, float], least: int = STOP) -> float:
-    """Largest difference in loss of any step that both have, at least `least` of them from the first on."""
+    """Return the largest difference in loss over all steps that both trainings have. Fails if these are not at least
+    the first `least` steps."""
     both = sorted(a.keys() & b.keys())
     assert both == list(range(1, len(both) + 1))
     assert len(both) >= least
@@ -31,7 +33,8 @@ def parity(a: dict[int, float], b: dict[int, float], least: int = STOP) -> float
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """Runs everything once: one rank here, two ranks in processes, each resuming what the other began."""
+    """The results of all trainings: on one rank in this process, on two ranks in processes, and trainings that one rank
+    begins and two ranks resume, or the other way round."""
     store = tmp_path_factory.mktemp("store")
     run, out = str(make_run(store, model=MODEL, total=TOTAL, documents=300)), store / "out"
     out.mkdir()
@@ -49,7 +52,7 @@ def out(tmp_path_factory):
 
 
 def saved(out: Path) -> dict[str, tuple]:
-    """{name: (shape, dtype)} of the tensors in the latest checkpoint."""
+    """Return {name: (shape, dtype)} of the tensors in the latest checkpoint."""
     metadata = SafeMetadataReader(ckpt.latest(out / "checkpoints").folder).read_metadata().state_dict_metadata
     return {name: (tuple(x.size), x.properties.dtype) for name, x in metadata.items()}
 

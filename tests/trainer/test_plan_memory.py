@@ -1,4 +1,5 @@
-"""What the plan says about memory, against the same model on fake tensors of many ranks, and against itself."""
+"""What `tokenmill train plan` says about memory: compared with the same model on fake tensors of many ranks, and
+checked for consistency."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def config(**keys) -> TrainConfig:
 
 @functools.cache
 def undivided(layers: int) -> float:
-    """What 64 fake ranks were measured to take."""
+    """Return the measured memory of each of 64 fake ranks, for a model with `layers` layers. All of them are run,
+    without extrapolation."""
     return measure(config(model={**MODEL, "layers": layers}), VOCAB, 64, 16, LENGTH, 2)
 
 
@@ -184,7 +186,8 @@ def test_plan_of_a_run(tmp_path, capsys):
 
 @torch.library.custom_op("tokenmill_test::attention", mutates_args={})
 def stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What FlashAttention keeps and returns: the result, and log Z of every head and token."""
+    """Stand in for FlashAttention: return tensors of the sizes that it returns and keeps (the result, and log Z of
+    every head and token)."""
     return torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
 
 

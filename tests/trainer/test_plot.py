@@ -1,4 +1,5 @@
-"""loss.svg stays readable when updates are skipped, steps skipped, or done again; and is not read anew every time."""
+"""loss.svg stays readable when updates or steps are skipped and when steps are repeated. It does not read the whole
+file of metrics again each time."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def evaluation(number: int, streams: int = 2) -> dict:
 
 
 def story() -> list[dict]:
-    """100 steps: the updates of 20 and 21 skipped with a monstrous loss; at 50 back to 40, to skip 45 to 48."""
+    """Return the lines of a training of 100 steps. The updates of steps 20 and 21 are skipped because of an enormous
+    loss. At step 50 it goes back to step 40, in order to skip steps 45 to 48."""
     lines = [{"event": "start", "step": 0, "phases": PHASES}, evaluation(0)]
     lines += [step(n, skipped=True, loss=1e6) if n in (20, 21) else step(n) for n in range(1, 51)]
     lines += [evaluation(50), {"event": "rewind", "step": 40}]

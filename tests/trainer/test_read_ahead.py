@@ -1,4 +1,4 @@
-"""Tokens read ahead: which bytes are requested for a batch. A folder takes the place of the bucket."""
+"""Tokens that are read ahead: which bytes are requested for a batch. A folder stands in for the bucket."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_mask_of_a_window_that_begins_with_the_last_byte_of_a_block_is_reque
 
 
 class OneFile(BaseHTTPRequestHandler):
-    """A bucket with one file of 1 MB. It answers requests for bytes only when 64 of them have come."""
+    """A bucket with one file of 1 MB. It only answers requests for bytes once 64 of them have arrived."""
 
     protocol_version = "HTTP/1.1"
     waiting = Barrier(64)

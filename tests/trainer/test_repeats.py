@@ -1,4 +1,4 @@
-"""Spans of repetition: found exactly as their definition says, and no target inside one counts."""
+"""Spans of repetition are found exactly as defined, and no target inside a span counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.observe.metrics import read
 
 
 def plainly(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
-    """The definition, token by token."""
+    """Find the spans by their definition, token by token."""
     found = np.zeros(len(tokens), bool)
     for period in range(1, ngram + 1):
         for start in range(len(tokens)):

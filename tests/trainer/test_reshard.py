@@ -1,4 +1,5 @@
-"""Checkpoints written in the background by two ranks are read by three, by one, and out of a tensor group."""
+"""Checkpoints that two ranks wrote in the background are read by three ranks, and by one; and one rank reads those of a
+tensor group."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MODULE = "tests.trainer.checkpoint_ranks"
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """Two ranks, then three, then (here) one; `whole` and `split` are the uninterrupted runs of one rank."""
+    """The results of a training on two ranks, continued on three and on one. `whole` and `split` are uninterrupted
+    trainings on one rank."""
     from trainer.parallel.world import world
 
     store = tmp_path_factory.mktemp("store")

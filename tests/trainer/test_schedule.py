@@ -1,4 +1,5 @@
-"""The learning rate over tokens: golden values of every shape, phases with a rate of their own, growing batches."""
+"""The learning rate over tokens: expected values for every shape, phases with a rate of their own, and growing
+batches."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from trainer.tools.sizes import plan
 
 
 def Phase(name: str, tokens: int, lr: object, **keys) -> CurriculumPhase:
-    """A phase of windows of one token, so that tokens are samples; a batch of 10."""
+    """Return a phase with windows of one token, so that tokens and samples are the same, and a batch of 10."""
     keys = {"samples": tokens, "reserved": tokens, **keys}
     return CurriculumPhase(name, start=0, sequence=1, batch=10, weights={}, lr=lr, max_epochs={}, on_exhausted="error",
                            **keys)

@@ -1,5 +1,5 @@
-"""A garbage document among real ones, on the whole way from texts to a training: its step's loss jumps, `explain` names
-it by its URL, and passing over its steps gives the training of a corpus without it. Tests 8 and 20 of the trainer."""
+"""A document of garbage among real ones, from texts to a training: the loss of its step jumps, `explain` names it by
+its URL, and skipping its steps gives the same training as a corpus without it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ GARBAGE = "https://garbage.example/dump"
 
 
 def texts(folder: Path, garbage: bool, tokenizer: str) -> None:
-    """Sentences of few patterns, and in the middle one document of characters in no order."""
+    """Write documents with sentences of a few patterns and, with `garbage`, a document of random characters in the
+    middle."""
     rng = random.Random(1)
     nouns, verbs, ends = (["the " + w for w in ("river", "old house", "teacher", "north wind", "garden", "small boat")],
                           ["follows", "remembers", "looks like", "waits for", "belongs to"],
@@ -71,7 +72,7 @@ def texts(folder: Path, garbage: bool, tokenizer: str) -> None:
 
 
 def shards(folder: Path, garbage: bool, tokenizer: str) -> Path:
-    """The run of the recipe over these texts."""
+    """Run the recipe over these texts. Returns the folder of the run."""
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
 
@@ -84,7 +85,8 @@ def shards(folder: Path, garbage: bool, tokenizer: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(run with garbage, {name: (out, summary)}): with garbage, going back, and without garbage."""
+    """(the run with garbage, {name: (output folder, summary)}) of three trainings: `dirty` with the garbage, `rewind`,
+    which also goes back, and `clean` without the garbage."""
     from trainer.parallel.world import world
 
     top = tmp_path_factory.mktemp("spike")
@@ -100,7 +102,8 @@ def trained(tmp_path_factory):
 
 
 def jumps(out: Path) -> dict[int, float]:
-    """By how much a step's loss is above the mean of the ten performed ones before it, from step 30 on."""
+    """Return for each step by how much its loss is above the mean of the ten performed steps before it. The first 30
+    steps are left out."""
     kept = [(step, loss) for step, loss in losses(out).items() if loss is not None]
     return {step: loss - sum(x for _, x in kept[i - 10:i]) / 10 for i, (step, loss) in enumerate(kept) if i >= 30}
 

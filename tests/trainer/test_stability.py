@@ -1,5 +1,5 @@
-"""A step that looks wrong changes nothing, on any rank and without waiting for the device; going back and passing over
-gives the training that never saw the data."""
+"""A step with an outlier changes nothing, on any rank and without waiting for the device. Going back and skipping steps
+gives the same training as if it had never read their data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def steps(out: Path) -> dict[int, dict]:
-    """Metrics by step; what was gone back before is not among them."""
+    """Return {step: its metrics}. Steps that were undone by a rewind are not among them."""
     lines = [line for line in read(out / "metrics.jsonl") if line["event"] == "step"]
     assert len({line["step"] for line in lines}) == len(lines)
     return {line["step"]: line for line in lines}
@@ -201,7 +201,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def out(folder, tmp_path_factory):
-    """Everything of `scenarios`, alone and on two ranks, and the runs they are compared with."""
+    """The results of `scenarios` on one rank and on two, and of the trainings that they are compared with."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("out")

@@ -1,5 +1,5 @@
-"""Staged pretraining: a stable phase, an anneal, a long-context phase beyond the total with its own rate, positions and
-a fresh optimiser; edits of a training that has begun."""
+"""Pretraining in stages: a stable phase, an anneal, and a long-context phase beyond the total, with a learning rate,
+RoPE settings and optimiser state of its own. Also edits of a training that has begun."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
-    """The uninterrupted run: 6 steps stable, 4 anneal, 5 long."""
+    """The output folder of the uninterrupted training: 6 steps of the phase `stable`, 4 of `anneal`, 5 of `long`."""
     from trainer.parallel.world import world
 
     out = tmp_path_factory.mktemp("whole")
@@ -133,7 +133,7 @@ def test_reset_is_what_a_new_optimiser_is(alone):
 # -- edits -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def store(tmp_path):
-    """A run of its own without the long phase, and a stream the run does not have."""
+    """A run without the phase `long`, in a store that also has a stream that the run does not have."""
     run = make_run(tmp_path / "store", documents=400, total=1600, phases=PHASES[:2])
     folder = tmp_path / "store" / "shards" / "fresh"
     for split, n in (("train", 300), ("val", 8)):

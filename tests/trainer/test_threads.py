@@ -1,4 +1,5 @@
-"""Threads of a rank follow the size of its model and the cores that are free; what computes is said at the start."""
+"""The number of threads of a rank depends on the size of its model and on the free cores. It is printed at the start,
+with the kernels that are used."""
 
 from __future__ import annotations
 

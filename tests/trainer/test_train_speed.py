@@ -1,4 +1,5 @@
-"""benchmarks/train_speed.py: it runs unattended, whatever fails in it. (What it measures on a CPU means nothing.)"""
+"""benchmarks/train_speed.py runs to its end unattended, whatever fails in it. (What it measures on a CPU means
+nothing.)"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_the_baseline_has_the_parameters_of_the_trainers_model():
 
 
 def children(monkeypatch, *outcomes):
-    """Measurements that end as told, one after the other; the micro-batches that were asked for."""
+    """Replace the measuring processes by the given outcomes, one after the other. Returns the list of the micro-batches
+    that were asked for."""
     asked, waiting = [], list(outcomes)
 
     def child(command, _seconds):
@@ -97,7 +99,7 @@ def test_a_measurement_that_takes_too_long_leaves_nothing_behind(tmp_path, monke
     script = f"sleep 1000 & echo $! > {tmp_path}/worker; echo said; echo compiling >&2; > {tmp_path}/begun; sleep 1000"
 
     class Begun(subprocess.Popen):
-        """Its time runs from when it has said what it says."""
+        """A process whose timeout only begins once it has created the file `begun`."""
 
         def wait(self, timeout=None):
             until((tmp_path / "begun").exists, 120, "what it says")

@@ -1,5 +1,5 @@
-"""`verify`: the chain is computed anew and agrees, also over skips and old checkpoints; what was tampered with is
-named; what the model has seen is what it was fed, document by document."""
+"""`verify` computes the hash chain again and gets the same value, also over skipped steps and for old checkpoints.
+Whatever was changed is named. The documents that it says the model has seen are those that it was trained on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SET = ["evaluate.every=1000", "log_every=1000", "checkpoint.every=6", "checkpoin
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run with a tokenizer in its store, trained for 30 of its 44 steps, four of them skipped."""
+    """A run with a tokenizer in its store, trained for 30 of its 44 steps; four of them were skipped."""
     from trainer.parallel.world import world
 
     store = tmp_path_factory.mktemp("store")
@@ -60,7 +60,8 @@ def said(capsys, *arguments: str) -> tuple[int, str]:
 
 
 def fed(run: Run, steps: int) -> list[tuple[int, int, int, int]]:
-    """(step, stream, first token, length) of every window of the performed steps, read plainly from the order."""
+    """Return (step, stream, first token, length) of every window that the performed steps read, taken from the order of
+    samples alone."""
     order, out = Order(run.curriculum), []
     for step in run.steps():
         number = step.number + 1
@@ -127,7 +128,7 @@ def test_other_data_is_noticed(folder, run, capsys, tmp_path):
 
 @pytest.fixture
 def copy(folder, tmp_path):
-    """The run's last checkpoint, in a folder of its own."""
+    """A copy of the run's last checkpoint and ledger."""
     import shutil
 
     out = tmp_path / "out"

@@ -15,13 +15,13 @@ import numpy as np
 
 from tokenizer.export.source import ExportError
 
-#: first size of a file that its offsets cannot hold
+#: smallest size of a file that offsets of u32 cannot hold
 LIMIT = 1 << 32
 
 
 def pack(samples: Iterable[bytes], fixed: int, limit: int) -> Iterator[list[bytes]]:
-    """Divide consecutive samples among files of at most `limit` bytes. A larger sample gets a file of its own. `fixed`
-    is the size of a file without samples."""
+    """Divide consecutive samples among files of at most `limit` bytes, and yield the samples of each file. A larger
+    sample gets a file of its own. `fixed` is the size in bytes of a file without samples."""
     chunk: list[bytes] = []
     size = fixed
     for sample in samples:
@@ -52,7 +52,8 @@ def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
 
 
 def check_size(size: int, subject: str) -> None:
-    """Raise ExportError, which names the `subject`, when it needs a file with a byte that no offset can name."""
+    """Raise ExportError when a file of `size` bytes is too large for offsets of u32. The error names `subject`, which
+    needs the file."""
     if size >= LIMIT:
         raise ExportError(f"{subject} needs a file of {size:,} bytes: this --format has files below 4 GiB; choose "
                           f"another")

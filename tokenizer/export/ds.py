@@ -1,19 +1,20 @@
 """The format of datatrove and nanotron (TokenizedBytes). Each shard is these files; all integers are little-endian::
 
-    00000.ds             u16 or u32 per token, documents back to back; the bytes of the shard's body, except for u8,
-                         which datatrove does not read: such tokens are written as u16
-    00000.ds.index       u64 per document: its exclusive end in tokens; the bytes of the shard's ends
+    00000.ds             u16 or u32 per token, documents back to back: the bytes of the shard's token file. Tokens of
+                         u8 are written as u16, because datatrove does not read u8
+    00000.ds.index       u64 per document: its exclusive end in tokens; the bytes of the shard's file of ends
     00000.ds.loss        u8 per token: 1 if the token is a target, else 0; only if the set has loss masks
-    00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and the
-                         same for people. BYTES is the size of a token (2 or 4)
+    00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and this
+                         number in short form ("1.5M T"). BYTES is the size of a token (2 or 4)
 
-If one shard has a loss mask, all get one, because datatrove wants as many files of each kind. TOKENIZER is
+If one shard has a loss mask, all get one, because datatrove wants a .loss file for each .ds file. TOKENIZER is
 `tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store; a shard set does not know the
 tokenizer's name on a hub. datatrove needs BYTES to merge files of u32. nanotron loads the tokenizer that the line
 names, so for nanotron the name must be replaced by one that it can load.
 
-In training order, the L + 1 tokens of each sample are back to back, so that the windows of datatrove and nanotron with
-a sequence length of L are the samples. In the index, every sample ends a document. Files are numbered from 0.
+In an export in training order, the samples, each of L + 1 tokens, are back to back. With a sequence length of L,
+datatrove and nanotron then read exactly these samples. In the index, a document that goes on after its sample ends with
+the sample. Files are numbered from 0.
 """
 
 from __future__ import annotations

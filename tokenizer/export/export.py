@@ -28,7 +28,7 @@ FORMATS: Mapping[str, ExportFormat] = {
 
 
 class Exported(NamedTuple):
-    """What an export has written."""
+    """Counts of what an export has written."""
 
     files: int
     bytes: int
@@ -64,7 +64,8 @@ def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, f
                    drop_loss: bool = False,
                    progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
     """Write samples [first, stop) of a training to the new folder `out` in the format `name`. `rows` are the
-    materialised rows of the training, and `curriculum` is its curriculum. The rest is as in `export`."""
+    materialised rows of the training, and `curriculum` is its curriculum. The other arguments and the errors are those
+    of `export`."""
     done = 0
 
     def read(size: int) -> None:

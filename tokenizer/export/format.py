@@ -1,4 +1,4 @@
-"""What a format of another project says of itself."""
+"""The interface of the classes that write token files in the formats of other projects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tokenizer.export.target import Target
 
 
 class ExportFormat(Protocol):
-    """A format in which another project stores tokens. The docstring of its module gives the layout of its files."""
+    """Writes token files in the format of another project. The docstring of the module of each format gives the layout
+    of its files."""
 
     #: whether the format can say which tokens are targets
     holds_loss: bool

@@ -9,8 +9,9 @@ at the end of the file. In the index, `no_header_numpy:4` means u8, `no_header_n
 the numbers are litdata's for NumPy's types. litdata empties its cache when `updated_at` changes. Here it is the sha256
 of the shard set, so that equal sets give equal bytes.
 
-In training order, an item is the L + 1 tokens of a sample, so the blocks of `TokensLoader(block_size=L + 1)` are the
-samples. Where documents begin in a sample, only EOS says. `updated_at` names the order and the range of samples.
+In an export in training order, an item is the L + 1 tokens of a sample, so the blocks of
+`TokensLoader(block_size=L + 1)` are the samples. Only the EOS tokens show where documents begin in a sample.
+`updated_at` names the order and the range of samples.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class LitDataWriter:
         self.write_items(rows, samples.dtype.itemsize, version, target)
 
     def write_items(self, contents: Iterable[bytes], size: int, version: str, target: Target) -> None:
-        """Write items of tokens of `size` bytes. `version` is the index's `updated_at`."""
+        """Write items, whose tokens have `size` bytes each. `version` is the index's `updated_at`."""
         chunks: list[dict[str, Any]] = []
         for chunk in pack(contents, 8, self.chunk_bytes):
             name = f"chunk-0-{len(chunks)}.bin"

@@ -13,11 +13,17 @@
 
 The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.
 
-In training order, a sample is one of the training, and the columns are ends (ndarray:uint32, the exclusive end of each
-piece of a document in the sample; the last is L + 1, because MosaicML has no empty arrays), loss (ndarray:uint8:L,
-whether each of the tokens 1 to L counts; only if the set has loss masks), sample (uint64, its number), stream (str) and
-tokens (ndarray:uint16:N or ndarray:uint32:N with N = L + 1).
-Columns whose encoding has a length are the values alone, and have a size in the configuration and none in the sample.
+In an export in training order, a sample is a sample of the training, and the columns are others:
+
+    ends    ndarray:uint32, the exclusive end of each piece of a document in the sample. The last end is always L + 1,
+            so the array is never empty: MosaicML allows no empty arrays
+    loss    ndarray:uint8:L, whether each of the tokens 1 to L counts in the loss; only if the set has loss masks
+    sample  uint64, the number of the sample in the training
+    stream  str
+    tokens  ndarray:uint8:N, ndarray:uint16:N or ndarray:uint32:N, where N = L + 1
+
+A column of fixed size (loss, sample, tokens) consists of its values alone. Its size is in the configuration and not in
+the sample.
 """
 
 from __future__ import annotations
@@ -59,8 +65,8 @@ class MdsWriter:
 
     def write_files(self, contents: Iterable[bytes], columns: Mapping[str, str], sizes: Sequence[int | None],
                     target: Target) -> None:
-        """Write samples to files, and their index. `columns` has the encoding of each column, and `sizes` its bytes;
-        None: the samples differ."""
+        """Write the encoded samples `contents` to files, and write the index. `columns` maps each column to its
+        encoding. `sizes` has the size of each column in bytes, or None if the size differs between samples."""
         config = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": self.size_limit,
                   "column_names": list(columns), "column_encodings": list(columns.values()),
                   "column_sizes": list(sizes)}
@@ -77,7 +83,7 @@ class MdsWriter:
 
 
 def windows(samples: ExportSamples) -> Iterator[bytes]:
-    """Yield each sample of a training as a sample of the format."""
+    """Yield each sample of a training, encoded as an MDS sample."""
     for part in samples.parts:
         for block in samples.blocks(part):
             names = [name.encode() for name in samples.streams]
@@ -89,7 +95,7 @@ def windows(samples: ExportSamples) -> Iterator[bytes]:
 
 
 def documents(source: ExportSource) -> Iterator[bytes]:
-    """Yield each document of a shard set as a sample."""
+    """Yield each document of a shard set, encoded as an MDS sample."""
     for number in source.numbers:
         for block in source.documents(number):
             begin = 0
@@ -104,7 +110,7 @@ def documents(source: ExportSource) -> Iterator[bytes]:
 
 
 def ndarray(values: np.ndarray) -> bytes:
-    """Encode an array of one dimension whose dtype the configuration names."""
+    """Return an array of one dimension as bytes. The dtype is not among them: it is in the configuration."""
     size = len(values)
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little") + values.tobytes()

@@ -14,9 +14,10 @@ Tokens of four bytes are signed, so ids from 2**31 on are refused; smaller ids h
 chooses u16 for vocabularies below 65,500 when it writes, but obeys the code when it reads. A path for `--data-path` is
 that of a pair without `.bin`. The names are not plain numbers, because `--data-path` would take a number for a weight.
 
-In training order, the L + 1 tokens of a sample are one sequence and one document: element n of Megatron's
-IndexedDataset is the sample. Files are numbered from 0. Where documents begin in a sample, only EOS says. Megatron's
-GPTDataset shuffles sequences itself, so the order is that of a training which reads IndexedDataset directly.
+In an export in training order, the L + 1 tokens of a sample are one sequence and one document, so the samples of a file
+are the elements of Megatron's IndexedDataset, in their order. Files are numbered from 0. Only the EOS tokens show where
+documents begin in a sample. A training keeps the order only if it reads IndexedDataset directly: Megatron's GPTDataset
+shuffles the sequences.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def head(size: int, documents: int) -> bytes:
 
 
 def indices(documents: int) -> Iterator[np.ndarray]:
-    """Yield the first sequence of each document, then the number of documents, block by block."""
+    """Yield the last table of an .idx file, block by block: the number of the first sequence of each document, then the
+    number of documents. Each document is one sequence, so these are the numbers from 0 to `documents`."""
     for first in range(0, documents + 1, 1 << 20):
         yield np.arange(first, min(first + (1 << 20), documents + 1), dtype="<i8")
 
@@ -99,8 +101,8 @@ def spans(source: ExportSource, number: int) -> Iterator[tuple[np.ndarray, np.nd
 
 
 def lengths(begins: np.ndarray, ends: np.ndarray, file: str) -> np.ndarray:
-    """Return the tokens of each document as i32. Raises ExportError for a document that is too long for it; the error
-    names the shard's `file`."""
+    """Return how many tokens each document has, i32. Raises ExportError, which names the shard's `file`, when a
+    document has more tokens than i32 can hold."""
     sizes: np.ndarray = ends - begins
     if (longest := int(sizes.max())) >= LIMIT:
         raise ExportError(f"{file}: a document has {longest:,} tokens: --format megatron holds documents of fewer than "

@@ -10,10 +10,10 @@ the last EOS of the shard is left out: the text of each document has the same to
 behind it.
 modded-nanogpt and the C code of llm.c read u16 alone; train_llama3.py of llm.c reads u32.
 
-In training order, the first L tokens of each sample are back to back, in files `train_000000.bin` and so on: llm.c cuts
-rows of L tokens without overlap. It takes the first token of the next row as the target of the last position of a row.
-This target is wrong at one position in L, because the next row is from another place. modded-nanogpt begins rows at EOS
-and so does not keep the order.
+In an export in training order, the first L tokens of each sample are back to back, in files `train_000000.bin` and so
+on, because llm.c cuts rows of L tokens without overlap. As the target of the last position of a row, llm.c takes the
+first token of the next row. This one target of each row is wrong, because the next row is from another place of the
+data. modded-nanogpt begins rows at EOS, so with it the order is lost.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ class NanoGptWriter:
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """Return the type in which tokens of type `dtype` are written: the format has none of 8 bits."""
+    """Return the type in which tokens of type `dtype` are written: u16 for u8, because the format has no tokens of 8
+    bits, otherwise `dtype`."""
     return dtype if dtype.itemsize > 1 else np.dtype("<u2")
 
 
 def header(name: str, tokens: int, dtype: np.dtype) -> np.ndarray:
-    """Return the header of a file of tokens. Raises ExportError, which names `name`, when these are too many for it."""
+    """Return the header of a file of tokens, i32 (256,). Raises ExportError, which names the file `name`, when the
+    header cannot hold so large a number of tokens."""
     if tokens >= LIMIT:
         raise ExportError(f"{name}: a file of {tokens:,} tokens: --format nanogpt holds files of fewer than {LIMIT:,}; "
                           f"choose another format")

@@ -11,10 +11,10 @@ of its settings, so a vocabulary of at most 256 tokens is written as u8. The mas
 `label_mask_paths`, which wants as many files as `paths`, in the same order; their names do not match `part-*.npy`.
 OLMo-core reads the first two columns of a line. dolma has the path of a source file as SRC and a line in it as LOC.
 
-In training order, the first L tokens of each sample are back to back: OLMo-core cuts instances of L tokens without
-overlap, and an instance of L tokens has L - 1 targets. So the last target of a sample is lost. A line is a piece of a
-document in a sample, and every sample ends a piece; ID is the number of the sample, SRC its stream and LOC its window
-in the stream. Files are numbered from 0.
+In an export in training order, the first L tokens of each sample are back to back, because OLMo-core cuts instances of
+L tokens without overlap. An instance of L tokens has L - 1 targets, so the last target of each sample is lost. A line
+of the .csv.gz file is then a piece of a document that lies within one sample; ID is the number of the sample, SRC its
+stream and LOC its window in the stream. Files are numbered from 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OlmoWriter:
         for number in source.numbers:
             info = source.info(number)
             self.write_documents(source, number, target)
-            if narrow and source.dtype.itemsize > 1:        # a set that an older version has written
+            if narrow and source.dtype.itemsize > 1:        # an older Tokenmill wrote such sets
                 target.write(f"part-0-{info.index:05d}.npy", (t.astype(np.uint8) for t in source.tokens(number)))
             else:
                 target.share(f"part-0-{info.index:05d}.npy", folder / info.body, source.tokens(number))
@@ -86,6 +86,6 @@ class OlmoWriter:
 
 
 def gzipped(file: BinaryIO) -> gzip.GzipFile:
-    """Open a file for writing compressed. Without a time and a name in its header, it depends only on what is
-    written."""
+    """Open a file for writing gzip-compressed data. Its header has no time and no name, so equal data give equal
+    bytes."""
     return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)

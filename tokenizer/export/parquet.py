@@ -7,8 +7,8 @@
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A
 row group has about four million tokens, or 65,536 documents if these have fewer.
 
-In training order, the files are `train-00000-of-00008.parquet`, too, and have the columns of `tokenizer.shards.rows`: a
-row has all L + 1 tokens of a sample.
+In an export in training order, the files have the same names, but the columns of `tokenizer.shards.rows`: a row has all
+L + 1 tokens of a sample.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ParquetWriter:
 
 
 def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
-    """Return samples as the columns of `parquet_schema`."""
+    """Return samples as the columns of `tokenizer.shards.rows.parquet_schema`."""
     count, width = block.tokens.shape
     rows, positions = np.nonzero(block.bounds)
     columns = [pa.array(np.arange(block.first, block.first + count, dtype=np.uint64)),
@@ -73,8 +73,8 @@ def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
 
 
 def offsets_of(ids: list[str], ends: np.ndarray) -> pa.Array:
-    """Return the offsets of an Arrow array of lists, which are i32, from the ends of documents. Raises ExportError for
-    a document that is too long for them."""
+    """Return the offsets of an Arrow array with a list for each document, i32, from the exclusive ends of the
+    documents. Raises ExportError when an end is too large for i32."""
     if int(ends[-1]) >= 1 << 31:
         raise ExportError(f"document {ids[-1]} has {int(ends[-1]):,} tokens: --format parquet holds documents of fewer "
                           f"than {1 << 31:,}; choose another format")

@@ -31,7 +31,7 @@ class SampleBlock(NamedTuple):
     def pieces(self, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of documents in the first `width` tokens of each sample: (number of the piece's sample in
         the block, exclusive end of the piece), int64. Ends are counted from the first token of the block, as if the
-        samples of `width` tokens were back to back. Every sample ends a piece."""
+        samples of `width` tokens were back to back. A piece ends at the latest where its sample ends."""
         ends = np.ones((len(self.tokens), width), np.uint8)
         ends[:, :-1] = self.bounds[:, :width - 1]
         flat = np.flatnonzero(ends)
@@ -47,8 +47,8 @@ class RowPart(NamedTuple):
 
 
 class ExportSamples:
-    """Samples [first, stop) of a training, as an export reads them; all have L = `sequence` targets. With `drop_loss`,
-    their loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
+    """Reads samples [first, stop) of a training for an export; all have L = `sequence` targets. With `drop_loss`, their
+    loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
     read."""
 
     def __init__(self, rows: RowSet, curriculum: Curriculum, first: int, stop: int, drop_loss: bool,
@@ -86,7 +86,8 @@ class ExportSamples:
         return self.rows.manifest.files[part.file].first + part.begin
 
     def original(self, part: RowPart, kind: str) -> Path | None:
-        """Return the file of rows of a kind that has exactly the samples of `part`. None if it has others, too."""
+        """Return the path of the materialised file of a `kind` (such as tokens) that has exactly the samples of `part`.
+        Returns None if the file has further samples, too, or if there is no such file."""
         file = self.rows.manifest.files[part.file]
         whole = (part.begin, part.stop) == (0, file.rows)
         return self.rows.folder / file.files[kind] if whole and kind in file.files else None
@@ -113,7 +114,7 @@ class ExportSamples:
 
 
 def unpacked(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the `length` flags of each row, u8, from the bits of a file of rows."""
+    """Return the flags of each row, u8 (rows, `length`), from the bits (`bounds` or `loss`) of a file of rows."""
     return np.unpackbits(bits, axis=1, count=length, bitorder="little")
 
 

@@ -16,7 +16,8 @@ BLOCK_TOKENS = 1 << 22
 
 
 class ExportError(ShardError):
-    """A shard set that a format cannot hold, or a folder that cannot take it. Nothing is left of the export."""
+    """Raised if a format cannot hold a shard set, or if the export cannot be written to the given folder. Nothing of
+    the export is left on disk."""
 
     exit_code = 2
 
@@ -38,7 +39,7 @@ class TableRows(NamedTuple):
 
 
 class ExportSource:
-    """A shard set as an export reads it. With `drop_loss`, its loss masks are ignored. `progress` is called after each
+    """Reads a shard set for an export. With `drop_loss`, its loss masks are ignored. `progress` is called after each
     read, with the number of bytes of tokens and loss masks that were read.
 
     An export reads blocks of BLOCK_TOKENS tokens, or one document if that is longer, so its memory does not grow with
@@ -56,7 +57,7 @@ class ExportSource:
         return self.manifest.shards[number]
 
     def bytes(self) -> int:
-        """Bytes of tokens and of loss masks that an export reads: what `progress` gets in all."""
+        """Return how many bytes of tokens and loss masks an export reads: the sum of what `progress` gets."""
         tokens = self.manifest.tokens
         return tokens * self.dtype.itemsize + (tokens if self.masked else 0)
 

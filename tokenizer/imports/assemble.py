@@ -14,8 +14,9 @@ from tokenizer.shards.writer import ShardWriter
 
 
 class Assembly:
-    """The shards of a set while they are written to the folder `folder`. Shard i has the documents that begin in tokens
-    [i·G, (i+1)·G) of the stream, where G is `shard_bytes` in tokens, whatever the files that the documents are from."""
+    """Writes the shards of a set to the folder `folder`. Shard i has the documents that begin in tokens [i·G, (i+1)·G)
+    of the stream, where G is `shard_bytes` in tokens. How the documents are spread over the files that are read does
+    not matter."""
 
     def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int) -> None:
         self.folder, self.vocab_size, self.eos = folder, vocab_size, eos

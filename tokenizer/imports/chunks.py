@@ -13,7 +13,7 @@ from tokenizer.imports import documents as cutting
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index, of which one for 10,000 files has ten million
+#: most bytes of an index; the index of 10,000 files has about ten million
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
 #: offsets that are read at a time
@@ -32,7 +32,8 @@ class Samples(NamedTuple):
 
 
 def read_index(source: ImportSource) -> dict[str, Any]:
-    """Return the contents of the index. Raises TokenFileError when there is none."""
+    """Return the contents of index.json. Raises TokenFileError when there is no such file, or when it is no JSON
+    mapping."""
     if not source.is_folder and source.path.name != INDEX:
         raise TokenFileError(f"{source.path}: is no folder with {INDEX}; name such a folder")
     with source.open(INDEX) as file:
@@ -49,7 +50,8 @@ def read_index(source: ImportSource) -> dict[str, Any]:
 
 
 def field(source: ImportSource, entry: Any, key: str, kind: type) -> Any:
-    """Return the value of `key` in a mapping of the index. Raises TokenFileError when it is not of the given type."""
+    """Return the value of `key` in the mapping `entry` of index.json. Raises TokenFileError when the value is not of
+    the type `kind`."""
     value = entry.get(key) if isinstance(entry, dict) else None
     if type(value) is not kind:
         raise TokenFileError(f"{source.folder / INDEX}: {key} is {str(value)[:80]!r}, not of the type {kind.__name__}: "
@@ -58,8 +60,8 @@ def field(source: ImportSource, entry: Any, key: str, kind: type) -> Any:
 
 
 def unset(source: ImportSource, entry: dict[str, Any], *keys: str) -> None:
-    """Raise TokenFileError when a mapping of the index has a value for one of the keys, which ask for something that an
-    import cannot undo."""
+    """Raise TokenFileError when the mapping `entry` of index.json has a value for one of the keys. Such a key (for
+    instance `compression`) says that the files were written in a way that an import cannot read."""
     for key in keys:
         if entry.get(key):
             raise TokenFileError(f"{source.folder / INDEX}: {key} is {str(entry[key])[:80]!r}, which an import cannot "
@@ -67,7 +69,8 @@ def unset(source: ImportSource, entry: dict[str, Any], *keys: str) -> None:
 
 
 def file_names(source: ImportSource, names: list[str]) -> list[str]:
-    """Return the names of files that an index has. Raises TokenFileError when one leaves the folder or comes twice."""
+    """Return the names of files that index.json lists. Raises TokenFileError when a name leads out of the folder or is
+    there twice."""
     for number, name in enumerate(names):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or not is_utf8(name):
@@ -78,7 +81,8 @@ def file_names(source: ImportSource, names: list[str]) -> list[str]:
 
 
 def check_names(source: ImportSource, before: list[str], names: Container[str]) -> None:
-    """Raise TokenFileError if the index no longer names files that it named `before`."""
+    """Raise TokenFileError if index.json no longer lists all files of `before`, because another program has changed it
+    since the import began. `names` are the files that it lists now."""
     if not all(name in names for name in before):
         raise TokenFileError(f"{source.folder / INDEX}: changed while it was read; import it when nothing writes to it "
                              f"any more")
@@ -93,7 +97,8 @@ def is_utf8(name: str) -> bool:
 
 
 def samples_of(file: TokenFile, count: int) -> Iterator[Samples]:
-    """Yield the samples of a file, about a block at a time. `count` is their number according to the index."""
+    """Yield the samples of a file, about a block at a time. `count` is their number according to the index. Raises
+    TokenFileError when the file does not agree with this number or with its own offsets."""
     number = int(file.array(0, 1, OFFSET)[0])
     begin = OFFSET.itemsize * (number + 2)
     if number != count or file.size < begin:

@@ -14,20 +14,20 @@ from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of
 from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
-#: least bytes of a full file of texts
+#: bytes after which a file of texts is full
 FILE_BYTES = 1 << 28
-#: what a decoder writes for bytes that are no UTF-8
+#: what a decoder writes for bytes that are not valid UTF-8
 REPLACEMENT = "\ufffd"
 
 
 class Decoded(NamedTuple):
-    """What was written."""
+    """Counts of what `decode_tokens` has written."""
 
     files: int
     bytes: int
     documents: int
     tokens: int
-    damaged: int                  # documents with bytes that are no UTF-8, for which their texts have U+FFFD
+    damaged: int                  # documents with bytes that are not valid UTF-8; the text has U+FFFD instead
 
 
 def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
@@ -35,9 +35,9 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
                   file_bytes: int = FILE_BYTES) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
     00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
-    one that the files give; if they give none, it is FILE#NUMBER. Raises TokenFileError when a file is not as the
-    format wants it, or has loss masks, which texts cannot carry; `out` then does not exist. `decode` is the tokenizer's
-    function that makes a text of tokens."""
+    one in the files; if they have no ids, it is FILE#NUMBER. `decode` is the tokenizer's function that turns tokens
+    into a text. Raises TokenFileError when a file does not have the format `format`, or has loss masks, which texts
+    cannot carry; `out` then does not exist."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -68,7 +68,8 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
 
 def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str]) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield (line, tokens, whether bytes are no UTF-8) of each document."""
+    """Yield for each document: its line of JSON, its number of tokens, and whether the text is damaged. A text is
+    damaged if some of its bytes are not valid UTF-8; U+FFFD then stands in their place."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

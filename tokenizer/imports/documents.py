@@ -15,8 +15,8 @@ from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, Toke
 
 #: tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
-#: most tokens of a document, which is read whole: 1 GiB of four bytes each. More are a sign of files whose documents
-#: cannot be found, and would fill the memory
+#: most tokens of a document, 1 GiB of four bytes each. A document is read whole. A longer one probably means that the
+#: ends of documents were not found, and it would fill the memory
 LONGEST = 1 << 28
 
 
@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
 
 class TokenRange(NamedTuple):
-    """Consecutive tokens of a file, checked and in the type of the shard set. They may begin and end within a
+    """Consecutive tokens of a file, checked and in the dtype of the shard set. The range may begin and end inside a
     document."""
 
     file: str
@@ -56,9 +56,9 @@ def cut_at_ends(source: ImportSource,
                 index: Iterable[Ends],
                 index_path: object,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
-    """Yield the documents of the file `name`, opened as `body`, which has tokens of type `dtype` and nothing else.
-    `index` gives the ends of all of them; `index_path` names it in error messages. `loss` has a u8 for each token, 1 if
-    it is a target and else 0."""
+    """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
+    gives the ends of all documents; error messages name it as `index_path`. `loss` is the file with the loss mask: a u8
+    for each token, 1 if the token is a target and else 0."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
@@ -101,11 +101,12 @@ def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
 
 
 def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[ImportedDocuments]:
-    """Yield the documents of pieces that follow one another; EOS ends each. A document belongs to the file in which it
-    begins. Raises TokenFileError when the last piece does not end in EOS."""
+    """Yield the documents of consecutive pieces of tokens. Each EOS ends a document, and a document may go on in the
+    next piece. A document that reaches into the next file belongs to the file in which it begins. Raises TokenFileError
+    when the last piece does not end in EOS."""
     eos = source.coding.eos
-    begun: list[TokenRange] = []                       # the document that has not ended
-    waiting = 0                                   # its tokens
+    begun: list[TokenRange] = []                       # pieces of the document whose end was not found yet
+    waiting = 0                                   # number of tokens in `begun`
     file, number = "", 0
     for piece in pieces:
         if not len(piece.tokens):
@@ -139,7 +140,7 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
 
 
 def endless(source: ImportSource, piece: TokenRange) -> TokenFileError:
-    """Return the error of a document that has no end. `piece` is its beginning."""
+    """Return the error for a document that does not end in EOS. `piece` holds the beginning of the document."""
     return TokenFileError(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte "
                           f"{piece.byte:,}, so the end of the document there cannot be found; {OTHER}, or see that no "
                           f"file is missing or truncated")

@@ -1,8 +1,8 @@
 """Reads files of datatrove and nanotron; `tokenizer.export.ds` gives their layout.
 
-An import needs the files .ds and .ds.index. The size of a token follows from both, because the last end is the number
-of tokens. A file .ds.metadata may be missing; the size that it gives must be the same. If one file has a loss mask, all
-must have one.
+An import needs the files .ds and .ds.index. Both together give the size of a token in bytes: the last end in the index
+is the number of tokens in the .ds file. A file .ds.metadata may be missing; if it is there, its size of a token must be
+the same. Either all files have a loss mask or none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class DsReader:
 
 
 def width_in(source: ImportSource, name: str) -> int | None:
-    """Return the bytes of a token that a file of metadata gives. None: it gives none, or there is no such file."""
+    """Return the size of a token in bytes that the metadata of a file give, or None if they give none or do not
+    exist."""
     if not source.has(name):
         return None
     with source.open(name) as file:

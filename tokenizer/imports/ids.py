@@ -1,4 +1,4 @@
-"""Finds ids that two documents of an import have."""
+"""Finds two documents of an import that have the same id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BLOCK = 1 << 20
 
 
 class IdHashes:
-    """The hashes of all ids of an import, 8 bytes each, in the file `path` and not in memory."""
+    """The hashes of all ids of an import, 8 bytes each. They are in the file `path`, so memory does not grow with their
+    number."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.count = path, 0
@@ -40,8 +41,9 @@ class IdHashes:
             np.memmap(self.path, "<u8", "r+", shape=(self.count,)).sort()
 
     def check(self, documents: Iterable[tuple[str, str]]) -> None:
-        """Raise TokenFileError if two documents have one id. Then remove the file of hashes. `documents` yields the id
-        and the place of each document, for the message; it is read only when two hashes are equal."""
+        """Raise TokenFileError if two documents have the same id. The file of hashes is removed in any case.
+        `documents` yields the id and the place (file and number) of each document; it is read only when two hashes are
+        equal."""
         self.sort()
         hashes = np.memmap(self.path, "<u8", "r", shape=(self.count,)) if self.count else np.empty(0, "<u8")
         doubled: set[int] = set()
@@ -67,8 +69,8 @@ def hashed(id: str) -> int:
 
 
 def places_in(tables: Iterable[Path], files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the id and the place of all documents in document tables of shards. `files` are the names of the files that
-    the column `part` numbers."""
+    """Yield the id and the place (file and number, as text) of every document in document tables of shards. `files` are
+    the names of the files to which the numbers in the column `part` refer."""
     for path in tables:
         with open_parquet(path) as table:
             for batch in table.iter_batches(columns=["id", "part", "row"], use_threads=False):

@@ -38,7 +38,7 @@ FORMATS: Mapping[str, ImportFormat] = {
 
 
 class Imported(NamedTuple):
-    """What an import has written. All but `held_out` is about the documents for training."""
+    """Counts of what an import has written. All but `held_out` count only the documents for training."""
 
     path: Path                    # folder of the shard set
     sha256: str

@@ -1,8 +1,8 @@
 """Reads files of MosaicML streaming; `tokenizer.export.mds` gives their layout.
 
-A sample is a document, whose tokens are in the column `tokens`, an array of the document's length of any type of
-integers. The columns `id` (str) and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length,
-which are windows over the ends of documents, are refused: where the last document of the files ends is not known.
+A sample is a document. Its tokens are in the column `tokens`, an array of integers of any type. The columns `id` (str)
+and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length are refused: they are windows of a
+longer text, so the place where the last document ends is unknown.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MdsReader:
 
 
 def shards_of(source: ImportSource) -> list[MdsFile]:
-    """Return the entries of the index, checked."""
+    """Return the entries of index.json. Raises TokenFileError when a value in it is wrong or not supported."""
     index = read_index(source)
     if index.get("version") != 2:
         raise TokenFileError(f"{source.folder / INDEX}: version is {str(index.get('version'))[:80]}; this Tokenmill "
@@ -132,7 +132,8 @@ def decoded(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samp
 
 
 def columns_in(shard: MdsFile, sample: bytes) -> dict[str, tuple[int, int]]:
-    """Return where each column of a sample begins and ends. Raises ValueError when they are not the whole sample."""
+    """Return {column: (first byte, exclusive end)} for the columns of a sample. Raises ValueError when the columns do
+    not fill the sample exactly."""
     head = 4 * shard.sizes.count(None)
     if len(sample) < head:
         raise ValueError("it is shorter than the sizes of its columns")
@@ -148,7 +149,7 @@ def columns_in(shard: MdsFile, sample: bytes) -> dict[str, tuple[int, int]]:
 
 
 def array(data: bytes, dtype: np.dtype) -> np.ndarray:
-    """Decode an array of one dimension, which is not empty. Raises ValueError when it is none."""
+    """Decode an array of one dimension with at least one value. Raises ValueError when `data` is no such array."""
     code = data[0] - (1 << 2) if data else -1
     if not 0 <= code <= 3:
         raise ValueError("an array has not one dimension")

@@ -50,7 +50,7 @@ def index_of(name: str) -> str:
 
 
 def header(index: TokenFile) -> tuple[np.dtype, int, int]:
-    """Return the type of tokens and the numbers of sequences and documents in an index."""
+    """Return from an .idx file: the dtype of tokens, the number of sequences and the number of documents."""
     data = index.read(0, HEAD)
     if data[:9] != MAGIC:
         raise TokenFileError(f"{index.path}: byte 0: {data[:9]!r} is not Megatron's {MAGIC!r}; see that --format is "
@@ -73,7 +73,7 @@ def ends_of(index: TokenFile, sequences: int, documents: int, width: int) -> Ite
     """Yield the ends of the documents of an index, block by block, counted in tokens of `width` bytes."""
     pointers = HEAD + sequences * LENGTH.itemsize
     firsts = pointers + sequences * NUMBER.itemsize
-    waiting = index.array(firsts, 1, NUMBER)      # ends of documents in sequences, which are not yet in `position`
+    waiting = index.array(firsts, 1, NUMBER)      # ends of documents, in sequences, that are still to come
     if int(waiting[0]):
         raise TokenFileError(f"{index.path}: byte {firsts:,}: the first document begins at sequence {waiting[0]:,}, "
                              f"not 0: {AGAIN}")

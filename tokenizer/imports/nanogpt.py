@@ -1,8 +1,8 @@
 """Reads files of llm.c and modded-nanogpt; `tokenizer.export.nanogpt` gives their layout.
 
-EOS begins each document there, and the files are one stream, in which a document may go on in the next file. So the
-first EOS is left out, and one is added at the end. The ends of documents are only known from EOS: a document with an
-EOS inside, which a shard set may hold, comes back as two.
+In these files EOS begins each document, and a document may go on in the next file. In a shard EOS ends each document.
+So an import leaves out the first EOS of all files, and adds one at the end. A document that has an EOS inside becomes
+two documents, because only EOS separates documents in these files.
 """
 
 from __future__ import annotations

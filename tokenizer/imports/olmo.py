@@ -1,9 +1,9 @@
 """Reads files of OLMo-core and dolma; `tokenizer.export.olmo` gives their layout.
 
-The documents are those that the .csv.gz file beside a .npy file names: the first two columns are the tokens [START,
-END), the third is the id. Without a .csv.gz file the documents end at EOS, and ids are made. The width of tokens
-follows from the vocabulary, as OLMo-core has it. A loss mask is the file `labels_mask…` for a file `part…`; if one file
-has it, all must.
+A .csv.gz file beside a .npy file lists its documents: the first two columns are the range of tokens [START, END), the
+third is the id. Without a .csv.gz file each EOS ends a document, and ids are made from the name of the file and the
+number of the document. The width of tokens is the smallest that holds the vocabulary, as in OLMo-core. A loss mask is
+the file `labels_mask…` for a file `part…`; either all files have one or none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMPY = b"\x93NUMPY"
 #: lines of a .csv.gz file that are read at a time, and the longest of them in bytes
 LINES, LONGEST_LINE = 1 << 14, 1 << 16
 MASK = "labels_mask"
-#: tokens in which it cannot be by chance that every second one is 0
+#: number of tokens from which on it is no coincidence that every second token is 0
 TELLING = 32
 
 

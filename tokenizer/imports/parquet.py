@@ -1,7 +1,7 @@
 """Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
 
 `input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool or u8) may be missing;
-others are ignored. If one file has the column `loss`, all must have it.
+others are ignored. Either all files have the column `loss` or none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ParquetReader:
                                                  f"count in the loss")
                         rows = batches(table, columns)
                         while True:
-                            with limited_memory():         # not while the documents are being used
+                            with limited_memory():         # the limit is not for the code that uses the documents
                                 if (batch := next(rows, None)) is None:
                                     break
                                 documents = documents_of(source, file, name, row, batch)
@@ -74,10 +74,11 @@ class ParquetReader:
 
 @contextlib.contextmanager
 def limited_memory() -> Iterator[None]:
-    """A context manager in which this process cannot allocate more than MEMORY bytes; then MemoryError is raised.
+    """A context manager within which this process can allocate at most MEMORY further bytes; beyond that, MemoryError
+    is raised.
 
-    Only a limit of the system stops a row that is hostile: what its metadata say of its size need not be true. Where
-    the system does not tell how much memory the process has, there is no limit."""
+    A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
+    protects against that. On systems without /proc there is no limit."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
@@ -120,7 +121,8 @@ def is_string(kind: pa.DataType) -> bool:
 def batches(table: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, about BLOCK_TOKENS tokens and at most ROWS rows at a time.
 
-    The metadata of columns would say how many tokens there are, but pyarrow ends the process when they are damaged."""
+    The number of tokens is estimated from the sizes of row groups. The metadata of columns would give it exactly, but
+    when they are damaged, reading them makes pyarrow crash the process."""
     for group in range(table.num_row_groups):
         info = table.metadata.row_group(group)
         rows = max(1, min(ROWS, info.num_rows * 2 * cutting.BLOCK_TOKENS // max(info.total_byte_size, 1)))

@@ -23,14 +23,14 @@ HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 
 
 class TokenFileError(ShardError):
-    """Files of another project that an import cannot read. The message names the file, the place in it and the remedy.
-    Nothing was written."""
+    """Raised if an import cannot read files of another project. The message names the file, the place in it and the
+    remedy. Nothing is written."""
 
     permanent = True
 
 
 class Coding(NamedTuple):
-    """What an import has to know of the tokenizer with which the tokens were made."""
+    """What an import needs to know about the tokenizer with which the tokens were made."""
 
     sha256: str
     vocab_size: int
@@ -38,17 +38,17 @@ class Coding(NamedTuple):
 
 
 class TokenFile:
-    """A file of another project, open for reading at any position. `path` names it in messages; it is at `local` on
-    this machine, by default at `path`.
+    """A file of another project, open for reading at any position. `path` is its name in messages. `local` is where it
+    is on this machine; the default is `path`.
 
-    Every read is compared with the size of the file before memory is allocated, so a header with an absurd count is an
-    error and nothing else.
+    Every read is compared with the size of the file before memory is allocated. So a damaged header with an absurd
+    count leads to an error, not to a lack of memory.
     """
 
     def __init__(self, path: Path, local: Path | None = None) -> None:
         self.path, self._local = path, local or path
         try:
-            if not stat.S_ISREG(self._local.stat().st_mode):      # to open a pipe would wait for its writer
+            if not stat.S_ISREG(self._local.stat().st_mode):      # opening a pipe would wait for its writer
                 raise TokenFileError(f"{path}: is no file; name a file, or a folder of files")
             self.file = open(self._local, "rb", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as e:
@@ -74,17 +74,17 @@ class TokenFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def array(self, start: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Read `count` numbers from byte `start`."""
+        """Read `count` numbers of type `dtype` from byte `start` on."""
         return np.frombuffer(self.read(start, count * dtype.itemsize), dtype)
 
     def place(self, byte: int, width: int) -> Callable[[int], str]:
-        """Return a function that says, for error messages, where token i of those is that begin at `byte` and have
-        `width` bytes each."""
+        """Return a function from i to the file and byte of token i, as text for error messages. Token 0 begins at byte
+        `byte`, and each token has `width` bytes."""
         return lambda token: f"{self.path}: byte {byte + token * width:,}"
 
     def count(self, dtype: np.dtype, start: int = 0) -> int:
-        """Return how many numbers the file has from byte `start` on. Raises TokenFileError when a part of a number is
-        left at its end."""
+        """Return how many numbers of type `dtype` the file has from byte `start` on. Raises TokenFileError when this is
+        no whole number."""
         size = self.size - start
         if size < 0 or size % dtype.itemsize:
             raise TokenFileError(f"{self.path}: {size:,} bytes from byte {start:,} are no whole number of {dtype.name}"
@@ -108,11 +108,11 @@ class TokenFile:
 
 
 class ImportSource:
-    """Files of another project: the folder or file `path`, whose tokens have the given coding. `progress` is called
-    after each read, with the number of bytes that were read.
+    """Files of another project: the folder or file `path`, whose tokens were made as `coding` says. `progress` is
+    called after each read, with the number of bytes that were read.
 
-    With `names`, the source has these files below the folder `path` and no others, and `find` returns where a file is
-    on this machine. The folder itself is then not read; messages name it."""
+    With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
+    machine. The folder itself is then not read, and its path only appears in messages."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None) -> None:
@@ -125,8 +125,8 @@ class ImportSource:
 
     def files(self, suffix: str) -> list[str]:
         """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
-        are left out. Raises TokenFileError when there is none, and when some seem to be held out from training and some
-        do not."""
+        are left out. Raises TokenFileError when there is no such file, or when only some of the names say that the file
+        is held out from training (such as `val_…`)."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -160,8 +160,8 @@ class ImportSource:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[TokenFile]:
-        """A context manager for reading a file. Raises TokenFileError at the end when the file has changed meanwhile,
-        also in place of an error that the change has caused."""
+        """A context manager for reading a file. Raises TokenFileError at the end of the context if another program has
+        changed the file meanwhile; this error then replaces any error that the change has caused."""
         try:
             name.encode()
         except UnicodeError:
@@ -180,8 +180,8 @@ class ImportSource:
             file.close()
 
     def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
-        """Return tokens in the type of the shard set. Raises TokenFileError when one is outside the vocabulary.
-        `place` returns the file and place of a token, for the message."""
+        """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary.
+        `place` returns the file and byte of a token, for the message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
             wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))[0])
             raise TokenFileError(f"{place(wrong)}: token id {int(tokens[wrong])} is outside the vocabulary of "

@@ -65,7 +65,8 @@ class Curriculum:
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """The names of the labels by which the shards of a mixture are split, by the name of the shards."""
+        """Return for shards that are split into streams by labels (such as language): {name of the shards: names of the
+        labels}."""
         return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
 
     @property
@@ -211,7 +212,7 @@ class Curriculum:
         self._check_exhaustion(where)
 
     def _check_kept(self, where: str) -> None:
-        """Raise CurriculumError if a phase reads a stream before the phase for which the stream is kept."""
+        """Raise CurriculumError if a phase reads a stream that `shards.NAME.from_phase` reserves for a later phase."""
         for stream in self.streams:
             for phase in self.phases:
                 if stream.from_phase in (None, phase.name):

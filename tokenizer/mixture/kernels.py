@@ -20,8 +20,8 @@ _computed = 0
 
 
 def is_compiled(numbers: int) -> bool:
-    """Return whether to compute this many numbers with a kernel. They are counted, so that a process that computes
-    few imports no numba."""
+    """Return whether a kernel should compute these `numbers` numbers. The numbers of all calls are added up, and the
+    answer is no until the sum is above ENOUGH. So a process that computes little does not import numba."""
     global _computed
     _computed += numbers
     return _computed > ENOUGH and has_numba()
@@ -30,9 +30,10 @@ def is_compiled(numbers: int) -> bool:
 @njit(cache=True)
 def walk(which: np.ndarray, numbers: np.ndarray, sizes: np.ndarray, halves: np.ndarray, keys: np.ndarray,
          backward: bool, mapped: np.ndarray) -> int:
-    """Map each `numbers[i]` by the keyed permutation number `which[i]` into `mapped[i]`, or back if `backward`. If
-    `which` has one entry, it is for all numbers. `sizes`, `halves` and `keys` are those of
-    `permutation.KeyedPermutations`. Returns the index of the first number outside its permutation, or -1."""
+    """Map each `numbers[i]` by the keyed permutation number `which[i]` and write the result to `mapped[i]`. With
+    `backward`, apply the inverse permutation. If `which` has one entry, it is for all numbers. `sizes`, `halves` and
+    `keys` are those of `permutation.KeyedPermutations`. Returns the index of the first number outside its permutation,
+    or -1."""
     rounds = keys.shape[0]
     left, right, mask = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     own, place = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
@@ -74,10 +75,10 @@ def walk(which: np.ndarray, numbers: np.ndarray, sizes: np.ndarray, halves: np.n
 
 @njit(cache=True)
 def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams: np.ndarray, draws: np.ndarray) -> None:
-    """Draw consecutive samples from a tree of streams: the stream of each into `streams`, and the number of its draw
-    from that stream into `draws`. `weights` and `children` are those of `apportion.Apportionment`, by child and node;
-    the last node is the root, and all others have two children. `counts` says how many samples before the first went
-    to each child of the root, and is counted on."""
+    """Draw consecutive samples from a tree of streams. Writes the stream of each sample to `streams`, and the number of
+    its draw from that stream to `draws`. `weights` and `children` are those of `apportion.Apportionment`, by child and
+    node; the last node is the root, and all others have two children. `counts` says how many of the samples before the
+    first drawn one went to each child of the root. The new samples are added to it."""
     most, root = weights.shape[0], weights.shape[1] - 1
     for i in range(streams.size):
         best = -1                                    # the child of the root whose next draw is due first
@@ -90,8 +91,8 @@ def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams:
         while node >= 0:                             # sample `number` of the node
             first, both = 2 * weights[0, node], 2 * (weights[0, node] + weights[1, node])
             due = number * first + both // 2
-            drawn = due // both                      # of `number` samples, so many are the first child's
-            if due - drawn * both + first >= both:   # of one sample more, one more
+            drawn = due // both                      # of the first `number` samples, the first child has so many
+            if due - drawn * both + first >= both:   # the next sample is the first child's
                 number, node = drawn, children[0, node]
             else:
                 number, node = number - drawn, children[1, node]

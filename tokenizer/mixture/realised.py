@@ -74,19 +74,19 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Compare the mixture with what has been read after `samples` samples: `realised_in` of all of them. `planned` and
-    `realised` differ by less than one for up to three streams, by at most two for more, and by at most four if streams
-    are in groups (`tokenizer.mixture.apportion`)."""
+    """Return `realised_in` for the first `samples` samples of a run. In each row, `planned` and `realised` differ by
+    less than one for up to three streams, by at most two for more, and by at most four if streams are in groups
+    (`tokenizer.mixture.apportion`)."""
     return realised_in(curriculum, [(0, samples)])
 
 
 def realised_in(curriculum: Curriculum, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Compare the mixture with the samples in `ranges`, which are disjoint: [(first, stop), …]. Returns one row, a
-    mapping, for each pair of phase and stream in which the stream has a weight.
+    """Compare the planned mixture with what the samples in `ranges` have read. `ranges` are disjoint: [(first, stop),
+    …]. Returns one row, a mapping, for each pair of phase and stream in which the stream has a weight.
 
-    `planned` is the number of samples that the stream's weight entitles it to among those of the phase; it may be
-    fractional. `realised` is the number of samples that are taken from the stream, and `tokens` is their number of
-    targets. The counts are exact, and no sample is located for them.
+    `planned` is the stream's share of those samples that belong to the phase, by its weight; it may be fractional.
+    `realised` is the number of samples that are read from the stream, and `tokens` is their number of targets. The
+    counts are exact, and computing them takes no time per sample.
     """
     rows = []
     for phase in curriculum.phases:

@@ -84,7 +84,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
             warnings.append(f"shards.{stream.name}.packing: {stream.padding(longest):.1%} of its rows of {longest:,} "
                             f"tokens are padding, which costs as much time as text; leave `packing` out, or give the "
                             f"shards a larger `longest`")
-    unused = [name for name in names if not any(p.weights.get(name) for p in phases)]
+    unused = [s.name for s in streams if s.tokens and not any(p.weights.get(s.name) for p in phases)]
     if unused:
         warnings.append(f"curriculum: no phase draws from {', '.join(unused)}")
     return replace(curriculum, order=order.hash()), warnings
@@ -197,13 +197,14 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def split_labels(by: Sequence[Any]) -> list[str]:
-    """Return the names of the labels in `shards.NAME.by`; {signal.NAME: [edges]} has the name signal.NAME."""
+    """Return the names of the labels in `shards.NAME.by`. The label of an item {signal.NAME: [edges]} is
+    signal.NAME."""
     return [item if isinstance(item, str) else next(iter(item)) for item in by]
 
 
 def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any] | None:
-    """Return the entries of split shards in the `mix` of a phase, from which the weights of their streams were
-    computed, with the names of the labels; None if there are none."""
+    """Return the field `made` of `Phase`: {split shards: {labels, and their entry in the `mix` of the phase}}, or None
+    if the mix has no split shards. The field records from which rules the weights of streams were computed."""
     return {name: {"labels": splits[name], **(entry if isinstance(entry, Mapping) else {"share": entry})}
             for name, entry in sorted(mix.items()) if name in splits} or None
 

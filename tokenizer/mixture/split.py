@@ -45,7 +45,7 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
     if not members:
         raise CurriculumError(f"{key}: no stream of '{name}' has enough tokens for a training sample; lower "
                               f"shards.{name}.longest, or remove the entry")
-    notes: dict[str, None] = {}                          # one of each, however many labels have it
+    notes: dict[str, None] = {}                          # warnings; a dict, so that each is given once
     rules = {k: v for k, v in spec.items() if k != "share"}
     shares = _divide(members, len(name) + 1, rules, labels, key, budget, notes)
     if not shares:
@@ -60,7 +60,9 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the share of each stream of `members` by the rules `spec`; {} if the rules give no stream a share."""
+    """Return the share of each stream of `members` ({stream: tokens}) by the rules `spec`; {} if the rules give no
+    stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings are added to `notes` as
+    keys."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "
@@ -97,7 +99,8 @@ def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[s
 
 def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
           notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the weight of each label. `sizes` are the tokens of the labels."""
+    """Return the weight of each label by the one rule of RULES in `spec`; without a rule, the label's tokens. `sizes`
+    are the tokens of each label. Warnings are added to `notes` as keys."""
     rules = [rule for rule in RULES if spec.get(rule) is not None]
     if len(rules) > 1:
         raise CurriculumError(f"{key}: {' and '.join(rules)} are rules for the same weights; give one of them")
@@ -135,8 +138,8 @@ def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fracti
 
 
 def _check_tables(spec: Mapping[str, Any], members: Sizes, prefix: int, key: str, notes: dict[str, None]) -> None:
-    """Note labels in tables that no stream has. They are no errors, because whether a label has enough tokens for a
-    stream of its own is only known when all documents have been encoded."""
+    """Warn, in `notes`, about labels in the tables of `spec` that no stream has. This is no error: a rare label has no
+    stream of its own, and which labels are rare is only known when all documents have been encoded."""
     names = {stream[prefix:] for stream in members}
     known = names | {part for name in names for part in name.split(".")}
     for rule in ("weights", "upsample"):
@@ -163,10 +166,11 @@ def _table(value: Any, sizes: Sizes, key: str) -> dict[str, Fraction]:
 
 
 def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles: a
-    bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst) to 1
-    (best). Buckets below the share `drop` are not read, none is read more than `cap` times, and C is the number with
-    which the tokens read sum to `budget`. Labels that are no buckets are not read."""
+    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles.
+
+    A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst
+    text) to 1 (best). C is the number with which the tokens read sum to `budget`. Buckets below the share `drop` are
+    not read, and none is read more than `cap` times. Labels that are no buckets are not read."""
     unknown = sorted(set(value) - set(CURVE_KEYS)) if isinstance(value, Mapping) else []
     if not isinstance(value, Mapping) or unknown:
         raise CurriculumError(f"{key}: a mapping such as {{power: 2, rate: 1}}, with the keys {', '.join(CURVE_KEYS)}; "

@@ -30,7 +30,8 @@ def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
 
 def places_of(shard_set: ShardIndex, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Yield the places, as `places` does, of the documents with the given numbers. Documents are numbered from 0 over
-    all shards of the set. Of each document two columns of one row group are read; neighbours share them."""
+    all shards of the set. Two columns of a row group are read from the document table; consecutive numbers in the same
+    row group share this read."""
     firsts = [0, *accumulate(info.documents for info in shard_set.manifest.shards)]
 
     def group_of(number: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ class DocumentSpan(NamedTuple):
     """One document of a stream: the range of its tokens, and the row and file from which it was encoded."""
 
     id: str
-    start: int                    # first token, counted in the stream's virtual concatenation
+    start: int                    # first token, counted over all shards of the stream
     stop: int                     # exclusive end, EOS included
     part: int                     # index in the manifest's `parts` of the part it was encoded from
     row: int                      # row in that part's kept.parquet

@@ -40,10 +40,10 @@ _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, Mapping[str, str]]],
                 open_part: OpenPart, run: int = RUN, page: int = PAGE) -> Path:
-    """Write the lookup index of a shard set to its folder, and return the path. `datasets` and `open_part` are those of
-    `origin.add_origins`; URLs are read from there. The index of an imported set has no URLs. `run` is the number of
-    entries that are sorted in memory, and `page` that of a page. Raises ShardError when a part of a dataset is missing
-    or has changed."""
+    """Write the lookup index of a shard set to the folder `folder`, and return its path. The URLs of the documents are
+    read from the published datasets `datasets`, pairs (name, {key of a part: its path}); `open_part` opens a part. The
+    index of an imported set has no URLs. At most `run` entries are sorted in memory, and a page of the index has `page`
+    entries. Raises ShardError when a part of a dataset is missing or has changed."""
     with ExitStack() as stack:
         columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
@@ -71,7 +71,8 @@ def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, 
 
 
 def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
-    """Return the keys of ids, like `lookup.key_of_id`, or None when not all ids are 32 hex digits."""
+    """Return the keys of all ids as u64 (n,), as `lookup.key_of_id` computes them. Returns None when some id is not 32
+    hex digits."""
     digits = _DIGITS[np.frombuffer("".join(ids).encode(), np.uint8)]
     if any(len(id) != 32 for id in ids) or len(digits) != 32 * len(ids) or (digits == 255).any():
         return None

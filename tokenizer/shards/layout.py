@@ -125,18 +125,20 @@ class Manifest:
 
     @property
     def imported(self) -> bool:
-        """Whether `tokenmill shards import` has written the set. No run can write such a set again."""
+        """Whether `tokenmill shards import` wrote the set. A run cannot make such a set again if it is lost."""
         return "format" in self.source
 
     @property
     def has_texts(self) -> bool:
-        """Whether the documents are those of datasets, and not of token files that an import or a run has taken in."""
+        """Whether the documents come from datasets, so that their texts are in the store. The documents of imported
+        token files have no texts."""
         return not self.imported and "tokens" not in self.source
 
     @classmethod
     def of(cls, stream: str, split: str, tokenizer: str, vocab_size: int, eos: int, shards: tuple[Shard, ...],
            parts: tuple[str, ...] = (), source: Mapping[str, Any] | None = None) -> Manifest:
-        """Return the manifest of a set of shards, with their sums and its sha256."""
+        """Return the manifest of a set of shards. The counts are added up over the shards, and the sha256 is
+        computed."""
         manifest = cls(stream, split, token_dtype(vocab_size).name, tokenizer, vocab_size, eos,
                        sum(shard.tokens for shard in shards), sum(shard.documents for shard in shards),
                        sum(shard.text_bytes for shard in shards), shards, parts, source=dict(source or {}))
@@ -176,7 +178,7 @@ class Manifest:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         if manifest.identity() != manifest.sha256:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
-        # sets with at most 256 tokens that an older version has written have tokens of u16
+        # an older Tokenmill wrote tokens of u16 for vocabularies of at most 256 tokens
         if manifest.dtype not in (token_dtype(manifest.vocab_size).name,
                                   *(["uint16"] if manifest.vocab_size <= 1 << 8 else [])):
             raise ShardError(f"{where}: dtype {manifest.dtype} does not fit a vocabulary of {manifest.vocab_size}")

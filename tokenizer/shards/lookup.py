@@ -68,7 +68,7 @@ def checksum(page: bytes) -> int:
 
 
 def sealed(header: dict[str, Any]) -> bytes:
-    """Return the bytes of a header."""
+    """Return the bytes of a header: its sha256, a newline and its JSON, filled up with spaces to HEADER bytes."""
     body = json.dumps(header, sort_keys=True).encode().ljust(HEADER - 65)
     if len(body) > HEADER - 65:
         raise ValueError(f"a header of {len(body)} bytes is too long")
@@ -76,7 +76,7 @@ def sealed(header: dict[str, Any]) -> bytes:
 
 
 class Lookup:
-    """The lookup index of a shard set, open for reading. `file` can seek, and reads nothing ahead. `where` names it in
+    """The lookup index of a shard set, open for reading. `file` must be seekable and unbuffered. `where` is its name in
     error messages. Raises ShardError when the file is damaged or belongs to another set."""
 
     def __init__(self, file: BinaryIO, manifest: Manifest, where: str) -> None:
@@ -140,8 +140,9 @@ class Lookup:
 
 
 def _fits(levels: list[list[int]], page: int, size: int) -> bool:
-    """Return whether a file of `size` bytes can hold the levels of a column. Otherwise a search could ask for absurd
-    amounts of memory, because whoever writes an index can also write its checksums."""
+    """Return whether a file of `size` bytes can hold the levels of a column. Checksums do not protect against a hostile
+    index, because its author can compute them, too. Without this check, absurd sizes in it would make a search allocate
+    any amount of memory."""
     wanted = None                                 # entries of a level: one for each page of the level below it
     for offset, entries in levels:
         fits = offset >= HEADER and entries > 0 and offset + entries * ENTRY <= size
@@ -152,8 +153,9 @@ def _fits(levels: list[list[int]], page: int, size: int) -> bool:
 
 
 def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any]] | None:
-    """Find the documents whose id begins with `id`, like `find.places`. If the ids of the set are not all 32 hex
-    digits, the index finds only whole ids; None is returned when the set has no document with this id."""
+    """Find the documents whose id begins with `id`, like `find.places`. If some ids of the set are not 32 hex digits,
+    the index can only find whole ids. If it then finds none, None is returned: documents whose id begins with `id` may
+    exist nevertheless."""
     if not lookup.has_hex_ids:
         places = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
                  if place["id"] == id]

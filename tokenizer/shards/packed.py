@@ -40,7 +40,7 @@ NUMBERS = ENDS
 
 @dataclass(frozen=True)
 class PackedShard:
-    """The rows that the documents of one shard are packed into. They are rows of this shard only."""
+    """The counts and the file of the packed rows of one shard. A row has documents of one shard only."""
 
     index: int                    # of the shard in its set
     rows: int

@@ -31,11 +31,12 @@ BLOCK_DOCUMENTS = 1 << 20
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Of bins with equal room, the one that got its last piece last is taken.
+    each piece, int64. Among bins with equal room, the one into which a piece was put last is taken.
 
-    Pieces of equal size are placed together: as many as fit go into one bin, because the bin that was the best fit for
-    the first of them is it for the next, too. Room is an integer, so a bit mask says for which amounts of room there
-    are bins, and its lowest bit from `size` on is the best fit."""
+    Pieces of equal size are placed together, as many into one bin as fit. This gives the same result as one by one:
+    after the first of them, the bin has less room than before and still enough, so it is the best fit for the next.
+    Room is an integer, so a bit mask can say for which amounts of room there are bins, and its lowest set bit from
+    `size` on is the best fit."""
     bins = np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))

@@ -18,15 +18,15 @@ BATCH = 1 << 14
 
 
 def paths_of(datasets: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Return {key of a part: its path} for the parts of all published datasets. A part may be in several datasets."""
+    """Return {key of a part: its path} for the parts of all published datasets. Datasets may share parts."""
     return {key: path for _, parts in datasets for key, path in parts.items()}
 
 
 def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
               open_part: OpenPart) -> Iterator[tuple[list[str], list[str | None]]]:
     """Yield the documents of a shard set in order, some at a time, as (ids, URLs). The URLs are read from the parts of
-    the published datasets at `paths`; if that is None, so are the URLs. Raises ShardError when a part is missing or
-    does not have the documents any more."""
+    the published datasets; `paths` maps the key of a part to its path. If `paths` is None, all URLs are None. Raises
+    ShardError when a part is missing or no longer has the documents."""
     with _PartReader(shards, paths or {}, open_part) as parts:
         for number in range(len(shards.manifest.shards)):
             with shards.table(number) as table:
@@ -53,8 +53,8 @@ class _PartReader:
         self._stack.close()
 
     def urls(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return the URLs of some documents, None for those that were taken down. `batch` has their id, part and
-        row."""
+        """Return the URLs of the documents in `batch`, which has the columns id, part and row. The URL of a document
+        that was taken down is None."""
         import pyarrow.compute as pc  # loads modules that the trainer does not need
 
         parts, rows = batch.column("part").to_numpy(), batch.column("row").to_numpy().astype(np.int64)

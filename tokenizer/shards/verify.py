@@ -32,7 +32,7 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
                 problems.append(f"{name}: cannot be read ({e.strerror})")
         try:
             if info.loss and (size := (shards.folder / info.loss).stat().st_size) != info.tokens:
-                problems.append(f"{info.loss}: {size} bytes, one a token would be {info.tokens}")
+                problems.append(f"{info.loss}: {size} bytes instead of {info.tokens}, one for each token")
             problems += _documents(shards, number)
         except (ShardError, OSError, ValueError) as e:
             problems.append(f"{info.body}: {e}")
@@ -40,7 +40,8 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 
 def _packings(shards: ShardSet) -> list[str]:
-    """Return the faults of the packed rows of a shard set, one line each: of those of this set that lie beside it."""
+    """Return the faults of the packed rows of a shard set, one line each. Every manifest packed-*.json in the folder of
+    the set is checked, except those of other sets."""
     problems: list[str] = []
     for path in sorted(shards.folder.glob("packed-*.json")):
         packing = Packing.loads(path.read_bytes(), str(path))
@@ -55,8 +56,8 @@ def _packings(shards: ShardSet) -> list[str]:
 
 
 def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
-    """Return what is wrong with the packed rows of shard number `number`, or None. Their pieces must be all the pieces
-    that the documents of the shard make. Other faults raise a ShardError."""
+    """Return what is wrong with the packed rows of shard number `number`, or None: their pieces must be exactly the
+    pieces into which the documents of the shard are cut. Raises ShardError for other faults."""
     file, info = packed.packing.files[number], shards.manifest.shards[number]
     ends = np.fromfile(shards.folder / info.ends, ENDS).astype(np.int64)
     begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)

@@ -11,12 +11,14 @@ from typing import TextIO
 from pipeline.base.visible import visible
 
 
-def of_a_run(optional: bool = False) -> argparse.ArgumentParser:
+def of_a_run(optional: bool = False, several: bool = False) -> argparse.ArgumentParser:
     """Return a parent parser (see argparse) for the commands that work on one run. The parser has the arguments RUN,
     --store, --out and --set KEY=VALUE, which overrides a setting of the run. The values of --set are put into
-    `options.overrides`. With `optional`, RUN may be left out."""
+    `options.overrides`. With `optional`, RUN may be left out. With `several`, there may be any number of runs,
+    `options.runs`."""
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("run", metavar="RUN", nargs="?" if optional else None,
+    shared.add_argument("runs" if several else "run", metavar="RUN",
+                        nargs="*" if several else "?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
     shared.add_argument("--store", help="the store RUN's shard paths are relative to (default: two folders above RUN)")
     shared.add_argument("--out", help="where checkpoints, metrics and plot go (default: RUN/train)")

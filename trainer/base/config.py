@@ -110,6 +110,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if len(kinds) != len(value):
             raise ConfigError(f"{where}: expected {len(kinds)} values, got {len(value)}")
         return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected a mapping, got {value!r}")
+        return {convert(args[0], k, where): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if hasattr(hint, "variants"):
         return by_kind(hint, value, where)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):

@@ -138,14 +138,7 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     for i, tensors in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         parameters = {n: torch.empty(sizes[n]) for names in tensors.values() for n in names}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it warns that there is no process group; none is needed
-            dcp.load({
-                f"model.{n}": x
-                for n, x in parameters.items()
-            },
-                     storage_reader=SafeMetadataReader(checkpoint.folder),
-                     no_dist=True)
+        read_parameters(checkpoint, parameters)
         save_file({their: torch.cat([parameters[n] * factor(n, factors) for n in names]).to(DTYPES[dtype])
                    for their, names in tensors.items()}, out / name, metadata={"format": "pt"})
         # safetensors makes its files private; they get the mode that the umask gives the other files
@@ -158,6 +151,15 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     result.append(copy_tokenizer(tokenizer, out, eos))
     write(out / "config.json", text)
     return result
+
+
+def read_parameters(checkpoint: Checkpoint, parameters: Mapping[str, Tensor]) -> None:
+    """Fill the tensors in `parameters` with the parameters of these names in `checkpoint`. No process group is
+    needed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)      # it warns that there is no process group
+        dcp.load({f"model.{name}": x.detach() for name, x in parameters.items()},
+                 storage_reader=SafeMetadataReader(checkpoint.folder), no_dist=True)
 
 
 def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],

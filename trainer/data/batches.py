@@ -141,7 +141,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def _fill_compiled(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, positions: np.ndarray) -> int:
-    """Do what `_fill` does, for rows of full length, with a kernel."""
+    """Do what `_fill` does, for rows of full length, with the compiled loop of `trainer.data.kernels`."""
     windows = np.concatenate([row[0] for row in rows]).reshape(len(rows), -1)
     counts = np.array([len(row[1]) for row in rows])
     attended = kernels.fill(windows, np.concatenate([row[1] for row in rows]), counts, tokens, targets, positions)
@@ -248,8 +248,9 @@ class Data:
                 shards.forget()
 
     def located(self, first: int, stop: int) -> Located:
-        """Return what the samples [first, stop) read. A long range from `first` on is located in one call and kept for
-        the steps that follow, because locating few samples costs almost as much as locating many."""
+        """Return what the samples [first, stop) read. A whole stretch of samples from `first` on is located in one
+        call, and the result is kept for the next steps, because locating few samples costs almost as much as locating
+        many."""
         start, at = self._ahead
         if not start <= first <= stop <= start + len(at.stream):
             start, at = first, self.order.locate(first, max(stop, min(first + AHEAD, self.order.samples)))

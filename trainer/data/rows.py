@@ -14,7 +14,7 @@ from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS
 from tokenizer.shards.reader import ShardSet
 
-#: rows whose tokens are looked at together, so that the arrays needed for it are small and their memory is used again
+#: number of rows that are checked in one call; few, so that the temporary arrays are small and their memory is reused
 TOGETHER = 32
 
 #: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally

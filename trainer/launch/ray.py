@@ -146,8 +146,8 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
     """Start a process on the cluster for each rank, once, and wait until all of them end. Returns an exit code. Raises
-    Lost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger number,
-    and ConfigError when the cluster does not have the resources for the ranks."""
+    RankLost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger
+    number, and ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]
@@ -226,8 +226,8 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
     """Wait until all ranks end. Returns an exit code. `members` are the actors of the ranks, `waiting` the results of
-    their runs. Raises Lost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because they
-    hang in a collective.
+    their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because
+    they hang in a collective.
 
     In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
     taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups

@@ -3,9 +3,6 @@ far, which is acceptable for a sample but too slow for serving."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from trainer.loop.config import SampleConfig
@@ -38,43 +35,3 @@ def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: i
         tokens = torch.cat((tokens, torch.tensor([[token]], device=world.device)), 1)
     reshard(model)
     return tokens[0, len(prompt):].tolist()
-
-
-def load_tokenizer(path: Path) -> tuple[Any | None, str]:
-    """Load the tokenizer at `path`, to encode a prompt and decode what the model generates. Returns (tokenizer, ""), or
-    (None, the reason) if it cannot be loaded. Training itself needs no tokenizer.
-
-    The tokenizer has the methods `encode(text) -> list[int]` and `decode(ids) -> str`.
-    """
-    if path.suffix == ".json":
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            return None, "no sample: the package `tokenizers` is not installed"
-        try:
-            return HuggingFaceTokenizer(Tokenizer.from_file(str(path))), ""
-        except Exception as error:         # the library raises bare Exception for anything wrong with the file
-            return None, f"no sample: {path.name}: {error}"
-    if path.suffix == ".model":
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            return None, "no sample: the package `sentencepiece` is not installed"
-        try:
-            return SentencePieceProcessor(model_file=str(path)), ""
-        except (OSError, RuntimeError) as error:
-            return None, f"no sample: {path.name}: {error}"
-    return None, f"no sample: {path.name} is neither a tokenizer.json nor a SentencePiece .model"
-
-
-class HuggingFaceTokenizer:
-    """Wraps a `tokenizers.Tokenizer` in the two methods that `load_tokenizer` promises."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def encode(self, text: str) -> list[int]:
-        return self.inner.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self.inner.decode(ids)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from trainer.loop.generate import generate, load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
+from trainer.loop.generate import generate
 from trainer.loop.run import Run
 from trainer.model.transformer import Transformer
 from trainer.observe.goodput import Goodput
@@ -32,7 +33,7 @@ def sample(run: Run, model: Transformer, world: World, dtype: torch.dtype) -> tu
     message = struct.pack(f"<{PROMPT + 2}q", tokenizer is not None, len(prompt), *prompt, *[0] * (PROMPT - len(prompt)))
     has_tokenizer, count, *ids = struct.unpack(f"<{PROMPT + 2}q", world.broadcast(message))
     if not has_tokenizer:
-        return None, why
+        return None, f"no sample: {why}"
     out = generate(model, ids[:count], config, run.curriculum.tokenizer.eos, run.config.seed, dtype, world)
     return (tokenizer.decode([*ids[:count], *out]) if tokenizer else None), ""
 

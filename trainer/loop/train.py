@@ -234,7 +234,8 @@ class Trainer:
                  f"{stop - 1}")
 
     def stop(self, number: int) -> None:
-        """End the process in an orderly way after signal `number`."""
+        """Write the metrics to disk, print where the training stopped, and raise SystemExit(128 + `number`), where
+        `number` is the signal that asked for it."""
         self.metrics.flush()
         self.say(self.goodput.describe())
         self.say(f"stopped by {signal.Signals(number).name} after step {self.number}; the same command goes on")

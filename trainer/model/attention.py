@@ -55,6 +55,21 @@ class DocMask:
     block: BlockMask | None = None
 
 
+class KeyValues:
+    """The keys and values [B, T, G, D] of all tokens that one layer has read, so that text can be generated token by
+    token without reading it again."""
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens. Returns those of all tokens."""
+        self.k = k if self.k is None else torch.cat((self.k, k), 1)
+        self.v = v if self.v is None else torch.cat((self.v, v), 1)
+        return self.k, self.v
+
+
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
                   backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
     """Build the attention mask for rows of documents. `positions` [B, T] int64 has each token's position in its

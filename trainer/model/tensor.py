@@ -60,9 +60,9 @@ def fill(parameter: Tensor, value: Tensor) -> None:
     """Copy `value` into `parameter`, in place. `value` is the whole tensor, the same on every rank. If `parameter` is a
     DTensor, only this rank's part is copied. No communication takes place.
 
-    A dimension of a tensor may be divided twice. It is then divided first over the tensor group (the ranks that share
-    every layer), then each part over the data ranks, because FSDP2 does so, although the mesh lists the two the other
-    way round.
+    A dimension may be divided over both dimensions of the mesh. FSDP2 then divides it first over the tensor group (the
+    ranks that share every layer), and each part over the data ranks, although the mesh lists the data ranks first. This
+    function does the same.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
@@ -146,9 +146,10 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """Combine what the ranks have computed from the blocks that the function `share` gave them. The argument `share` is
-    this rank's block of a tensor of `rows` rows; the whole tensor is returned on every rank. If it is 0-d, the sum over
-    ranks is returned. The result has no gradient."""
+    """Combine the results of ranks that each worked on the block of rows that the function `share` gave them. The
+    argument `share` is this rank's result, with a row for each row of its block. Returns the results of all blocks,
+    `rows` rows in all, on every rank. If the argument is 0-d, the sum over the ranks is returned. The result has no
+    gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:

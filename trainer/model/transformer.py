@@ -7,6 +7,7 @@ Shapes: B rows, T tokens, d width, H heads, G key/value heads, D head width, V v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor import Partial
 
 from tokenizer.mixture.curriculum import Phase
 from trainer.base.config import build
-from trainer.model.attention import DocMask, attend
+from trainer.model.attention import DocMask, KeyValues, attend
 from trainer.model.config import ModelConfig, RopeScaling
 from trainer.model.loss import ChunkedCE, soft_cap
 from trainer.model.rope import Rope, rotate, rotation
@@ -64,7 +65,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.norm_eps, True) if config.qk_norm else None
         self.k_norm = RMSNorm(self.dim, config.norm_eps, True) if config.qk_norm else None
 
-    def forward(self, x: Tensor, mask: DocMask, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: DocMask, cos: Tensor, sin: Tensor, seen: KeyValues | None = None) -> Tensor:
         rows, length, _ = x.shape
         x = enter(x, self.o.weight)
         # -1 heads: under tensor parallelism a rank holds only some of them
@@ -73,6 +74,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if seen is not None:
+            k, v = seen.append(k, v)
         return leave(self.o(attend(q, k, v, mask, self.scale).reshape(rows, length, -1)), self.o.weight)
 
 
@@ -100,8 +103,8 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, mask: DocMask, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), mask, cos, sin)
+    def forward(self, x: Tensor, mask: DocMask, cos: Tensor, sin: Tensor, seen: KeyValues | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), mask, cos, sin, seen)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -126,16 +129,10 @@ class Transformer(nn.Module):
         """Compute logits or losses for `tokens` [B, T] int64. Without `target`, returns logits [B, T, V] in the compute
         dtype. With `target` [B, T] (IGNORE where a target does not count), returns (objective, negative log-likelihood
         of each target [B, T], Σ log²Z), as `ChunkedCE` defines them."""
-        cos, sin = rotation(mask.positions, self.config.rotated, self.rope)
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x, mask, cos, sin)
-        x = self.norm(x)
-        if self.config.mup:
-            x = x / self.config.width_ratio
-        output = self.embed.weight if self.head is None else self.head.weight
+        x = self.hidden(tokens, mask)
         if target is None:
-            return soft_cap(x @ replicated(output).t(), self.config.softcap)
+            return self.logits(x)
+        output = self.embed.weight if self.head is None else self.head.weight
         if scale is None:
             scale = torch.ones((), device=x.device)
         objective, nll, z_sum = ChunkedCE.apply(share(x.flatten(0, 1), output), replicated(output),
@@ -143,3 +140,18 @@ class Transformer(nn.Module):
                                                 self.compiled and x.is_cuda)
         nll, z_sum = (together(values, target.numel(), output) for values in (nll, z_sum))
         return objective, nll.view_as(target), z_sum
+
+    def hidden(self, tokens: Tensor, mask: DocMask, seen: Sequence[KeyValues] = ()) -> Tensor:
+        """Compute the vectors [B, T, d] from which `logits` are computed. With `seen`, which has an entry for each
+        layer, `tokens` continue rows of which the model has already read the beginning."""
+        cos, sin = rotation(mask.positions, self.config.rotated, self.rope)
+        x = self.embed(tokens)
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, cos, sin, seen[i]) if seen else block(x, mask, cos, sin)
+        x = self.norm(x)
+        return x / self.config.width_ratio if self.config.mup else x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Compute the logits [..., V] of vectors [..., d] that `hidden` has computed."""
+        output = self.embed.weight if self.head is None else self.head.weight
+        return soft_cap(x @ replicated(output).t(), self.config.softcap)

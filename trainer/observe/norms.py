@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainer.model.tensor import copies, local
 
-#: largest number of values that a rank copies, over all tensors (64 MB)
+#: most values that a rank copies of all its parameters together (64 MB)
 SAMPLE = 1 << 24
 
 

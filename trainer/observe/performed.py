@@ -14,14 +14,14 @@ from trainer.observe.metrics import TURNS, scan
 class Performed:
     """What a training has done so far. Steps are numbered from 1."""
 
-    last: int                            # its last step
-    skipped: list[tuple[int, int]]       # the ranges [first, stop) of steps up to it that were not read
-    unchanged: int                       # steps that were read, but whose update was left out as an outlier
-    abandoned: int                       # steps that were performed and undone, when training went back
+    last: int                            # number of the last step
+    skipped: list[tuple[int, int]]       # ranges [first, stop) of steps up to `last` whose data was not read
+    unchanged: int                       # number of steps that were computed, but whose update was skipped
+    abandoned: int                       # number of steps undone because training went back to a checkpoint
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the ranges [first, stop) of the steps that were read, in order."""
+        """Return the ranges [first, stop) of the steps whose data was read, in order."""
         ranges, first = [], 1
         for skipped, stop in [*self.skipped, (self.last + 1, self.last + 1)]:
             if skipped > first:
@@ -31,7 +31,7 @@ class Performed:
 
 
 def performed(out: Path) -> Performed:
-    """Read what the training in the folder `out` has done, from its metrics and its ledger (which says what was
+    """Return what the training in the folder `out` has done, read from its metrics and its ledger (which says what was
     skipped). Raises ConfigError when there is no training."""
     path = out / "metrics.jsonl"
     if not path.exists():

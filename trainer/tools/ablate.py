@@ -1,60 +1,189 @@
-"""`tokenmill train ablate RUN --arm NAME KEY=VALUE … --arm … --seeds 3 [--tokens 50M]`: which setting is better?
+"""`tokenmill train ablate`: which setting, or which data, is better?
 
-Variations of a run (arms) are trained and compared by their held-out losses. An arm is the training of the run with
-some settings under `train:` changed. The first arm, `base`, is the unchanged run, with which the other arms are
-compared. All arms read the same number of tokens. A seed changes the initial values and the order of the data in all
-arms alike, so that neither affects the differences between arms of one seed.
+Variations of a training (arms) are compared by their held-out losses. All arms read the same number of tokens. A seed
+changes the initial values and the order of the data in all arms alike, so that neither affects the differences between
+arms of one seed.
+
+* `ablate RUN --arm NAME KEY=VALUE …`: an arm is the training of the run with some settings under `train:` changed. The
+  first arm, `base`, is the unchanged run, with which the other arms are compared.
+* `ablate RUN RUN …`: an arm is a run, with its own curriculum and shards. All are trained with the settings of the
+  first run. If their tokenizers differ, the arms read equal numbers of bytes instead of tokens.
+* `ablate --data RECIPE …`: as before, after the runs have been made as variants of recipes. This needs the pipeline,
+  and is done by `pipeline.study`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
+from trainer.tools.arm import arm_of, settings_of
+from trainer.tools.arm_table import BITS, NATS
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
+    from trainer.loop.run import Run
 
 BASE = "base"
 
 
 def add_parser(commands: Any) -> None:
-    ablate = commands.add_parser("ablate", parents=[of_a_run()],
-                                 description="Train variations of a run at equal tokens, with several seeds, and "
-                                             "compare what they reach on the held-out data.")
-    ablate.add_argument("--arm", required=True, nargs="+", action="append", metavar=("NAME", "KEY=VALUE"),
+    ablate = commands.add_parser("ablate", parents=[of_a_run(several=True)],
+                                 description="Train variations of a run, or runs with different data, at equal tokens "
+                                             "with several seeds, and compare what they reach on held-out data.")
+    ablate.add_argument("--arm", nargs="+", action="append", metavar=("NAME", "KEY=VALUE"), default=[],
                         dest="arms", help="an arm: its name, and the keys of train: in which it differs")
     ablate.add_argument("--tokens", type=positive, metavar="N",
                         help="end after N tokens instead of the run's (e.g. 50M)")
+    ablate.add_argument("--on", metavar="STREAM", help="judge by the held-out data of this stream, in bits per byte "
+                                                       "(default: of all streams that hold out the same in all arms)")
+    ablate.add_argument("--widths", metavar="W,W,…", help="train every arm with models of these widths; the settings "
+                                                          "are those of the smallest (muP)")
     experiment_arms.add_arguments(ablate)
+    add_data_arguments(ablate)
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name variants of recipes. `pipeline.study` reads them."""
+    data = parser.add_argument_group("data (with the pipeline installed)")
+    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE",
+                      help="compare the data of these recipes, which run as one plan")
+    data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
+                      help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
+    data.add_argument("--held-out", nargs="+", metavar="DATASET|FILE",
+                      help="text by which variants are judged: a dataset of the recipe, or files; nothing of it is "
+                           "trained on")
+    data.add_argument("--tokenizers", action="store_true", help="let each variant make its own tokenizer, and read "
+                                                                "equal numbers of bytes")
+    data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
+    data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
+                                                                    "each core)")
+    data.add_argument("--allow-custom-stages", action="store_true", help="let the recipes run their own code")
 
 
 def run(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
-    arms: dict[str, list[str]] = {BASE: []}
-    for name, *changes in options.arms:
+    if options.data or options.vary:
+        raise ConfigError("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', "
+                          "and call `tokenmill train ablate`")
+    if not options.runs or (options.arms and len(options.runs) > 1) or not (options.arms or len(options.runs) > 1):
+        raise ConfigError("what is compared? A RUN with at least one --arm NAME KEY=VALUE, or several RUNs, or --data "
+                          "RECIPE RECIPE")
+    bases = [open_run(one, options.store, options.out, options.overrides) for one in options.runs]
+    if options.arms:
+        variants = [(name, bases[0], changes) for name, changes in arms_of(options.arms).items()]
+    else:
+        variants = [(name, base, []) for name, base in zip(names_of(options.runs), bases)]
+    folder = (Path(options.out) if options.out else bases[0].out) / "ablate"
+    budgets = tokens_of([base for _, base, _ in variants], options.tokens)
+    result = []
+    for width in widths_of(options.widths):
+        for (name, base, changes), tokens in zip(variants, budgets):
+            settings = settings_of(bases[0], [*options.overrides, *changes])
+            if width is not None:
+                settings["model"] = scaled(settings, width, widths_of(options.widths)[0] or 0)
+            for seed in range(options.seeds):
+                curriculum = shortened(base.curriculum, tokens, seed)
+                seeded = {**settings, "seed": settings.get("seed", 0) + seed}
+                result.append(arm_of(base, name, seed, seeded, curriculum, folder, width))
+    if len(set(budgets)) == 1 and len({arm.run.curriculum.tokens for arm in result}) > 1:
+        raise ConfigError("the runs have steps of different sizes, so that they cannot read equal numbers of tokens; "
+                          "give their phases the same sequence and batch")
+    unit = BITS if options.on or len(bases) > 1 else NATS
+    return experiment_arms.perform(options, result, on=options.on, unit=unit)
+
+
+def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the arms of `--arm`, each with the settings in which it differs. The first is `base`, without any."""
+    from trainer.base.config import ConfigError
+
+    arms: dict[str, Sequence[str]] = {BASE: []}
+    for name, *changes in given:
         if not re.fullmatch(r"[\w.-]+", name) or name in arms:
             raise ConfigError(f"--arm {name}: arms have names of letters, digits, '-', '_' and '.', each its own")
         if not changes:
             raise ConfigError(f"--arm {name}: in what does it differ? --arm {name} optimizer.lr=0.002")
         arms[name] = changes
-    base = open_run(options.run, options.store, options.out, options.overrides)
-    result = []
-    for name, changes in arms.items():
-        for seed in range(options.seeds):
-            out = base.out / "ablate" / f"{name}-seed{seed}"
-            one = open_run(options.run, options.store, str(out), [*options.overrides, *changes])
-            one = replace(one, config=replace(one.config, seed=one.config.seed + seed),
-                          curriculum=shortened(one.curriculum, options.tokens, seed))
-            one.schedule()
-            result.append(experiment_arms.Arm(name, seed, one))
-    return experiment_arms.perform(options, result)
+    return arms
+
+
+def names_of(runs: Sequence[str]) -> list[str]:
+    """Return the names of runs as arms: of the variants of one study, STUDY@NAME, only what follows the @."""
+    from trainer.base.config import ConfigError
+
+    names = [run.rstrip("/").rpartition("/")[2] for run in runs]
+    if len({name.partition("@")[0] for name in names}) == 1 and all("@" in name for name in names):
+        names = [name.partition("@")[2] for name in names]
+    if len(set(names)) < len(names):
+        raise ConfigError("runs are told apart by their names, and two have the same")
+    return names
+
+
+def tokens_of(bases: Sequence[Run], most: int | None) -> list[int]:
+    """Return how many tokens each arm reads: all the same number, at most `most`. If the arms have different
+    tokenizers, they read the same number of bytes, and `most` counts tokens of the first arm."""
+    if len({base.curriculum.tokenizer.sha256 for base in bases}) == 1:
+        return [min([base.curriculum.tokens for base in bases] + ([most] if most else []))] * len(bases)
+    sizes = [bytes_per_token(base) for base in bases]
+    budget = min([base.curriculum.tokens * size for base, size in zip(bases, sizes)]
+                 + ([most * sizes[0]] if most else []))
+    return [int(budget / size) for size in sizes]
+
+
+def bytes_per_token(run: Run) -> float:
+    """Return how many bytes of text a token of the run's training stands for, on average over its mixture."""
+    from tokenizer.shards.reader import ShardSet
+
+    sizes = {}
+    for stream in run.curriculum.streams:
+        manifest = ShardSet(run.store / stream.train, stream.sha256).manifest
+        sizes[stream.name] = manifest.text_bytes / max(1, manifest.tokens)
+    total = 0.0
+    for phase in run.curriculum.phases:
+        weights = sum(phase.weights.values())
+        total += phase.tokens * sum(weight / weights * sizes[name] for name, weight in phase.weights.items())
+    return total / run.curriculum.tokens
+
+
+def widths_of(given: str | None) -> list[int | None]:
+    """Parse `--widths`, in ascending order. Without it, the result is [None]: the model is that of the settings."""
+    from trainer.base.config import ConfigError
+
+    if given is None:
+        return [None]
+    if not re.fullmatch(r"\d+(,\d+)*", given):
+        raise ConfigError(f"--widths {given}: write widths with commas between them, e.g. --widths 128,256")
+    return sorted({int(width) for width in given.split(",")})
+
+
+def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
+    """Return the settings of a model like that of `settings`, with another width. Heads keep their width, and their
+    number and that of hidden units scale with the width of the model. The learning rates are meant for the width
+    `narrowest`; muP makes them fit. Raises ConfigError when muP has no rule for the optimiser, or when the width is no
+    multiple of that of a head."""
+    from trainer.base.config import ConfigError, build
+    from trainer.loop.config import TrainConfig
+
+    config = build(TrainConfig, settings, "train")
+    model = config.model
+    if config.optimizer.mup_rule() == "unknown":
+        raise ConfigError("--widths: muP has no rule for this optimiser; take another one, or leave out --widths")
+    group = model.heads // model.kv_heads
+    if width % model.dim or (width // model.dim) % group:
+        raise ConfigError(f"--widths {width}: heads are {model.dim} wide and {group} share keys and values, so a width "
+                          f"is a multiple of {model.dim * group}")
+    ffn = max(8, round(model.ffn * width / model.width / 8) * 8)
+    return {**asdict(model), "width": width, "heads": width // model.dim, "kv_heads": width // model.dim // group,
+            "head_dim": model.dim, "ffn": ffn, "mup": narrowest}
 
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:

@@ -1,5 +1,8 @@
 """`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
 
+Instead of mixtures, `--candidates STREAM …` names streams (data sources) of the store. Each of them gets the share
+`--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run alone.
+
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
 arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
@@ -18,18 +21,22 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
+from trainer.tools.arm import arm_of, settings_of
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
     from trainer.checkpoint.checkpoints import Checkpoint
     from trainer.loop.run import Run
+    from trainer.tools.arm import Arm
+
+BASE = "base"
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +44,10 @@ def add_parser(commands: Any) -> None:
                                  description="From a checkpoint, decay the learning rate to 0 on each of several "
                                              "mixtures, and compare what that does to the held-out data.")
     anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
-    anneal.add_argument("--mixes", required=True, nargs="+", metavar="FILE", help="candidate mixtures, as YAML")
+    anneal.add_argument("--mixes", nargs="+", metavar="FILE", default=[], help="candidate mixtures, as YAML")
+    anneal.add_argument("--candidates", nargs="+", metavar="STREAM", default=[],
+                        help="streams of the store, each of which is mixed with what the run reads")
+    anneal.add_argument("--share", default="60%", metavar="SHARE", help="share of a candidate (default: 60%%)")
     anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
     experiment_arms.add_arguments(anneal)
 
@@ -57,12 +67,40 @@ def run(options: argparse.Namespace) -> int:
     if wrong := differences(checkpoint.meta, base):
         raise ConfigError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
                           + "\n  ".join(wrong))
-    mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes}
+    if bool(options.mixes) == bool(options.candidates):
+        raise ConfigError("what is compared? Give --mixes FILE FILE … or --candidates STREAM …")
+    mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes} or with_candidates(
+        base, checkpoint.meta["samples"], options.candidates, options.share)
     if len(mixes) < len(options.mixes):
         raise ConfigError("--mixes: files are told apart by their names, and two have the same")
-    result = [experiment_arms.Arm(name, seed, arm(base, checkpoint, mixes, name, options.tokens, seed))
-            for name in mixes for seed in range(options.seeds)]
+    settings = settings_of(base, options.overrides)
+    folder = base.out / "anneal" / f"from{checkpoint.step}"
+    result = [arm(base, checkpoint, mixes, name, options.tokens, seed, settings, folder)
+              for name in mixes for seed in range(options.seeds)]
     return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run))
+
+
+def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
+    """Return the mixtures that are compared with `--candidates`: that of the run at sample number `sample`, called
+    `base`, and for each candidate (a stream) one in which it has the share `share` and `base` the rest."""
+    from pipeline.base.quantities import parse_share
+    from trainer.base.config import ConfigError
+
+    try:
+        part = parse_share(share)
+    except ValueError as error:
+        raise ConfigError(f"--share {share}: {error}") from None
+    if not part or len(set(candidates)) < len(candidates) or BASE in candidates:
+        raise ConfigError(f"--share {share}: a candidate has a share above 0" if not part else
+                          f"--candidates: each stream once, and none that is called {BASE}")
+    phase = base.curriculum.phases[base.curriculum.phase_at(sample - 1)]
+    total = sum(phase.weights.values())
+    mixes: dict[str, dict[str, Any]] = {BASE: {"mix": dict(phase.weights)}}
+    for candidate in candidates:
+        mix = {name: 100 * (1 - part) * weight / total for name, weight in phase.weights.items() if weight}
+        mix[candidate] = mix.get(candidate, 0) + 100 * part
+        mixes[candidate] = {"mix": {name: weight for name, weight in mix.items() if weight}, "on_exhausted": "repeat"}
+    return mixes
 
 
 def read_mix(path: Path) -> dict[str, Any]:
@@ -89,12 +127,12 @@ def read_mix(path: Path) -> dict[str, Any]:
 
 
 def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int,
-        seed: int) -> Run:
+        seed: int, settings: Mapping[str, Any], folder: Path) -> Arm:
     """Return a short training that continues the run `base` from `checkpoint`. It trains on the mixture `name` of
-    `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data."""
+    `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data. The
+    seed of the settings stays, because it belongs to the initial values."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
-    from trainer.optim.schedule import ScheduleConfig
 
     rate = base.schedule().factor(checkpoint.meta["tokens"]) * base.config.optimizer.lr
     if rate <= 0:
@@ -104,11 +142,8 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
     except CurriculumError as error:
         raise ConfigError(str(error)) from None
     # the phase has a rate of its own; shares in the run's schedule (a warm-up of 2%) would refer to another total
-    config = replace(base.config, schedule=ScheduleConfig(kind="constant", warmup="0"), skip=())
-    result = replace(base, curriculum=curriculum, config=config,
-                   out=base.out / "anneal" / f"from{checkpoint.step}" / f"{name}-seed{seed}")
-    result.schedule()
-    return result
+    decayed = {**settings, "schedule": {"kind": "constant", "warmup": "0"}, "skip": []}
+    return arm_of(base, name, seed, decayed, curriculum, folder)
 
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,

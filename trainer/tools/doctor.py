@@ -293,9 +293,9 @@ def reduced(run: Run, out: Path, world: World) -> Run:
 
 
 def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
-    """Compare the parameters of the model between ranks. Returns {"twins": matrices of which two ranks hold different
-    parts, but the parts have equal values; "unequal": parameters of which two ranks hold copies, but the copies
-    differ}. Every rank must call this."""
+    """Find parameters whose values are wrong on some ranks. Every rank must call this. Returns the names under two
+    keys. "twins" are matrices of which two ranks hold different parts, but with equal values. "unequal" are parameters
+    of which two ranks hold copies, but with different values."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor

@@ -1,169 +1,156 @@
-"""Runs several short trainings (arms), each with several seeds, and prints a table of their held-out losses with
-confidence intervals. The commands `anneal` and `ablate` use this module. The trainings run one after the other on this
-machine.
+"""Runs the arms of a study, which are short trainings that are compared, each with several seeds, and prints a table of
+their held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
 
-Each pair of arm and seed is a separate training in a folder below OUT. A command that is run again continues where it
-was stopped, and does not repeat finished trainings. Only the last checkpoint of each training is kept.
+Each pair of arm and seed is a training of its own. Its folder, OUT/NAME-seedN, has everything that `tokenmill train
+run` needs: a curriculum.json and a recipe.yaml with the section `train:`. Such trainings run as processes of their own,
+`--jobs` at a time (`trainer.tools.arm_processes`). A study that is run again continues where it was stopped, and does
+not repeat finished trainings. Only the last checkpoint of each training is kept. The folder OUT also gets the results:
+table.json, table.txt, and the plots intervals.svg and curves.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
+from trainer.tools.arm import Arm, check, label, write
+from trainer.tools.arm_table import ALL, NATS, cost_lines, lines, measured, table
 
 if TYPE_CHECKING:
-    from trainer.loop.run import Run
-    from trainer.parallel.world import World
-
-#: Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-           2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-#: the name for the held-out data of all sources together
-ALL = "all"
-
-
-@dataclass(frozen=True)
-class Arm:
-    name: str
-    seed: int                     # from 0
-    run: Run
+    from tokenizer.mixture.curriculum import Curriculum
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
                         help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--ranks", type=positive, metavar="N", help="N processes on this machine")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
 
 
-def perform(options: argparse.Namespace, arms: Sequence[Arm],
-            prepare: Callable[[Arm], None] = lambda _arm: None) -> int:
-    """Train all arms (short trainings that are compared), on as many ranks as `--ranks` says, and print the table of
-    results. Returns the exit code. `prepare` is called on rank 0 for each arm before it is trained."""
+def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
+            on: str | None = None, unit: str = NATS) -> int:
+    """Train all arms and print the table of results, in the unit `unit`. Returns the exit code. `prepare` is called for
+    each arm before it is trained. Arms are judged by the held-out data of the stream `on`, or of all streams whose
+    held-out data is the same in all arms."""
+    from trainer.base.config import ConfigError
+    from trainer.base.files import alone
     from trainer.data.remote import fetch_shards
-    from trainer.parallel.world import world
+    from trainer.tools.arm_plot import write_plots
+    from trainer.tools.arm_processes import train_arms
 
+    if "RANK" in os.environ:
+        raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
+                          "with --ranks N or --jobs N")
+    sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
-    if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
-        from trainer.launch.local import launch
-
-        return launch(options.arguments, options.ranks, options.device)
     announce = (lambda _text: None) if options.json else say
-    if arms[0].run.source:
-        fetch_shards(arms[0].run.source, arms[0].run.curriculum, announce, arms[0].run.config.fetch)
-    with world(options.device) as here:
-        results = train_all(arms, here, prepare, announce)
-        if here.first:
-            result = table(results)
-            print(json_text(result) if options.json else visible("\n".join(lines(result))))
+    for run in {arm.run.source: arm.run for arm in arms if arm.run.source}.values():
+        fetch_shards(str(run.source), run.curriculum, announce, "all")
+    folder = arms[0].run.out.parent
+    with alone(folder):
+        for arm in arms:
+            prepare(arm)
+            write(arm)
+        train_arms(arms, options, announce)
+        result = results(arms, sources, unit)
+        text = report(result)
+        (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
+        (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+        outs: dict[str, list[Path]] = {}
+        for arm in arms:
+            outs.setdefault(label(arm), []).append(arm.run.out)
+        write_plots(folder, result, outs, sources[0], unit)
+    print(json_text(result) if options.json else visible(text))
     return 0
 
 
-def check(arm: Arm) -> None:
-    """Raise ConfigError when `arm` (one of the trainings to compare) has no held-out data, by which it is compared with
-    others, or when its folder already holds a different training with the same name."""
+def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
+    """Return the streams by whose held-out data arms are compared. Unless `on` names one, these are the streams whose
+    held-out data is the same in all arms: the loss on other data would differ because the data does. If that is all
+    streams, and losses are in nats per token, the first of the list stands for all of them together. Raises ConfigError
+    when there is none."""
     from trainer.base.config import ConfigError
-    from trainer.checkpoint import checkpoints as ckpt
-    from trainer.loop.run import differences
 
-    if not any(stream.val and stream.val_tokens > 1 for stream in arm.run.curriculum.streams):
-        raise ConfigError(f"{arm.run.folder}: its streams have no held-out data, by which arms are compared; give "
+    held_out = [{s.name: s.val_sha256 for s in arm.run.curriculum.streams if s.val and s.val_tokens > 1}
+                for arm in arms]
+    if on is not None:
+        for arm, sets in zip(arms, held_out):
+            if on not in sets:
+                raise ConfigError(f"--on {on}: the arm {arm.name} has no held-out data of this stream; it has some of: "
+                                  f"{', '.join(sets) or 'none'}")
+        return [on]
+    common = [name for name, sha256 in held_out[0].items() if all(sets.get(name) == sha256 for sets in held_out)]
+    if not any(held_out):
+        raise ConfigError(f"{arms[0].run.folder}: its streams have no held-out data, by which arms are compared; give "
                           f"shards.*.val")
-    checkpoint = ckpt.latest(arm.run.out / "checkpoints")
-    if checkpoint and (wrong := differences(checkpoint.meta, arm.run)):
-        raise ConfigError(f"{arm.run.out} holds an arm {arm.name} that is another than this one:\n  "
-                          + "\n  ".join(wrong) + "\nGive this one another name, or delete that folder")
+    if not common:
+        raise ConfigError("no stream has the same held-out data in all arms, so their losses say nothing about each "
+                          "other; let all hold out the same text: make the data with --held-out, or name a stream "
+                          "with --on if its texts are the same")
+    return [*([ALL] if unit == NATS and all(len(sets) == len(common) for sets in held_out) else []), *common]
 
 
-def train_all(arms: Sequence[Arm], here: World, prepare: Callable[[Arm], None],
-              announce: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    """Train all arms (short trainings that are compared), each with every seed. Returns their held-out losses on rank
-    0: {arm: [{source: loss in nats per token} for each seed]}; {} on other ranks. The source ALL stands for all sources
-    together."""
-    from trainer.checkpoint import checkpoints as ckpt
-    from trainer.loop.train import train
+def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str, Any]:
+    """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
+    widths, of the widest models), `costs` by arm, and, with several widths, `widths`: {width: table}."""
+    from trainer.base.config import ConfigError
 
-    results: dict[str, list[dict[str, float]]] = {}
+    losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
+    costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
-        if here.first:
-            prepare(arm)
-        here.broadcast(b"\0")                    # no rank reads the checkpoint before it exists
-        if here.first:
-            announce(f"== {arm.name}, seed {arm.seed}")
-        train(arm.run, here, None, say=announce)
-        if here.first:
-            for old in ckpt.complete(arm.run.out / "checkpoints")[:-1]:
-                (old.folder.parent / "COMPLETE").unlink()
-                shutil.rmtree(old.folder.parent)
-            summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
-            results.setdefault(arm.name, []).append(
-                {ALL: summary["heldout_loss"], **{name: v["loss"] for name, v in summary["streams"].items()}})
-    return results
+        summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
+        values = measured(summary, sources, unit)
+        if unknown := [source for source, value in values.items() if value is None]:
+            raise ConfigError(f"the held-out data of {unknown[0]} has loss masks, so its bits per byte are not known; "
+                              f"judge by another stream")
+        by_arm = losses.setdefault(arm.width, {})
+        by_arm.setdefault(arm.name, []).append({s: float(v) for s, v in values.items() if v is not None})
+        model, tokens = arm.run.config.model, summary["tokens"]
+        cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
+                                             "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
+        cost["tokens"] += tokens
+        cost["flops"] += 6.0 * model.matmul_parameters(arm.run.vocab) * tokens
+        cost["wall_s"] += summary["wall_time"]["wall_s"]
+    tables = {width: table(by_arm, unit) for width, by_arm in losses.items()}
+    result = {**tables[list(tables)[-1]], "costs": costs}
+    return result if len(tables) == 1 else {**result, "widths": {str(width): one for width, one in tables.items()}}
 
 
-def contrasts(values: Sequence[Sequence[float]]) -> tuple[list[float], float | None]:
-    """Compare the losses `values`[arm][seed] of several trainings (arms). Returns (mean difference of each arm to the
-    first arm, half the width of the 95 % interval of such a difference). The second value is None with one seed or one
-    arm, because the width is then unknown.
+def epochs(curriculum: Curriculum) -> float:
+    """Return how often a training reads its data: the largest number over its streams."""
+    from tokenizer.mixture.order import Order
 
-    Arms with the same seed have the same initial values and order of data, so differences are taken within a seed. This
-    is a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test.
-    """
-    import numpy as np
-
-    losses = np.asarray(values, dtype=np.float64)
-    arms, seeds = losses.shape
-    means, free = losses.mean(1), (arms - 1) * (seeds - 1)
-    half = None
-    if free:
-        residuals = losses - means[:, None] - losses.mean(0) + losses.mean()
-        quantile = STUDENT[free - 1] if free <= len(STUDENT) else 1.96
-        half = quantile * math.sqrt(2 * (residuals ** 2).sum() / free / seeds)
-    return (means - means[0]).tolist(), half
+    order = Order(curriculum)
+    return max((used / supers for used, supers in zip(order.used[-1], order.supers) if supers), default=0.0)
 
 
-def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Compute the table in which arms (short trainings) are compared: {"arms": [names], "seeds": number of seeds,
-    "sources": {source: {"noise": …, "arms": {name: {"loss", "delta", "beyond_noise"}}}}}. Only sources that all arms
-    have are included. `delta` is the difference to the first arm; negative is better. `noise` is half the width of the
-    95 % interval of a difference, or None."""
-    first = next(iter(results))
-    seeds, sources = len(results[first]), {}
-    for source in results[first][0]:
-        if not all(source in one for r in results.values() for one in r):
-            continue
-        values = [[one[source] for one in r] for r in results.values()]
-        deltas, noise = contrasts(values)
-        sources[source] = {"noise": noise, "arms": {
-            name: {"loss": math.fsum(losses) / seeds, "delta": delta,
-                   "beyond_noise": None if noise is None or name == first else abs(delta) > noise}
-            for name, losses, delta in zip(results, values, deltas)}}
-    return {"arms": list(results), "seeds": seeds, "sources": sources}
+def report(result: Mapping[str, Any]) -> str:
+    """Format the content of table.json as text."""
+    tables = {f"models of width {width}": one for width, one in result.get("widths", {}).items()} or {"": result}
+    out: list[str] = []
+    for title, one in tables.items():
+        out += [*([title, ""] if title else []), *lines(one), ""]
+    if len(tables) > 1:
+        out += [*agreement(list(tables.values())), ""]
+    return "\n".join([*out, *cost_lines(result["costs"])])
 
 
-def lines(result: Mapping[str, Any]) -> list[str]:
-    """Format the result of `table` as lines of text: for each source the loss of the first arm (short training), and
-    the differences of the other arms to it. A star marks differences that are larger than the noise."""
-    width = max(12, *(len(n) + 2 for n in result["arms"]))
-    first, *others = result["arms"]
-    out = [f"held-out loss in nats/token, means of {result['seeds']} seed{'s' * (result['seeds'] > 1)}; differences to "
-           f"{first}, negative is better", "",
-           f"{'source':<20}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others) + f"{'noise':>12}"]
-    for source, of in result["sources"].items():
-        noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
-        cells = [f"{of['arms'][n]['delta']:+.4f}" + ("*" if of["arms"][n]["beyond_noise"] else " ") for n in others]
-        out.append(f"{source:<20}{of['arms'][first]['loss']:>{width}.4f}" + "".join(f"{c:>{width}}" for c in cells)
-                   + f"{noise:>12}")
-    return [*out, "", "* beyond the 95 % interval of differences within a seed" if result["seeds"] > 1 else
-            "one seed: what is noise is not known; repeat with --seeds 3"]
+def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each arm but the first: whether it is on the same side of the first arm at every width."""
+    source = next(iter(tables[0]["sources"]))
+    out = []
+    for name in tables[0]["arms"][1:]:
+        deltas = [one["sources"][source]["arms"][name]["delta"] for one in tables]
+        same = len({delta < 0 for delta in deltas}) == 1
+        out.append(f"{name}: {'the same side of' if same else 'NOT on one side of'} {tables[0]['arms'][0]} at all "
+                   f"widths ({', '.join(f'{delta:+.4f}' for delta in deltas)})")
+    return out

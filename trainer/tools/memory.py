@@ -28,7 +28,7 @@ FILL = 0.92
 MEMORY = {"NVIDIA A100-SXM4-40GB": 40e9, "NVIDIA A100-SXM4-80GB": 80e9, "NVIDIA H100 80GB HBM3": 80e9,
           "NVIDIA H100 NVL": 94e9, "NVIDIA H200": 141e9, "NVIDIA H200 NVL": 141e9, "NVIDIA B200": 180e9,
           "NVIDIA L40S": 48e9, "NVIDIA GeForce RTX 4090": 24e9}
-#: short name that fits several devices → the device that is meant by it
+#: short names that fit several devices, and the device that each of them means
 MEANT = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB"}
 #: which kernels compute a layer. "compiled": fused CUDA kernels; backward recomputes everything except matrix products
 #: and attention. "eager": CUDA's kernels one by one; a norm keeps its float32 input. "cpu": the CPU's kernels, which

@@ -288,8 +288,8 @@ def read_ids(path: Path) -> list[str]:
 
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[FoundDocument]:
-    """Look for the documents with the ids `ids` in the training shards. Returns a Hit for each one found. Its steps are
-    those that read a part of the document before sample number `samples` and were not skipped."""
+    """Look for the documents with the ids `ids` in the training shards. Returns a FoundDocument for each one found. Its
+    `steps` are the steps that read a part of the document before sample number `samples` and were not skipped."""
     from tokenizer.mixture.order import Order
     from trainer.data.remote import shard_set
 
@@ -323,9 +323,11 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 def readers(order: Order, stream: int, begin: int, end: int, packed: PackedRows | None = None) -> np.ndarray:
     """Return the numbers (int64) of all samples of the curriculum that read the document at tokens [begin, end) of a
-    stream. A sample's last token is only a target. A sample whose last token is the first token of the document is left
-    out, because the first token of a document does not count in the loss. `packed` are the packed rows by which the
-    stream is read, if it is."""
+    stream.
+
+    The last token of a sample is only a target. A sample that has only the first token of the document, as its last
+    token, is left out, because the first token of a document does not count in the loss. `packed` are the packed rows
+    by which the stream is read; None means that it is read by windows."""
     if packed is not None:
         rows = packed.rows_with(begin, end)
         located = order.samples_of(stream, int(rows[0]), int(rows[-1]) + 1) if len(rows) else {}

@@ -3,8 +3,8 @@ autoscaler. A supervisor is an actor that runs tasks in child processes on a nod
 
 This module only decides, from plain numbers; `ray_backend` carries the decisions out. The rules:
 
-* A supervisor is started only for waiting tasks that find no room, never in advance. It takes the CPUs of its node (at
-  most 16) with their part of the memory, or all GPUs of the node (`pools.Available.shape_for`).
+* A supervisor is started only for waiting tasks that find no room, never in advance. It takes the free CPUs of its node
+  (at most 16) with the same share of the free memory, or all GPUs of the node (`pools.Available.shape_for`).
 * A task may fit no supervisor although it would fit a node. Supervisors of one node are then preempted: they finish the
   tasks they run and end, and a supervisor with enough memory or GPUs takes their place.
 * A task that fits no node at all waits for a larger node, which an autoscaler may add. After `fit_s` seconds the run
@@ -70,9 +70,10 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns the resource request `kind` with its memory lowered to what a supervisor can have on this node. A
-        task with a lowered request may run alone and use more memory than the supervisor has. The memory is not lowered
-        if supervisors reserve their memory here (`largest_mb` is None), or if the request exceeds `largest_mb`."""
+        """Returns the request `kind` with its memory lowered to what a supervisor can have on this node, so that such a
+        supervisor is started for the task. The task then runs alone there, and may use up to `largest_mb`. Returns
+        `kind` unchanged if supervisors reserve their memory here (`largest_mb` is None), or if it needs more than
+        `largest_mb`."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -180,8 +181,8 @@ class Fleet:
 
     def before_poll(self, now: float) -> None:
         """Discount the time in which this driver did not run, because its machine was suspended or its process was
-        stopped. The supervisors' answers could not arrive in that time, so it must not make a supervisor count as
-        late."""
+        stopped. The supervisors' answers could not arrive in that time, so no supervisor must count as late because of
+        it."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -273,7 +274,8 @@ class Fleet:
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
         """Note that a supervisor died or did not start. From the second such crash in a row on, its node gets no
         supervisor for a while. There is one exception: a failed start causes no pause if no supervisor is ready, and
-        none is starting on a node without crashes. A hopeless run then ends soon."""
+        none is starting on a node without crashes. Otherwise a run whose supervisors never start would wait through
+        longer and longer pauses before it ends (`stuck`)."""
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._any_sound()
         pause_s = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -302,13 +304,13 @@ class Fleet:
             return f"supervisors die before they are ready: {self._last_death}"
         if self.refused and not self.worker_slots and all(h.name in self.refused for h in self.hosts.values()
                                                    if h.cpus or h.gpus):
-            return "no node runs what the driver runs: " + " | ".join(
+            return "no node has the code and libraries of the driver: " + " | ".join(
                 f"{name}: {why}" for name, why in sorted(self.refused.items())) + \
                 ". Install the same version on every node, or send the code along with --ship-code"
         if now - self.alone_since > START_S:
             died = f"; {self._deaths} died before that, the last one: {self._last_death}" if self._deaths else ""
             return (f"no supervisor was ready within {START_S:.0f} s ({self._places(self.hosts.values())}){died}; stop "
-                    f"what else runs there, ask for fewer --workers, or see in Ray's logs why starting takes so long")
+                    f"other programs there, ask for fewer --workers, or see in Ray's logs why starting takes so long")
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
@@ -320,7 +322,7 @@ class Fleet:
         self._warned.add(("", kind))
         log.warning("%d tasks that declare %s have been waiting for %.0f s for a place: %s", self.waiting[kind],
                     needs(kind), now - self._unplaced_since[kind],
-                    f"--workers {self.workers} are at work" if self._spare_children() < 1 and not kind.gpus
+                    f"all --workers {self.workers} are busy" if self._spare_children() < 1 and not kind.gpus
                     else self._places(able))
 
     @staticmethod

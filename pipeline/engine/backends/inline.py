@@ -69,7 +69,7 @@ class InlineBackend:
             self.interruptible = False
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Does nothing: the terminal and the store show the progress."""
+        """Does nothing, because only the Ray backend exports metrics."""
 
     def close(self) -> None:
         self._queue.clear()

@@ -77,7 +77,7 @@ class ProcessBackend:
         return events
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
-        """Does nothing: the terminal and the store show the progress."""
+        """Does nothing, because only the Ray backend exports metrics."""
 
     def close(self) -> None:
         if self.supervisor is not None:

@@ -21,7 +21,7 @@ from pipeline.engine.task import ResourceRequest
 
 OWN_MB = 300             # memory of the supervisor itself, without its children
 CPUS_A_WORKER = 16          # docs/contracts.md: Tasks and blame
-PATIENCE_S = 10.0        # seconds that a kind which finds no room waits before a worker is kept for it
+PATIENCE_S = 10.0        # seconds that tasks of a kind wait without room until a worker is reserved for them
 
 
 def share(gpus: float) -> float:
@@ -37,9 +37,8 @@ def per_devices(devices: int, gpus: float) -> int:
 
 @dataclass
 class Capacity:
-    """The capacity of one supervisor, which runs tasks in child processes. `open` maps the ids of the assignments that
-    the supervisor has to their kinds, in the order of their arrival. Tasks that declare the same resources are of one
-    kind."""
+    """The capacity of one supervisor, which runs tasks in child processes. `open` lists the assignments of the
+    supervisor in the order of their arrival, as {id: kind}. Tasks that declare the same resources are of one kind."""
 
     slots: int
     memory_mb: int
@@ -50,7 +49,7 @@ class Capacity:
     shared: bool = False         # takes tasks with and without a GPU
     open: dict[int, ResourceRequest] = field(default_factory=dict)
     reserved_for: ResourceRequest | None = None         # no other kind goes here until a task of this kind has come
-    _runs: int = 0               # assignments of `open` that run, as the supervisor packs them; others are prefetched
+    _runs: int = 0               # assignments of `open` that run; the others are prefetched (they wait for a slot)
     _memory: int = 0
     _gpus: float = 0.0
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)

@@ -4,8 +4,9 @@ the engine, only this module and the modules `ray_*` beside it use Ray.
 
 Ray starts the supervisors and carries messages of about 1 kB; documents never travel through it. Ray's restarts and
 retries are off, because the scheduler itself repeats the tasks of a dead node. A supervisor is a synchronous actor, so
-its `poll` always runs on the main thread of its worker process. The child processes die with that thread. Each
-supervisor has at most one poll in flight. The module `fleet` decides which supervisors to start and to end.
+its `poll` always runs on the main thread of its worker process. This is necessary because the kernel kills a child
+process when the thread that started it ends. Each supervisor has at most one poll in flight. The module `fleet` decides
+which supervisors to start and to end.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time in seconds that a supervisor holds a poll
-MESSAGES_PER_S = 100     # a message costs the driver 0.35 ms of CPU, however many events many supervisors gather
+MESSAGES_PER_S = 100     # answers of all supervisors together; each costs the driver 0.35 ms of CPU
 GROW_S = 2.0             # seconds between two inspections of the cluster
 LATE_S = 10.0            # a supervisor whose poll is this late (s) gets no new work until it answers
 LONGEST_WHY = 600        # characters of an error of Ray in a message
@@ -251,8 +252,9 @@ class RayBackend:
             silent = self._clock.now() - slot.polled
             late, slot.late = slot.late, slot.ready and silent > POLL_S + LATE_S
             if slot.late and not late:
-                log.warning("the workers on node %s have not answered for %.0f s; what they hold goes to others in "
-                            "%.0f s unless they do: see whether that machine, or the network to it, stands still",
+                log.warning("the workers on node %s have not answered for %.0f s; if they do not answer within "
+                            "%.0f s, their tasks go to others: see whether that machine, or the network to it, stands "
+                            "still",
                             slot.host, silent, SILENT_S - silent)
             if slot.late and silent > SILENT_S:
                 events += self._handle_death(slot, f"it has not answered for {silent:.0f} s")
@@ -261,8 +263,8 @@ class RayBackend:
 
     def _report(self, due: bool) -> list[Event]:
         """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists the running
-        tasks of all supervisors, because progress shows only the tasks of the latest report. Callers append the report
-        after the other events of a poll. A task whose end is among those events is therefore not listed."""
+        tasks of all supervisors, because progress shows only the tasks of the latest report. Must be called after the
+        events of a poll were handled: a task that ended in this poll is then not listed."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -348,7 +350,8 @@ class RayBackend:
         slot.fingerprint = remote
         wrong = differences(own, remote)
         if wrong and remote.code == code_hash(roots()) != own.code:
-            wrong.append("which is what stands here by now: the code was changed since this run began; run again")
+            wrong.append("the node has the present code of this machine, but the code was changed since this run "
+                         "began; run again")
         if ready.sees_store is False:
             wrong.append(f"it does not see the store {self.store.root}; put the store on a file system that all nodes "
                          f"share, or on object storage")
@@ -373,7 +376,7 @@ class RayBackend:
         slot.leaving = True
         waiting = set(slot.open).difference(status.id for status in slot.running)
         if waiting:
-            why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes way"
+            why = f"node {slot.name} is drained" if slot.drained else f"node {slot.name} makes room for larger tasks"
             self._returned.append(Returned(tuple(sorted(waiting)), why))
             self.cancel(sorted(waiting))
         if slot.drained:

@@ -11,7 +11,7 @@ from pipeline.store.records import READING, PartRecord
 
 #: files named in an error message
 NAMED = 3
-#: files that are always allowed when the budget is a share
+#: number of bad files that are always allowed when the limit is a share
 ALWAYS = 10
 
 
@@ -44,7 +44,7 @@ class BadFiles:
             del self._dying[task]
 
     def add(self, bad_files: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Count bad files: source → file → reason → bytes not read."""
+        """Count the bad files in {source: {file: {reason: bytes not read}}}."""
         for source, files in bad_files.items():
             files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
@@ -58,7 +58,7 @@ class BadFiles:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
     def check(self) -> None:
-        """Raise TooManyBadFiles when the budget is exceeded."""
+        """Raise TooManyBadFiles when more files could not be read than `allowed` permits."""
         count = sum(map(len, self.by_source.values())) + len(self._dying)
         if count > self.allowed:
             named = ", ".join(_first([*self.listed(), *self._dying.values()]))

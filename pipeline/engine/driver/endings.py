@@ -44,7 +44,7 @@ class DamageFound(StoreError):
     the path of each damaged file to the error that revealed the damage."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
-        super().__init__(f"{len(paths)} files of the store are damaged or gone: {', '.join(sorted(paths)[:3])}"
+        super().__init__(f"{len(paths)} files of the store are damaged or missing: {', '.join(sorted(paths)[:3])}"
                          f"{', …' if len(paths) > 3 else ''}; {remedy_of(paths)}")
         self.paths = dict(paths)
 

@@ -9,8 +9,9 @@ end of the run.
 
 The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
 the task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of
-the node report it. The seconds that the other attempts ran are divided by the average number of attempts that such an
-event ends. The result is two rates of events per second: one for the task, one for the other attempts. If the two rates
+the node report it. Ten attempts that run on one node for an hour are exposed to the death of that node for one hour,
+not for ten. The seconds that the other attempts ran are therefore divided by the average number of attempts that an
+event ends. This gives two rates of events per second: one for the task, one for the other attempts. If the two rates
 were equal, each event would hit the task with a probability equal to its share of the time (conditional test of two
 Poisson rates: Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that as many events
 or more hit the task by chance. A task that runs for hours may thus be lost more often than one that runs for seconds.
@@ -51,7 +52,7 @@ class BaseRate:
     _deaths: dict[str, float] = field(default_factory=dict)      # node that died lately → when it was first reported
     _running: int = 0
     _began: float = 0.0              # sum of the times at which the running attempts began
-    _ended_s: float = 0.0            # seconds that the other attempts ran
+    _ended_s: float = 0.0            # seconds that attempts ran which have ended
 
     def began(self, now: float) -> None:
         self._running += 1
@@ -89,8 +90,8 @@ class TaskLosses:
         self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
         self._after_first: Counter[str] = Counter()  # losses since the first one
         self._seconds = 0.0                          # seconds that attempts at the task ran before those losses
-        self._beside_s = 0.0                         # seconds that these and the attempts lost with them ran, at most
-        self._beside_first_s = 0.0                   # seconds that the attempts of the first loss ran, at most
+        self._beside_s = 0.0                         # upper bound of the seconds of those and of others lost with them
+        self._beside_first_s = 0.0                   # upper bound of the seconds of the attempts of the first loss
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
@@ -107,10 +108,10 @@ class TaskLosses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """Returns (events that hit only other tasks, seconds that other attempts ran) since this task's first loss.
-        They are compared with this task's own losses to `cause`. An event is, for example, the death of a node. The
-        seconds are divided by the number of attempts that an event ends on average. If other attempts have run for less
-        time than this task since that first loss, both numbers count from the beginning of the run."""
+        """Returns (events, seconds), with which this task's own losses to `cause` are compared. `events` is the number
+        of events (such as deaths of a node) since this task's first loss that hit only other tasks. `seconds` is the
+        time that other attempts ran since then, divided by the number of attempts that an event ends on average. If
+        this time is shorter than the time that this task ran, both numbers count from the beginning of the run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -144,7 +145,7 @@ class TaskLosses:
                 return (f"{count} losses, and no other task ran for long enough to compare with: it takes its nodes "
                         f"down, or they are taken away before it can end")
         if cause == "lost" and self._fruitless >= HOPELESS * max_lost:
-            return f"{self._fruitless} losses while no task finished: nothing gets done here"
+            return f"{self._fruitless} losses while no task finished: the run makes no progress"
         return ""
 
 

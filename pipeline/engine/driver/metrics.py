@@ -39,20 +39,20 @@ class Metric:
 
 ACTIVE = Metric("tokenmill_run_active", "gauge", "1 while the driver works, 0 at its end")
 SLOTS = Metric("tokenmill_slots", "gauge", "Tasks that can run at the same time")
-ETA = Metric("tokenmill_eta_seconds", "gauge", "Seconds to the end of the tasks known so far, by bytes; NaN: unknown")
+ETA = Metric("tokenmill_eta_seconds", "gauge", "Estimated seconds until the tasks known so far are done; NaN: unknown")
 BYTES_LEFT = Metric("tokenmill_bytes_left", "gauge", "Bytes that the tasks known so far have still to read")
-DOCS_PER_SECOND = Metric("tokenmill_documents_per_second", "gauge", "Documents read a second by the nodes at work, "
-                         "each averaged over its time")
+DOCS_PER_SECOND = Metric("tokenmill_documents_per_second", "gauge", "Documents read per second: sum over the plan "
+                         "nodes at work, each averaged since its start")
 TASKS = Metric("tokenmill_tasks", "gauge", "Tasks known so far, by state: waiting, running, done (reused ones among "
                "them), reused", ("run", "kind", "state"))
 COMPLETED = Metric("tokenmill_tasks_completed", "counter", "Tasks run and committed", ("run", "kind"))
 FAILED = Metric("tokenmill_attempts_failed", "counter", "Attempts at tasks that failed or were lost", ("run", "kind"))
-RETRIED = Metric("tokenmill_attempts_retried", "counter", "Attempts at tasks that were begun again", ("run", "kind"))
+RETRIED = Metric("tokenmill_attempts_retried", "counter", "Attempts at tasks that were started again", ("run", "kind"))
 STRAGGLERS = Metric("tokenmill_stragglers", "counter", "Second attempts beside suspiciously slow tasks",
                     ("run", "kind"))
-DOCUMENTS = Metric("tokenmill_documents", "counter", "Documents of tasks run, by outcome: in, kept, dropped, "
-                   "quarantined", ("run", "kind", "outcome"))
-BYTES = Metric("tokenmill_bytes", "counter", "Bytes read by tasks run", ("run", "kind"))
+DOCUMENTS = Metric("tokenmill_documents", "counter", "Documents of finished tasks, by outcome: in, kept, "
+                   "dropped, quarantined", ("run", "kind", "outcome"))
+BYTES = Metric("tokenmill_bytes", "counter", "Bytes read by finished tasks", ("run", "kind"))
 NODES_LOST = Metric("tokenmill_nodes_lost", "counter", "Supervisors that died, with or without their machine")
 
 METRICS = (ACTIVE, SLOTS, ETA, BYTES_LEFT, DOCS_PER_SECOND, TASKS, COMPLETED, FAILED, RETRIED, STRAGGLERS, DOCUMENTS,
@@ -62,8 +62,8 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Returns the kind of a plan node (a step of the run's plan): index, pass, barrier, tokenizer or shards. The kind
-    follows from the node's name."""
+    """Returns the kind of a plan node: index, pass, barrier, tokenizer or shards. The kind follows from the node's
+    name."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head
@@ -75,7 +75,7 @@ def outcomes(counters: Mapping[str, Any]) -> dict[str, int]:
     or of an encoding task. All numbers are zero for tasks of other kinds.
 
     Records that a reader could not read count as `quarantined`, although they never became documents. The outcomes may
-    therefore add up to more than `in`.
+    therefore add up to more than the number of documents read (`in`).
     """
     passed, encoded = "stages" in counters, "quarantined" in counters and "train" in counters
     if not passed and not encoded:

@@ -41,7 +41,7 @@ LONGEST = 1000          # characters of a message in a snapshot
 
 @dataclass
 class _Node:
-    """The counts of one plan node (a step of the run, such as a pass or a barrier). `parts` counts its tasks, and
+    """The counts of one plan node (a group of tasks, such as a pass or a barrier). `parts` counts its tasks, and
     `weight` the bytes that they read."""
 
     parts: int = 0
@@ -127,8 +127,8 @@ class Progress:
 
     # -- reports from the scheduler -------------------------------------------------------------------------------
     def plan_again(self) -> None:
-        """Clear the counts of all plan nodes (steps of the run), because the plan is made again and its tasks are about
-        to be added again. Tasks that have finished will then count as reused."""
+        """Clear the counts of all plan nodes (groups of tasks, such as a pass), because the plan is made again and its
+        tasks are about to be added again. Tasks that have finished will then count as reused."""
         self.nodes.clear()
 
     def planned(self, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> None:
@@ -151,8 +151,8 @@ class Progress:
         self._tick()                 # reading a million finished tasks takes minutes, so show progress
 
     def reused(self, sums: BatchSums) -> None:
-        """Count the tasks of a plan node (a step of the run) whose results are all in the store already. `sums` are
-        sums over these tasks."""
+        """Count the tasks of a plan node (a group of tasks, such as a pass) whose results are all in the store already.
+        `sums` are sums over these tasks."""
         node = self.nodes.setdefault(sums.node, _Node())
         node.parts += sums.tasks
         node.done += sums.tasks
@@ -386,10 +386,10 @@ def stage_of(task: Running) -> str:
 
 #: state of a child without progress → what the user can do
 _REMEDIES = {
-    "stopped": "kill -CONT {pid} there lets it go on, kill -9 {pid} has its task run again",
-    "waiting": "a disk or a network share does not answer: dmesg there may say which",
-    "sleeping": "it waits for something, and is run again when that takes too long",
-    "computing": "it is slow, or does not end: then its document goes into quarantine",
+    "stopped": "on its machine, kill -CONT {pid} lets it continue, and kill -9 {pid} makes its task run again",
+    "waiting": "a disk or a network share does not answer: dmesg on its machine may say which",
+    "sleeping": "it waits for something; if this takes too long, its task runs again",
+    "computing": "it may just be slow; if it does not end, its document goes into quarantine",
 }
 
 

@@ -1,9 +1,9 @@
 """Keeps the driver's queue of tasks on disk: their specs, their order, and which of them are done.
 
 A run may have millions of tasks, and a spec is a few kB. The queue is therefore a temporary SQLite database, and memory
-holds only the tasks that run. A plan node (a step of the run) adds its tasks as an iterable, which is read little by
-little while tasks run. When they are done, the node gets a sequence of their commit records, which are read from the
-commit log on demand.
+holds only the tasks that run. A plan node (a group of tasks, such as a pass) adds its tasks as an iterable, which is
+read little by little while tasks run. When they are done, the node gets a sequence of their commit records, which are
+read from the commit log on demand.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TaskRecords(OnDisk[PartRecord]):
     """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
     `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` is the name of the plan node
-    (a step of the run) that the tasks belong to, or of one of its waves (groups of tasks that may run at the same
-    time). `origins` are the sources or datasets that the tasks read (`TaskSpec.origin`).
+    (a group of tasks, such as a pass) that the tasks belong to, or of one of its waves (groups of tasks that may run at
+    the same time). `origins` are the sources or datasets that the tasks read (`TaskSpec.origin`).
     """
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
@@ -92,8 +92,8 @@ class TaskTable:
 
 
 class TaskBatch:
-    """The tasks that one plan node (a step of the run) asked for together. The batch is complete when the iterable
-    `specs` has been read to its end and all its tasks are done."""
+    """The tasks that one plan node (a group of tasks, such as a pass) asked for together. The batch is complete when
+    the iterable `specs` has been read to its end and all its tasks are done."""
 
     def __init__(self, number: int, specs: Iterable[TaskSpec]) -> None:
         self.number = number

@@ -14,7 +14,7 @@ The consequence of a failed attempt depends on the kind of failure:
   after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
   tasks finish.
 * `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
-  DamageFound is raised, and the run is planned again, so that the file is written anew.
+  DamageFound is raised, and the run is planned again, so that the file is written again.
 
 An attempt that comes back as `Returned` does not count as failed: it never began, or its node had announced its end.
 
@@ -69,10 +69,10 @@ class Scheduler:
     """Runs tasks on a backend and commits the records of finished tasks. Use it as a context manager: at its exit, also
     after an error, running tasks are cancelled and the records of all finished tasks are committed.
 
-    `add` takes the tasks of a plan node (a step of the run), `step` advances all tasks, and `finished` returns the
-    batches of tasks that are complete. Large tasks are dispatched first. For tests, `dispatch_seed` shuffles the order
-    of dispatch, because no result may depend on it. `grace_s`: seconds for which running tasks may go on after a
-    SIGTERM. `bad_files` counts input files that could not be read, and may end the run.
+    `add` takes the tasks of a plan node (a group of tasks, such as a pass), `step` advances all tasks, and `finished`
+    returns the batches of tasks that are complete. Large tasks are dispatched first. For tests, `dispatch_seed`
+    shuffles the order of dispatch, because no result may depend on it. `grace_s`: seconds for which running tasks may
+    go on after a SIGTERM. `bad_files` counts input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -84,8 +84,8 @@ class Scheduler:
         self.executed = self.reused = 0              # tasks that ran here, tasks whose records were in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes that other nodes wait for
-        self._hindered = 0                           # environment failures since the last finished task; `max_lost` per
-                                                     # slot end the run, because a full disk does not empty itself
+        self._hindered = 0                           # environment failures since a task last finished. The run ends at
+                                                     # `max_lost` per slot, because a full disk stays full
         self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
@@ -143,8 +143,8 @@ class Scheduler:
 
     def add(self, specs: Iterable[TaskSpec], awaited: bool = False) -> TaskBatch:
         """Add tasks. The iterable `specs` is read little by little while tasks run. A task whose record is in the
-        commit log does not run again. Tasks with equal keys run once. `awaited`: other plan nodes (steps of the run)
-        cannot begin before these tasks are done."""
+        commit log does not run again. Tasks with equal keys run once. `awaited`: other plan nodes (groups of tasks,
+        such as a pass) cannot begin before these tasks are done."""
         def noted() -> Iterator[TaskSpec]:
             for spec in specs:
                 self._awaited.add(spec.node)
@@ -153,8 +153,8 @@ class Scheduler:
         return self._queue.add(noted() if awaited else specs)
 
     def reuse(self, sums: NodeSums) -> None:
-        """Count the tasks of a plan node (a step of the run) whose results are all in the store already. These tasks
-        are not added to the queue. `sums` are sums over their records."""
+        """Count the tasks of a plan node (a group of tasks, such as a pass) whose results are all in the store already.
+        These tasks are not added to the queue. `sums` are sums over their records."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -364,13 +364,14 @@ class Scheduler:
             self.progress.quarantined(spec, row, reason)
 
     def _failed(self, flights: list[Flight], failure: Failure, host: str = "") -> None:
-        """Count attempts that failed for one common reason, and queue their tasks again. `host` is the node that they
-        ran on, if known. Raises TaskFailed when one of the tasks gets no further attempt."""
+        """Count attempts that failed for one common reason, and queue their tasks again. `host` is the node that the
+        attempts ran on, if known. Tasks that met a damaged file are not queued; `step` raises DamageFound for them
+        later. Raises TaskFailed when one of the tasks gets no further attempt."""
         counts: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in counts.items():
                 self._base_rates[place].failed(failure.kind, number, host, self._clock.now())
-        if failure.kind == "damaged":        # not repeated until that file is made anew (`DamageFound`)
+        if failure.kind == "damaged":        # not repeated until that file is written again (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
         ended: TaskFailed | None = None

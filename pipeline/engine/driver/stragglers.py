@@ -2,11 +2,14 @@
 functions only decide; `Scheduler._double_stragglers` starts the attempts.
 
 The attempt that commits first counts, so a wrong guess only occupies a slot for a while. A second attempt on an idle
-slot is free. If other tasks wait for the slot, three conditions must hold: all other tasks of the straggler's plan node
-(step of the run) have been handed out, later nodes cannot begin before this node ends, and the straggler runs far
-longer than other tasks of the node. Second attempts may then hold at most a tenth of the slots, but at least one slot.
-MapReduce bounds its backup tasks similarly, and starts them when an operation is nearly complete (Dean and Ghemawat,
-OSDI 2004, §3.6).
+slot is free. If other tasks wait for the slot, three conditions must hold:
+
+* All other tasks of the straggler's plan node (a group of tasks, such as a pass) have been handed out.
+* Later plan nodes cannot begin before this node ends.
+* The straggler runs far longer than other tasks of the node.
+
+Second attempts may then hold at most a tenth of the slots, but at least one slot. MapReduce bounds its backup tasks
+similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
               least_s: float = 0.0) -> list[TaskSpec]:
     """Returns the tasks that should get a second attempt beside the running one, longest-running first.
 
-    `times`: for each plan node (a step of the run), the seconds that its finished tasks took. `idle`: no task waits for
-    a slot. `unfinished`: plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end
-    before others can begin. A task that has run for less than `least_s` gets no second attempt.
+    `times`: for each plan node (a group of tasks, such as a pass), the seconds that its finished tasks took. `idle`: no
+    task waits for a slot. `unfinished`: plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes
+    that must end before others can begin. A task that has run for less than `least_s` gets no second attempt.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -61,9 +64,9 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Returns after how many seconds a task of a plan node (a step of the run) gets a second attempt. `times`: the
-    seconds that finished tasks of the node took. `idle`: no task waits for a slot. `blocks`: later nodes wait for this
-    node, and all of its tasks have been handed out."""
+    """Returns after how many seconds a task of a plan node (a group of tasks, such as a pass) gets a second attempt.
+    `times`: the seconds that finished tasks of the node took. `idle`: no task waits for a slot. `blocks`: later nodes
+    wait for this node, and all of its tasks have been handed out."""
     if len(times) < MIN_FINISHED or not (idle or blocks):
         return float("inf")
     ordered = sorted(times)

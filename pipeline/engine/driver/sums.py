@@ -1,10 +1,10 @@
-"""Adds up the commit records of the tasks of a plan node, so that a few figures do not require reading a million
-records.
+"""Adds up the commit records of the tasks of a plan node, so that callers who need a few figures do not have to read a
+million records.
 
-A plan node is a step of the run, for example a pass or a barrier. The error rate of a pass, the warnings about its
-sources, the progress of a resumed run and the report need only sums over the records of a node. `Summing` adds up the
-records once, in plan order, when the node ends. `pipeline.plan.fresh` keeps the sums in the store, with a hash of the
-node's inputs.
+A plan node is a group of tasks of the same kind, for example the tasks of a pass or of a barrier. The error rate of a
+pass, the warnings about its sources, the progress of a resumed run and the report need only sums over the records of a
+node. `Summing` adds up the records once, in plan order, when the node ends. `pipeline.plan.fresh` keeps the sums in the
+store, with a hash of the node's inputs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pipeline.store.temp import scratch_database
 
 @dataclass
 class BatchSums:
-    """Sums over a batch of tasks, for the display of progress. A batch holds the tasks that a plan node (a step of the
-    run, such as a pass or a barrier) asked for together. `node` is the name of the plan node or wave (a group of tasks
+    """Sums over a batch of tasks, for the display of progress. A batch holds the tasks that a plan node (a group of
+    tasks, such as a pass) adds to the queue together. `node` is the name of the plan node or wave (a group of tasks
     that may run at the same time). `weight` is the number of bytes that the tasks read."""
 
     node: str
@@ -33,7 +33,7 @@ class BatchSums:
 
 @dataclass
 class NodeSums:
-    """Sums over all tasks of a plan node (a step of the run, such as a pass or a barrier).
+    """Sums over all tasks of a plan node (a group of tasks, such as a pass or a barrier).
 
     * `counters`: for a pass, the merged counters of its tasks. For any other node, {wave: merged counters}. A wave is a
       group of tasks that may run at the same time, and each wave counts different things.
@@ -67,8 +67,8 @@ class NodeSums:
 
 
 class Summing:
-    """Adds up the commit records of the tasks of a plan node (a step of the run). Memory holds only the sums, because
-    the content hashes are sorted on disk."""
+    """Adds up the commit records of the tasks of a plan node (a group of tasks, such as a pass). Memory holds only the
+    sums, because the content hashes are sorted on disk."""
 
     def __init__(self, node: str, kind: str) -> None:
         self._node, self._pass = node, kind == "pass"
@@ -79,8 +79,9 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch of tasks. `node` is the name of the plan node (a step of the run), or of a wave of the node (a
-        group of tasks that may run at the same time). The records that are added from here on belong to it."""
+        """Begin a batch of tasks. `node` is the name of the plan node (a group of tasks, such as a pass), or of a wave
+        of the node (a group of tasks that may run at the same time). Records that are added after this call belong to
+        the batch."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
@@ -147,8 +148,9 @@ def content_hash(contents: Iterable[str]) -> str:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """Returns the sums over the commit records of a plan node (a step of the run), for callers that do not have the
-    specs of its tasks. The sums therefore lack the bytes that the tasks read and the sources that they read from."""
+    """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass), for callers that do
+    not have the specs of its tasks. The sums therefore lack the bytes that the tasks read and the sources that they
+    read from."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:

@@ -1,22 +1,27 @@
 """The exchange: moves records between tasks through files in the store, and not through Ray's object store. Barriers
 (steps that need all documents, such as deduplication) and `materialize` use it.
 
-A map task writes one file of fixed-size records (a packed numpy dtype) with `buckets` segments, one for each bucket. A
-reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields that the
-writer chose. Records with equal keys stay in the order of writing, and so do all records if there are no key fields.
-Neither task needs memory in proportion to the data: the writer spills sorted runs to scratch files and merges them, and
-the reader merges blocks.
+A map task writes one file of fixed-size records (a packed numpy dtype). The file has `buckets` segments, one for each
+bucket. A reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields
+that the writer chose. Records with equal keys stay in the order of writing, and so do all records if there are no key
+fields. Neither task needs memory in proportion to the data: the writer spills sorted runs to scratch files and merges
+them, and the reader merges blocks.
 
-A file consists of ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index,
-covers), padding to 64 bytes, the index, and the records. All numbers are little-endian. The index is divided into
-pages, each of which describes PAGE buckets. A page begins with the offsets, in records, at which its buckets begin, and
-the offset at which the last one ends (u64). An xxh3-128 checksum of each bucket's records follows. `index` in the
-header holds an xxh3-128 checksum for each page. The file's content hash is the sha256 of the header without `covers`.
+A file consists of these parts, whose numbers are little-endian:
 
-A reader checks the header against the content hash in its reference to the file, the page of a bucket against the
-header, and the bucket against the page. It thus notices damage in every range that it uses, and need not read the whole
-file. `covers` lists the content hashes of the dataset parts that the records come from. `covers` does not enter the
-content hash, because a later task must run again only if its records changed.
+1. ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index, covers), and
+   padding to 64 bytes. `index` in the header has an xxh3-128 checksum for each page of the index.
+2. The index, divided into pages, each of which describes PAGE buckets. A page holds the offsets, in records, at which
+   its buckets begin, the offset at which the last one ends (u64), and an xxh3-128 checksum of each bucket's records.
+3. The records.
+
+The file's content hash is the sha256 of the header without `covers`. A reader checks the header against the content
+hash in its reference to the file, the page of a bucket against the header, and the bucket against the page. It thus
+notices damage in every range that it uses, and need not read the whole file.
+
+`covers` lists the content hashes of the dataset parts that the records come from. These parts may change while the
+records stay the same. `covers` therefore does not enter the content hash: tasks that read the file run again only if
+its records changed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ that `CrashTriage` chooses.
 2. If a < b, only rows a to b are *replayed* in a fresh child, one by one. The results are discarded.
 3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
    quarantined only if this child dies, too. The partition (all documents of the task) then runs again without the row.
+4. If no child dies in step 2 or 3, nothing is proved. The partition then runs again in a fresh child, one document at a
+   time. After four crashes without proof, the attempt fails.
 
 If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), the file is the
 suspect, and is read *alone* in a fresh child. If this child dies too, later attempts stop reading before that record,
@@ -175,9 +177,9 @@ class CrashTriage:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next child must be a new process. It must be new while a crash is investigated, and after a crash
-        that did not happen again when the documents ran alone, because state that earlier tasks left in the old process
-        may have caused the crash."""
+        """Whether the next child must be a new process. It must be new while a crash is investigated. It must also be
+        new after a crash that did not happen again when the documents ran alone: state that earlier tasks left in the
+        old process may have caused this crash."""
         return self.mode != "run" or self.unproven > 0
 
     def passed(self) -> bool:
@@ -215,8 +217,8 @@ class CrashTriage:
             return None
         if fault is ENDLESS:
             raise GaveUp("exception", f"it computes {_place(cursor)} for longer than any input of its size should "
-                                      f"take: a reader or a step that does not come to an end; take the input it names "
-                                      f"out, or cut it into smaller files")
+                                      f"take: a reader or a step does not come to an end; leave this input out, or cut "
+                                      f"it into smaller files")
         if fault.charged and first >= 0 and stage <= READING:
             return self._died_reading(fault, first, stage)
         if not fault.charged or first < 0 or stage < 0:
@@ -274,8 +276,9 @@ class CrashTriage:
     def _not_proven(self, what: str) -> None:
         self.unproven += 1
         if self.unproven > self.max_unproven:
-            raise GaveUp("exception", f"{what}, {self.unproven} times: something outlives the documents (a leak, or "
-                                      f"too little memory declared); declare more memory_mb or make smaller partitions")
+            raise GaveUp("exception", f"{what}, {self.unproven} times: the cause is not one document, but perhaps a "
+                                      f"memory leak, or too little declared memory; declare more memory_mb or make "
+                                      f"smaller partitions")
         self.mode, self.rows, self._range, self.batch_rows, self.file = "run", None, None, 1, None
 
 

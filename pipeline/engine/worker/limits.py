@@ -99,8 +99,8 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal `number`. It is called when this signal has killed a process that this one had
-    started. The supervisor then treats the death of this process like the death of the other."""
+    """End this process by the signal `number`, which has killed a process that this one had started. The supervisor
+    then treats both deaths alike."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None

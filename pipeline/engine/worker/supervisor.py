@@ -292,7 +292,8 @@ class Supervisor:
                 job.fresh = True
                 self._queue.appendleft(job)
             case NeedsFreshProcess():
-                self._failed(job, Failure("exception", "a new child refused its work as a sealed one does"))
+                self._failed(job, Failure("exception", "a new child process asked for a new process, as only "
+                                                      "a used one may"))
             case Raised(failure) if failure.kind == "environment":
                 self._hindered(job, failure.message, failure.traceback)
             case Raised(failure):
@@ -408,7 +409,7 @@ class Supervisor:
         except GaveUp as e:
             stderr = child.stderr_tail()
             self._failed(job, Failure(e.kind, str(e),
-                                      traceback=f"last words of the child:\n{stderr}" if stderr else ""))
+                                      traceback=f"end of the output of the child process:\n{stderr}" if stderr else ""))
 
     def _end_child(self, child: ChildProcess) -> None:
         child.end(self._selector)

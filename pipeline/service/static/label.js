@@ -11,7 +11,7 @@ document.addEventListener("keydown", (event) => {
   const label = keys[event.key];
   if (!label || !wanted.checked || sent || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
-  // a second key is not for the next document
+  // a second key press must not send another label while the next document is loaded
   sent = true;
   form.requestSubmit(form.querySelector(`button[value="${label}"]`));
 });

@@ -1,24 +1,26 @@
 // Keeps the part of a page with the id `live` current: loads the page at data-from again every data-every milliseconds,
-// and changes only what differs, in place. So the focus, an open <details>, a half-filled form, a selection and what is
-// scrolled stay as they are. When the new page has no data-every, it is final, and its data-ended says why.
-// The server makes all HTML; nothing from an answer becomes code here.
+// and changes only the elements that differ, in place. So the focus, an open <details>, a half-filled form, a selection
+// and scroll positions stay as they are. When the new page has no data-every, it is not loaded again, and its data-ended
+// says why. The server makes all HTML; nothing from an answer is run as code.
 "use strict";
 const SLOWEST_MS = 60_000;
 const connection = document.getElementById("connection");
 
-// a screen reader reads the line aloud when it changes, so it is left alone when it does not
+// The line is written only when its text differs, because a screen reader reads it aloud every time it is written.
 function say(text) {
   if (connection.textContent !== text) connection.textContent = text;
 }
 
-// what a node is among its siblings: those without a name of their own are told apart by their places alone. A form has
-// that of its action: a button to stop something must never become, under the finger, one that resumes it.
+// Returns a key by which a node is found again among the children of the new page. Nodes without a name have the same
+// key, and are matched by their order. A form is named by its action, so that a button that stops something is never
+// turned into one that resumes it just when a user presses it.
 function key(node) {
   const name = node.dataset?.key ?? (node.id || node.getAttribute?.("action") || node.getAttribute?.("aria-label"));
   return `${node.nodeName} ${name ?? (/^H\d$/.test(node.nodeName) ? node.textContent : "")}`;
 }
 
-// makes the children of `old` those of `fresh`; a child that both have stays. Adds to `images` those that load.
+// Gives `old` the children of `fresh`, and keeps those that both have. Adds a promise to `images` for each image that
+// is being loaded.
 function merge(old, fresh, images) {
   const wanted = new Set([...fresh.childNodes].map(key));
   let at = old.firstChild;
@@ -48,7 +50,7 @@ function change(old, fresh, images) {
     images.push(exchange(old, fresh));
     return;
   }
-  // whoever reads the page opens and closes a <details>
+  // the reader of the page opens and closes a <details>, so this attribute is not taken from the new page
   const own = old.nodeName === "DETAILS" ? ["open"] : [];
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
@@ -59,14 +61,14 @@ function change(old, fresh, images) {
   merge(old, fresh, images);
 }
 
-// the old image is shown until the new one can be
+// shows the old image until the new one is loaded
 async function exchange(old, fresh) {
   const image = document.importNode(fresh);
   await image.decode();
   old.replaceWith(image);
 }
 
-// whether to ask again
+// loads the page again, and returns whether to load it once more later
 async function refresh() {
   const live = document.getElementById("live");
   let answer, text;
@@ -88,7 +90,7 @@ async function refresh() {
   const part = fresh.getElementById("live"), images = [];
   const focused = live.contains(document.activeElement);
   change(live, part, images);
-  // what had the focus has gone: the next Tab must not begin at the top of the page
+  // if the element with the focus is gone, the focus goes to the content, or the next Tab would begin at the page's top
   if (focused && !live.contains(document.activeElement)) document.getElementById("content").focus({ preventScroll: true });
   document.title = fresh.title;
   await Promise.allSettled(images);

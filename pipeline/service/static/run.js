@@ -27,7 +27,7 @@ async function refresh() {
   loading = false;
 }
 
-// a screen reader reads the line aloud when it changes, so it is left alone when it does not
+// The line is written only when its text differs, because a screen reader reads it aloud every time it is written.
 function say(text) {
   if (connection.textContent !== text) connection.textContent = text;
 }

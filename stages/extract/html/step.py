@@ -121,19 +121,19 @@ class Html(Stage):
     memory_mb = 600
 
     class Config(StageConfig):
-        engine: EngineName = signal("mill", "what finds the main text")
+        engine: EngineName = signal("mill", "extraction engine, which finds the main text")
         format: Literal["text", "markdown"] = signal("text", "plain text, or Markdown: headings, lists, tables, code, "
                                                              "formulas")
-        favor: Literal["balanced", "precision", "recall"] = signal("balanced", "trafilatura, mill: what to prefer in "
-                                                                                   "doubt")
-        fast: bool = signal(False, "trafilatura: no second opinion of readability and justext")
+        favor: Literal["balanced", "precision", "recall"] = signal(
+            "balanced", "trafilatura, mill: precision leaves out doubtful text, recall keeps it")
+        fast: bool = signal(False, "trafilatura: do not run its fallback extractors, readability and justext")
         tables: bool = signal(True, "trafilatura, readability, mill: keep the text of tables")
         comments: bool = signal(False, "trafilatura, resiliparse, mill: keep readers' comments")
         metadata: bool = signal(True, "note title, author, date, canonical URL, language and licence in meta")
-        max_bytes: int = signal(2_000_000, "most bytes of a page that are read: a longer one is read without scripts, "
-                                           "styles, drawings and images in it, and then up to here", gt=0)
-        max_nodes: int = signal(60_000, "most elements", gt=0)
-        max_depth: int = signal(DEEPEST, "deepest nesting of elements", gt=0, le=DEEPEST)
+        max_bytes: int = signal(2_000_000, "most bytes of a page that are read; from a longer page, scripts, "
+                                           "styles, drawings and inline images are removed first, then its end", gt=0)
+        max_nodes: int = signal(60_000, "most elements; beyond: html_too_many_nodes", gt=0)
+        max_depth: int = signal(DEEPEST, "deepest nesting of elements; beyond: html_too_deep", gt=0, le=DEEPEST)
 
         @model_validator(mode="after")
         def _known_to_the_engine(self) -> Html.Config:

@@ -84,7 +84,7 @@ class XPathRule:
 
 
 class First(XPathRule):
-    """A rule that returns only the first matching element, for callers that use no further one."""
+    """A rule that returns only the first matching element. The search ends there, so it is faster than `XPathRule`."""
 
     def __call__(self, tree: Any) -> list[Any]:
         for element in tree.iterdescendants(*self.tags):

@@ -111,18 +111,18 @@ class Pdf(Stage):
     scores: ClassVar[tuple[str, ...]] = ()              # the report shows pages instead (`counts`)
 
     class Config(StageConfig):
-        max_bytes: int = signal(128 << 20, "largest file, bytes", gt=0)
-        max_inflated: int = signal(1 << 30, "most bytes its streams may inflate to", gt=0)
-        max_pages: int = signal(5_000, "most pages", gt=0)
-        max_chars: int = signal(20_000_000, "most characters of text", gt=0)
-        ocr: Literal["none", "tesseract", "rapidocr"] = signal("none", "what reads pages without usable text")
+        max_bytes: int = signal(128 << 20, "largest file, bytes; beyond: pdf_too_large", gt=0)
+        max_inflated: int = signal(1 << 30, "most bytes after decompression; beyond: pdf_too_large", gt=0)
+        max_pages: int = signal(5_000, "most pages; beyond: pdf_too_many_pages", gt=0)
+        max_chars: int = signal(20_000_000, "most characters of text; beyond: pdf_too_many_chars", gt=0)
+        ocr: Literal["none", "tesseract", "rapidocr"] = signal("none", "OCR engine for pages without usable text")
         ocr_languages: str = signal("eng", "tesseract's names of languages, joined by +: deu+eng, script/Cyrillic",
                                     pattern=r"^(script/)?[A-Za-z]\w*(\+(script/)?[A-Za-z]\w*)*$")
         ocr_pages: int = signal(50, "most pages of a document read by OCR", gt=0)
         # Four times the CPU time of a page with the most letters that are read (`ocr.GLYPHS`). On a busy machine such a
         # page takes twice as long.
-        ocr_cpu_s: int = signal(60, "CPU seconds of OCR a page may take, drawing included", gt=0)
-        ocr_memory_mb: int = signal(1_200, "memory OCR of a page may take, MB, drawing included", gt=0)
+        ocr_cpu_s: int = signal(60, "most CPU seconds for drawing one page and reading it by OCR", gt=0)
+        ocr_memory_mb: int = signal(1_200, "most memory for drawing one page and reading it by OCR, MB", gt=0)
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
         super().__init__(config, **kw)

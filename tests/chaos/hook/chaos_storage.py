@@ -1,6 +1,6 @@
-"""An object store that misbehaves: a folder behind fsspec, whose requests time out, are throttled, break off, or are
-performed though the answer is lost. Which ones is a function of (kind of request, path) and a seed; each fails once or
-twice, whoever asks, then it goes through."""
+"""An object store that misbehaves: a folder behind fsspec. Some requests time out, are throttled or break off; others
+are performed, but the answer is lost. Which requests fail, and how, is a function of (kind of request, path) and a
+seed. Each of them fails once or twice over all processes, and then succeeds."""
 
 import errno
 import hashlib
@@ -24,9 +24,10 @@ class ChaosStorage(LocalFileSystem):
         return LocalFileSystem._strip_protocol(str(path).removeprefix("chaos://"))
 
     def _fails(self, kind, path):
-        """The exception of this request, if it is to fail."""
+        """Return the exception that this request raises, or None if it succeeds."""
         said = os.environ["CHAOS_STORAGE"]
-        path = os.path.relpath(self._strip_protocol(path), os.path.dirname(said))       # where the store lies is chance
+        # relative, so that the faults do not depend on where the store is
+        path = os.path.relpath(self._strip_protocol(path), os.path.dirname(said))
         name = hashlib.blake2b(f"{os.environ.get('CHAOS_SEED', '')}/{kind}/{path}".encode(), digest_size=8)
         draw = int.from_bytes(name.digest(), "little")
         if draw / 2**64 >= SHARE:
@@ -57,7 +58,8 @@ class ChaosStorage(LocalFileSystem):
         return super().info(self._strip_protocol(path), **kw)
 
     def pipe_file(self, path, value, mode="overwrite", **kw):
-        """A write may be performed and its answer lost: then the caller cannot know."""
+        """Write a file. If the request is to fail, this may happen before the file is written or after it, so that the
+        caller cannot know whether it was written."""
         path = self._strip_protocol(path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         error = self._fails("write", path)

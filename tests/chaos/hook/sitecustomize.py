@@ -1,18 +1,19 @@
-"""Imported by every Python process of a scenario before anything else: what goes wrong inside of processes.
+"""Makes faults happen inside the processes of a scenario. Python imports this file first in every process.
 
-By variables of the environment:
-CHAOS_LIMITS    JSON, other defaults for `pipeline.engine.worker.limits.ProcessLimits` (a driver hands them to its
-                supervisors)
-CHAOS_STORAGE   a folder for notes: stores at `chaos://PATH` are folders whose requests fail (`chaos_storage`)
-CHAOS_CLOCK     seconds by which time.time() jumps every now and then, forwards and backwards
+Environment variables set faults for the whole life of a process:
+CHAOS_LIMITS    JSON with other defaults for `pipeline.engine.worker.limits.ProcessLimits`. A driver passes them on to
+                its supervisors
+CHAOS_STORAGE   a folder for notes. Stores at `chaos://PATH` are then folders whose requests fail (`chaos_storage`)
+CHAOS_CLOCK     number of seconds by which time.time() jumps now and then, forwards and backwards
 
-By files in the folder CHAOS_FOLDER, in children that live already, too:
-full            while it is there, no result gets into a store: its disk is full
-slow            the name of a node: the child that has done a task of it next stands still for an hour, once
-held            while it is there, no child ends a task. While `inside` is there, too, a child stands still at its next
-                document, and leaves `inside.PID`
-hold            a count and the beginning of names of nodes: once so many of their tasks are done, the driver renames it
-                to `held`
+Files in the folder CHAOS_FOLDER cause faults while they exist, also in processes that have already started:
+full            no result can be written to a store, as if its disk were full
+slow            contains the name of a node of the plan. The next child that has done a task of this node stands still
+                for an hour, but only once
+held            no child ends its task. If the file `inside` exists, too, each child instead stands still at its next
+                document, and creates the file `inside.PID`
+hold            contains a number and the beginning of names of nodes. Once so many tasks of these nodes are done, the
+                driver renames the file to `held`
 """
 
 import json
@@ -27,7 +28,7 @@ _OURS = _CHILD or any(role in _ROLE for role in ("pipeline.cli", "pipeline.store
 if _OURS and any(name.startswith("CHAOS") for name in os.environ):
     from pipeline.base import confinement
 
-    # children, too, are to know what goes wrong in them, and to note that it did
+    # children, too, get the variables CHAOS_…, by which they know which faults to make and where to note them
     confinement._PREFIXES += ("CHAOS",)
     _seal = confinement.seal
     confinement.seal = lambda programs, writable: _seal(
@@ -104,7 +105,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
                 if f.read() != spec.node:
                     return record
             try:
-                os.rename(told, told + ".done")          # whoever does that is the one
+                os.rename(told, told + ".done")          # one process alone can do this; it makes the fault
             except FileNotFoundError:
                 return record
             time.sleep(3600)
@@ -121,7 +122,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
                 while os.path.exists(_held):
                     time.sleep(0.05)
 
-        if buffer is not None:                     # that of a child; others only serve messages
+        if buffer is not None:                     # only a child has a buffer; other processes only serve messages
             self.set = set_
 
     CrashCursor.__init__ = _watched

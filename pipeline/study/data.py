@@ -1,0 +1,124 @@
+"""Makes the data of a study: runs its variants as one plan, and notes them in STORE/studies/STUDY/study.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.redact import redact_json
+from pipeline.cluster.attempts import bad_name
+from pipeline.engine.driver.protocols import Backend
+from pipeline.plan.tokens import TOKENIZER
+from pipeline.recipe.model import Recipe
+from pipeline.run import NamedRecipe, RunSummary, run_recipes
+from pipeline.store.fs import Store
+from pipeline.study.variants import (
+    HELD_OUT,
+    DataVariant,
+    StudyError,
+    held_out_changes,
+    load_variant,
+    mixed,
+    refuse_leak,
+)
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """The variants of a study, ready to run: their recipes, and the name of the study."""
+
+    name: str
+    variants: Sequence[DataVariant]
+    recipes: Sequence[Recipe]
+    tokenizers: bool              # each variant has its own tokenizer
+    held_out: Sequence[str]
+
+    @property
+    def runs(self) -> list[str]:
+        return [f"{self.name}@{variant.name}" for variant in self.variants]
+
+    @property
+    def streams(self) -> list[list[str]]:
+        """The published names of the streams that each variant trains on."""
+        return [[f"{stream}@{variant.name}" for stream in mixed(recipe)]
+                for variant, recipe in zip(self.variants, self.recipes)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": VERSION, "study": self.name, "held_out": list(self.held_out),
+                "tokenizers": "of each variant" if self.tokenizers else f"that of {self.variants[0].name}",
+                "variants": [{"name": v.name, "recipe": v.file, "changes": list(v.changes), "run": run,
+                              "digest": recipe.digest()}
+                             for v, run, recipe in zip(self.variants, self.runs, self.recipes)]}
+
+
+def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name: str | None = None,
+               tokens: int | None = None, tokenizers: bool = False, added: Sequence[str] = (),
+               allow_custom: bool = False) -> StudyData:
+    """Load and check the recipes of a study. All variants get the same total of tokens, `tokens` or that of the first
+    one. Unless `tokenizers` says that each has its own, only the first has the held-out text, because the others take
+    it, and the tokenizer, from there. `added` are assignments to the recipes of all variants. Raises StudyError and
+    RecipeError."""
+    if not held_out:
+        raise StudyError("--held-out: by what text are variants judged? Each filter changes the text that a variant "
+                         "itself holds out, so give a dataset of another source, or files")
+    first = load_variant(variants[0], added, allow_custom)
+    assert first.curriculum is not None
+    shared = [*added, f"curriculum.total={tokens or first.curriculum.total}"]
+    judged = held_out_changes(first, held_out)
+    recipes = []
+    for number, variant in enumerate(variants):
+        changes = [*shared, *(judged if tokenizers or not number else [])]
+        recipes.append(load_variant(variant, changes, allow_custom))
+    if tokenizers:
+        _same_text(variants, recipes)
+    for variant, recipe in zip(variants, recipes):
+        merged = recipe if HELD_OUT in recipe.shards else load_variant(variant, [*shared, *judged], allow_custom)
+        refuse_leak(variant.name, merged)
+    digest = hashlib.blake2b(json.dumps([[v.name, r.digest()] for v, r in zip(variants, recipes)]).encode())
+    study = name or f"{first.name}-{digest.hexdigest()[:8]}"
+    if "@" in study or (reason := bad_name(study)) is not None:
+        raise StudyError(f"--name {study[:80]!r}: {'it must not contain @' if '@' in study else reason}")
+    return StudyData(study, variants, recipes, tokenizers, held_out)
+
+
+def _same_text(variants: Sequence[DataVariant], recipes: Sequence[Recipe]) -> None:
+    """Raise StudyError unless the held-out text is the same in all variants, whose tokenizers encode it separately."""
+    for variant, recipe in zip(variants, recipes):
+        if _definition(recipe) != _definition(recipes[0]):
+            raise StudyError(f"--held-out: this dataset is made in another way in '{variant.name}' than in "
+                             f"'{variants[0].name}'; with --tokenizers it must be the same in all variants")
+
+
+def _definition(recipe: Recipe) -> list[Any]:
+    plain, waiting, parts = recipe.plain(), list(recipe.shards[HELD_OUT].inputs), []
+    while waiting:
+        name = waiting.pop()
+        part = plain["datasets"].get(name) or plain["sources"].get(name)
+        parts.append([name, part])
+        waiting += recipe.datasets[name].inputs if name in recipe.datasets else []
+    return parts
+
+
+def make_data(study: StudyData, root: str, *, make_backend: Callable[[Store], Backend],
+              show: str = "quiet") -> list[RunSummary]:
+    """Run the variants of a study as one plan. Raises StudyError if the store has another study of this name, that is,
+    one in which a variant of the same name has another recipe."""
+    store, path = Store(root), f"studies/{study.name}/study.json"
+    document = redact_json(study.to_json())
+    if store.exists(path):
+        before = {v["name"]: v["digest"] for v in json.loads(store.read(path))["variants"]}
+        for variant in document["variants"]:
+            if before.get(variant["name"], variant["digest"]) != variant["digest"]:
+                raise StudyError(f"{store.at(path)}: there, the variant '{variant['name']}' is another recipe; give "
+                                 f"this study another --name, or the variant another name")
+    shared = frozenset() if study.tokenizers else frozenset({TOKENIZER, f"shards:{HELD_OUT}"})
+    named = [NamedRecipe(run, recipe, f"@{variant.name}", shared if number else frozenset())
+             for number, (run, variant, recipe) in enumerate(zip(study.runs, study.variants, study.recipes))]
+    summaries = run_recipes(named, root, make_backend=make_backend, show=show)
+    store.write(path, json.dumps(document, indent=1).encode())
+    return summaries

@@ -1,0 +1,158 @@
+"""The variants of a study: recipes that are compared by what a model learns from their data."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import TokenmillError
+from pipeline.recipe import load_recipe
+from pipeline.recipe.errors import Mark, RecipeError, nearest
+from pipeline.recipe.model import Recipe
+from stages.catalog import reader_class
+
+#: name of the stream, and of the dataset, that holds the text by which variants are judged, and of the source of this
+#: text if it is in files
+HELD_OUT, HELD_OUT_FILES = "held-out", "held-out-files"
+#: readers of files given as `--held-out`
+READERS = ("text", "jsonl", "parquet")
+
+
+class StudyError(TokenmillError):
+    """Raised if a study cannot be made; the message names the option and the remedy."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class DataVariant:
+    """A recipe whose data is compared with that of others. `file` is the recipe, and `changes` are assignments to its
+    keys, as `--set` takes them."""
+
+    name: str
+    file: str
+    changes: tuple[str, ...] = ()
+
+
+def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[DataVariant]:
+    """Return the variants that `--data` and `--vary` name: each file (`--data [NAME=]RECIPE`), and the first file with
+    changes. A file without a name is called by its own. Without a name, a variant of `--vary` is called by the last
+    word of its first key and the value: `min=0.8` is `min-0.8`."""
+    if not files:
+        raise StudyError("--vary changes a recipe: name it with --data RECIPE")
+    variants = []
+    for word in files:
+        name, named, file = word.partition("=")
+        variants.append(DataVariant(_checked(name if named else Path(word).stem, "--data"), file if named else word))
+    for words in vary:
+        named = "=" not in words[0]
+        changes = tuple(words[1:] if named else words)
+        if not changes or not all("=" in change for change in changes):
+            raise StudyError(f"--vary {' '.join(words)}: a variant is a name and the keys in which it differs: --vary "
+                             f"strict datasets.clean.steps.gopher_quality.min_stop_words=3")
+        key, _, value = changes[0].partition("=")
+        name = words[0] if named else re.sub(r"[^\w.-]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-.")
+        if trained := next((change for change in changes if change.startswith("train.")), None):
+            raise StudyError(f"--vary {trained}: settings of the training are the same for all variants; to compare "
+                             f"them, use --arm NAME KEY=VALUE with one RUN")
+        variants.append(DataVariant(_checked(name, "--vary"), variants[0].file, changes))
+    names = [variant.name for variant in variants]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise StudyError(f"two variants are called '{doubled}'; give each a name of its own")
+    if len(variants) < 2:
+        raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
+    return variants
+
+
+def _checked(name: str, option: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", name):
+        raise StudyError(f"{option}: '{name}' cannot be the name of a variant, which becomes part of folders: at most "
+                         f"40 letters, digits, '_', '-', '.', beginning with a letter or digit; write --data "
+                         f"NAME=RECIPE or --vary NAME KEY=VALUE")
+    return name
+
+
+def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool) -> Recipe:
+    """Load the recipe of a variant, with the assignments `added` after its own changes. A mistake in a change is
+    reported as one of `--vary`. Raises StudyError if the recipe makes nothing to train on."""
+    try:
+        recipe = load_recipe(variant.file, [*variant.changes, *added], allow_custom=allow_custom)
+    except RecipeError as e:
+        raise RecipeError(replace(problem, mark=_mark(problem.mark, variant)) for problem in e.problems) from None
+    for section, given in (("tokenizer", recipe.tokenizer), ("shards", recipe.shards),
+                           ("curriculum", recipe.curriculum), ("train", recipe.train)):
+        if not given:
+            raise StudyError(f"{variant.file}: a study trains on its data, so the recipe needs `{section}:` too")
+    return recipe
+
+
+def _mark(mark: Mark, variant: DataVariant) -> Mark:
+    change = mark.file.removeprefix("--set ")
+    return replace(mark, file=f"--vary {variant.name} {change}") if change in variant.changes else mark
+
+
+def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
+    """Return the assignments that add the stream `held-out` to a recipe. `words` are those of `--held-out`: the name of
+    a dataset of the recipe, or files. Raises StudyError if they are neither."""
+    for kind, names in (("sources", recipe.sources), ("datasets", recipe.datasets), ("shards", recipe.shards)):
+        if taken := {HELD_OUT, HELD_OUT_FILES} & set(names):
+            raise StudyError(f"{kind}.{min(taken)}: a study adds an entry of this name; rename it in the recipe")
+    changes, dataset = [], words[0]
+    if len(words) > 1 or dataset not in recipe.datasets:
+        files = [os.path.abspath(file) for word in words for file in sorted(glob.glob(word)) or [word]]
+        if missing := next((file for file in files if not os.path.isfile(file)), None):
+            known = f"; {nearest(dataset, recipe.datasets)}" if len(words) == 1 else ""
+            raise StudyError(f"--held-out: '{os.path.relpath(missing)}' is neither a dataset of the recipe nor a "
+                             f"file{known}")
+        changes = [_assignment(f"sources.{HELD_OUT_FILES}", {"read": _reader(files), "path": files}),
+                   _assignment(f"datasets.{HELD_OUT}", {"from": HELD_OUT_FILES, "steps": []})]
+        dataset = HELD_OUT
+    longest = next(iter(recipe.shards.values())).longest
+    return [*changes, _assignment(f"shards.{HELD_OUT}", {"from": dataset, "longest": longest, "val": "100%"})]
+
+
+def _reader(files: Sequence[str]) -> str:
+    for name in READERS:
+        if all(file.endswith(tuple(reader_class(name).suffixes)) for file in files):
+            return name
+    known = ", ".join(suffix for name in READERS for suffix in reader_class(name).suffixes)
+    raise StudyError(f"--held-out {os.path.relpath(files[0])}: such files need a source of their own in the recipe; "
+                     f"files of one of these kinds are read as they are: {known}")
+
+
+def _assignment(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value)}"                                  # JSON is YAML
+
+
+def refuse_leak(name: str, recipe: Recipe) -> None:
+    """Raise StudyError if a source of the held-out text is also a source of text that is trained on."""
+    judged = set(_sources(recipe, [HELD_OUT]))
+    trained = set(_sources(recipe, mixed(recipe)))
+    if both := sorted(judged & trained):
+        raise StudyError(f"--held-out: the source '{both[0]}' is also trained on in '{name}', so its text would not be "
+                         f"held out; name a dataset of another source, or files")
+
+
+def mixed(recipe: Recipe) -> list[str]:
+    """Return the entries of `shards:` from which some phase of the curriculum draws."""
+    phases = recipe.curriculum.phases if recipe.curriculum else []
+    streams = {stream for phase in phases for stream in phase.mixed}
+    return [name for name in recipe.shards if name in streams or any(s.startswith(f"{name}.") for s in streams)]
+
+
+def _sources(recipe: Recipe, entries: Iterable[str]) -> set[str]:
+    """Return the sources of the documents in entries of `shards:`."""
+    sources: set[str] = set()
+    for entry in entries:
+        shards = recipe.shards[entry]
+        reached = {source for dataset in shards.inputs
+                   for source in (recipe.sources_of(dataset) if dataset in recipe.datasets else [dataset])}
+        where: Mapping[str, Any] = shards.where
+        sources |= reached & set(where["source"]) if where.get("source") else reached
+    return sources

@@ -1,0 +1,194 @@
+"""The data of a study: variants of a recipe run as one plan, what they share runs once, and each is what it would be if
+it ran alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.recipe import load_recipe
+from pipeline.recipe.errors import RecipeError
+from pipeline.run import make_backend, run_recipe
+from pipeline.store.dataset import dataset_hash
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from pipeline.store.runs import RunTasks
+from pipeline.study.data import make_data, study_data
+from pipeline.study.variants import StudyError, named_variants
+from tests.corpus import sentences
+from tokenizer.mixture.curriculum import Curriculum, Stream
+from tokenizer.mixture.order import Order
+from tokenizer.shards.layout import Shard
+from tokenizer.shards.reader import ShardSet
+
+RECIPE = """
+version: 1
+sources:
+  docs:  {read: text, path: docs}
+  other: {read: text, path: other}
+datasets:
+  raw:   {from: docs, steps: [pii]}
+  clean: {from: raw, steps: [{gopher_quality: {min_doc_words: 20}}]}
+  last:  {from: clean, steps: [exact]}
+  judge: {from: other, steps: [pii]}
+tokenizer: {train: {kind: bpe, vocab: 300, from: clean}}
+shards: {text: {from: last, longest: 32}}
+curriculum:
+  total: 4k
+  phases: [{name: all, until: 100%, sequence: 32, batch: 128, mix: {text: 1}, on_exhausted: repeat}]
+train: {model: {preset: tiny}}
+run: {partition: 4KB}
+"""
+#: keys that a variant changes, by its name
+VARIED = {"strict": "datasets.clean.steps.gopher_quality.min_doc_words=60", "whole": "shards.text.from=raw"}
+VARY = [[name, change] for name, change in VARIED.items()]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    top, rng, prose = tmp_path_factory.mktemp("study"), random.Random(3), sentences()
+    for folder, documents in (("docs", 30), ("other", 10)):
+        (top / folder).mkdir()
+        for i in range(documents):
+            (top / folder / f"d{i:02d}.txt").write_text(" ".join(rng.sample(prose, 1 + i % 15)))
+    (top / "recipe.yaml").write_text(RECIPE)
+    return top
+
+
+def study(site: Path, vary=VARY, held_out=("judge",), **options):
+    return study_data(named_variants([f"base={site / 'recipe.yaml'}"], vary), held_out, name="s", **options)
+
+
+def inline(store: Store):
+    return make_backend("inline", 1, None)(store)
+
+
+@pytest.fixture(scope="module")
+def made(site) -> tuple[Path, list]:
+    store = site / "store"
+    return store, make_data(study(site), str(store), make_backend=inline)
+
+
+def tasks(store: Path, run: str) -> list[str]:
+    return list(RunTasks(Store(str(store)), run).all())
+
+
+def curriculum(store: Path, variant: str) -> Curriculum:
+    return Curriculum.load(store / "runs" / f"s@{variant}" / "curriculum.json")
+
+
+def shards(store: Path, stream: Stream) -> tuple[Shard, ...]:
+    return ShardSet(store / stream.train, stream.sha256).manifest.shards
+
+
+def test_what_variants_share_runs_once(made):
+    store, summaries = made
+    wanted = {variant: tasks(store, f"s@{variant}") for variant in ("base", *VARIED)}
+    executed = summaries[0].executed
+    assert executed == len(set().union(*wanted.values())) < sum(map(len, wanted.values()))
+    nodes = Counter(record.node for record in Log.read(Store(str(store))).records())
+    passes = {variant: [list(RunTasks(Store(str(store)), f"s@{variant}").keys(node)) for node in ("raw", "judge")]
+              for variant in wanted}
+    assert passes["base"] == passes["strict"] == passes["whole"]
+    assert nodes["raw"] == len(passes["base"][0]) > 1 and nodes["judge"] == len(passes["base"][1])
+    assert nodes["tokenizer:"] == 1 and nodes["shards:held-out/assemble"] == 1
+    clean = {variant: RunTasks(Store(str(store)), f"s@{variant}") for variant in wanted}
+    assert nodes["clean:1"] == 2 * len(list(clean["base"].keys("clean:1")))          # of base and of strict
+
+
+@pytest.mark.parametrize("variant", ["base", *VARIED])
+def test_a_variant_is_what_its_recipe_makes_alone(site, made, tmp_path, variant):
+    store, _ = made
+    changes = [VARIED[variant]] if variant in VARIED else []
+    alone = load_recipe(site / "recipe.yaml", [*changes, "curriculum.total=4000"])
+    run_recipe(alone, str(tmp_path), make_backend=inline, run="alone", report=False)
+    for dataset in ("raw", "clean", "last", "judge"):
+        assert dataset_hash(Store(str(store)), f"{dataset}@{variant}") == dataset_hash(Store(str(tmp_path)), dataset)
+    if variant != "strict":                       # which would train another tokenizer than the study's
+        mine, theirs = curriculum(store, variant), Curriculum.load(tmp_path / "runs" / "alone" / "curriculum.json")
+        assert [shard.sha256 for shard in shards(store, mine.streams[1])] \
+            == [shard.sha256 for shard in shards(tmp_path, theirs.streams[0])]
+        windows = [Order(c).locate(0, c.samples).window.tolist() for c in (mine, theirs)]
+        assert windows[0] == windows[1] and len(windows[0]) == 4000 // 128 * 4
+
+
+def test_a_recipe_that_is_run_after_its_study_finds_its_tasks_done(site, made):
+    store, _ = made
+    alone = load_recipe(site / "recipe.yaml", [VARIED["whole"]])
+    assert run_recipe(alone, str(store), make_backend=inline, run="alone", report=False).executed == 0
+
+
+def test_variants_have_one_tokenizer_and_are_judged_by_the_same_tokens(made):
+    store, _ = made
+    base, strict, whole = (curriculum(store, variant) for variant in ("base", *VARIED))
+    assert base.tokenizer == strict.tokenizer == whole.tokenizer
+    assert base.streams[0] == strict.streams[0] == whole.streams[0]
+    assert base.streams[0].name == "held-out" and base.streams[0].tokens == 0 and base.streams[0].val_tokens > 100
+    assert base.tokens == strict.tokens == whole.tokens
+    assert base.streams[1].sha256 != strict.streams[1].sha256
+    assert {p.name for p in (store / "shards").glob("*@*")} == {
+        "text@base", "text@strict", "text@whole", "held-out@base"}
+
+
+def test_a_second_call_runs_nothing_and_changes_nothing(site, made):
+    store, _ = made
+    before = {p: p.read_bytes() for p in store.glob("runs/s@*/curriculum.json")}
+    again = make_data(study(site), str(store), make_backend=inline)
+    assert again[0].executed == 0 and {p: p.read_bytes() for p in before} == before
+    [document] = (json.loads(p.read_text()) for p in store.glob("studies/*/study.json"))
+    assert [v["run"] for v in document["variants"]] == ["s@base", "s@strict", "s@whole"]
+    assert document["variants"][1]["changes"] == [VARIED["strict"]]
+
+
+def test_a_study_takes_another_variant_but_not_another_recipe_of_a_name(site, made):
+    store, _ = made
+    more = study(site, [*VARY, ["raw", "shards.text.from=raw", "datasets.raw.steps=[]"]])
+    assert len(make_data(more, str(store), make_backend=inline)) == 4
+    other = study(site, [["strict", "datasets.clean.steps.gopher_quality.min_doc_words=90"]])
+    with pytest.raises(StudyError, match="strict"):
+        make_data(other, str(store), make_backend=inline)
+
+
+def test_each_variant_may_have_a_tokenizer_of_its_own(site, tmp_path):
+    make_data(study(site, [VARY[0]], tokenizers=True), str(tmp_path), make_backend=inline)
+    base, strict = (curriculum(tmp_path, variant) for variant in ("base", "strict"))
+    assert base.tokenizer.sha256 != strict.tokenizer.sha256
+    assert base.streams[0].val == "shards/held-out@base/split=val" != strict.streams[0].val
+
+
+def test_files_may_be_held_out(site, tmp_path):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": s}) + "\n" for s in sentences()[:20]))
+    make_data(study(site, [VARY[1]], held_out=[str(tmp_path / "x.jsonl")]), str(tmp_path / "store"),
+              make_backend=inline)
+    base, whole = (curriculum(tmp_path / "store", variant) for variant in ("base", "whole"))
+    assert base.streams[0] == whole.streams[0] and base.streams[0].val_tokens > 100
+
+
+def test_variants_are_named_by_file_or_by_change(site):
+    found = named_variants(["a.yaml", "other=x/b.yaml"], [["datasets.clean.steps.language.min=0.8"], ["n", "a.b=[1]"]])
+    assert [(v.name, v.file) for v in found] == [("a", "a.yaml"), ("other", "x/b.yaml"), ("min-0.8", "a.yaml"),
+                                                 ("n", "a.yaml")]
+
+
+def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
+    with pytest.raises(RecipeError) as caught:
+        study(site, [["x", "datasets.clean.steps.gopher_quality.min_words=3"]])
+    [problem] = caught.value.problems
+    assert "did you mean 'min_doc_words'" in problem.message and problem.mark.file.startswith("--vary x ")
+
+
+@pytest.mark.parametrize(("vary", "held_out", "said"), [
+    (VARY, (), "--held-out"), (VARY, ("docs.txt",), "neither a dataset"), (VARY, ("judg",), "did you mean 'judge'"),
+    (VARY, ("raw",), "'docs'"), ([], ("judge",), "compared with nothing"),
+    ([["x", "train.clip=2"]], ("judge",), "--arm"), ([["x"]], ("judge",), "keys in which"),
+    ([["a/b", "run.partition=8MB"]], ("judge",), "name of a variant"),
+    ([["base", "run.partition=8MB"]], ("judge",), "two variants"),
+    ([["x", "train="]], ("judge",), "`train:`")])
+def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, held_out, said):
+    with pytest.raises((StudyError, RecipeError), match=said) as caught:
+        study(site, vary, held_out)
+    assert caught.value.exit_code == 2

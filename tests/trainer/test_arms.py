@@ -1,0 +1,229 @@
+"""Studies: what their tables say, arms of several runs, tokenizers and widths, and a study that is killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.synthetic import language, make_run, write_shards
+from tokenizer.mixture.curriculum import Curriculum
+from trainer.__main__ import main
+from trainer.loop.run import open_run
+from trainer.model.config import ModelConfig
+from trainer.tools.ablate import bytes_per_token, names_of, scaled, tokens_of
+from trainer.tools.arm_statistics import POWER, contrasts, holm, quantile, seeds_for, tail
+from trainer.tools.arm_table import BITS, lines, table
+
+SEQUENCE = {"sequence": 32, "batch": 160}
+PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("free", "two_sided", "value"), [      # from tables of Student's t
+    (1, 0.05, 12.706), (1, 0.2, 3.078), (2, 0.01, 9.925), (3, 0.05, 3.182), (4, 0.001, 8.610), (7, 0.1, 1.895),
+    (10, 0.05, 2.228), (30, 0.01, 2.750), (120, 0.05, 1.980)])
+def test_students_t_is_as_in_the_tables(free, two_sided, value):
+    assert quantile(1 - two_sided / 2, free) == pytest.approx(value, abs=6e-4)
+    assert tail(value, free) == pytest.approx(two_sided, rel=2e-3)
+
+
+def test_holm_corrects_the_smallest_most_and_keeps_the_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0]) and holm([0.02]) == [0.02] and holm([]) == []
+
+
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (4, 3), (6, 2)])
+def test_equal_arms_seldom_seem_to_differ_however_many_there_are(arms, seeds):
+    rng = np.random.default_rng(arms)
+    values = rng.normal(0, 0.1, (2000, arms, seeds)) + rng.normal(0, 1, (2000, 1, seeds))
+    false = np.mean([min(contrasts(v).p) < 0.05 for v in values])
+    assert 0.01 < false < 0.065
+
+
+@pytest.mark.parametrize(("arms", "difference"), [(2, 0.3), (3, 0.5)])
+def test_so_many_seeds_do_show_the_difference(arms, difference):
+    seeds = seeds_for(difference, math.sqrt(2) * 0.3, arms)
+    assert 3 < seeds < 40
+    rng = np.random.default_rng(7)
+    shift = np.zeros((arms, 1))
+    shift[1] = difference
+    shown = [contrasts(rng.normal(0, 0.3, (arms, seeds)) + shift).p[0] < 0.05 for _ in range(1000)]
+    assert POWER - 0.05 < np.mean(shown) < 0.95
+    assert seeds_for(difference / 1000, 1.0, arms) is None
+
+
+def test_the_table_says_what_it_shows_in_words():
+    rng = np.random.default_rng(1)
+    base = rng.normal(2, 0.1, 4)
+    losses = {name: [{"held-out": v + d + rng.normal(0, 0.001)} for v in base]
+              for name, d in (("raw", 0), ("clean", -0.1), ("copy", 0), ("bad", 0.1))}
+    said = "\n".join(lines(table(losses, BITS)))
+    assert "clean is better than raw on held-out" in said and "bad is worse than raw" in said
+    assert "copy is not told apart from raw" in said and "corrected for 3 comparisons" in said and "bits/byte" in said
+
+
+def test_arms_that_are_equal_bit_by_bit_are_called_equal():
+    same = [{"web": 1.0}, {"web": 2.0}]
+    found = table({"a": same, "b": same})
+    assert found["sources"]["web"]["arms"]["b"] == {"loss": 1.5, "delta": 0.0, "p": 1.0, "beyond_noise": False,
+                                                    "seeds_needed": None}
+    assert "they are equal" in "\n".join(lines(found))
+
+
+# -- arms of several runs ----------------------------------------------------------------------------------------------
+def runs_of(top: Path, *chains: int) -> list[Path]:
+    """Stores with a run each. All are judged by the same held-out shards of `web`; `code` is another language in each
+    run, that of `chains`."""
+    made = []
+    for i, chain in enumerate(chains):
+        run = make_run(top / f"s{i}", phases=[{**PHASES[0], "mix": {"code": 1}}], total=3200, documents=200)
+        shutil.rmtree(top / f"s{i}" / "shards" / "code")
+        folder = top / f"s{i}" / "shards" / "code"
+        sets = {split: write_shards(folder / f"split={split}", "code", split, language(50 + chain, n, chain=chain), 1)
+                for split, n in (("train", 200), ("val", 9))}
+        document = json.loads((run / "curriculum.json").read_text())
+        document.pop("sha256")
+        [code] = [s for s in document["streams"] if s["name"] == "code"]
+        code.update(sha256=sets["train"]["sha256"], tokens=sets["train"]["tokens"], val_sha256=sets["val"]["sha256"],
+                    val_tokens=sets["val"]["tokens"])
+        Curriculum.from_json(document).save(run / "curriculum.json")
+        made.append(run.rename(run.with_name(f"study@v{i}")))
+    return made
+
+
+def test_runs_are_judged_by_what_they_hold_out_in_common(tmp_path, capsys):
+    """The language of `web` is chain 0: the run that trains on it is better on the text that both hold out."""
+    runs = runs_of(tmp_path, 5, 0)
+    command = ["ablate", *map(str, runs), "--out", str(tmp_path / "out"), "--seeds", "2", "--device", "cpu", "--jobs",
+               "2", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] == BITS and found["arms"] == ["v0", "v1"] and list(found["sources"]) == ["web"]
+    better = found["sources"]["web"]["arms"]["v1"]
+    assert better["delta"] < -0.1 and better["beyond_noise"]
+    assert {name: cost["tokens"] for name, cost in found["costs"].items()} == {"v0": 6400, "v1": 6400}
+    out = tmp_path / "out" / "ablate"
+    assert json.loads((out / "table.json").read_text()) == found
+    assert "v1 is better than v0 on web" in (out / "table.txt").read_text()
+    for plot in ("intervals.svg", "curves.svg"):
+        assert "v1" in (out / plot).read_text()
+
+
+def test_runs_without_common_held_out_text_are_refused(tmp_path, capsys):
+    runs = runs_of(tmp_path, 5, 0)
+    for run in runs:
+        document = json.loads((run / "curriculum.json").read_text())
+        document.pop("sha256")
+        document["streams"] = [s if s["name"] == "code" else {**s, "val": None, "val_sha256": None, "val_tokens": 0}
+                               for s in document["streams"]]
+        Curriculum.from_json(document).save(run / "curriculum.json")
+    assert main(["ablate", *map(str, runs), "--out", str(tmp_path / "out")]) == 2
+    assert "no stream has the same held-out data" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main(["ablate", *map(str, runs), "--out", str(tmp_path / "out"), "--on", "math"]) == 2
+    assert "--on math" in capsys.readouterr().err
+
+
+def test_other_tokenizers_read_as_many_bytes(tmp_path):
+    first, second = (open_run(str(run), None, None, []) for run in runs_of(tmp_path, 5, 0))
+    assert bytes_per_token(first) == pytest.approx(3)
+    assert tokens_of([first, second], 1000) == [1000, 1000] and tokens_of([first, second], None) == [3200, 3200]
+    document = second.curriculum.to_json()
+    document["tokenizer"]["sha256"] = "d" * 64
+    manifest = next((second.store / "shards" / "code" / "split=train").glob("shards.json"))
+    text = json.loads(manifest.read_text())
+    text["text_bytes"] *= 2                                                    # its tokens stand for twice the text
+    for shard in text["shards"]:
+        shard["text_bytes"] *= 2
+    manifest.write_text(json.dumps(text))
+    from dataclasses import replace
+    other = replace(second, curriculum=Curriculum.from_json(document))
+    assert bytes_per_token(other) == pytest.approx(6)
+    assert tokens_of([first, other], 1000) == [1000, 500] and tokens_of([other, first], 1000) == [1000, 2000]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "what is compared"), (["A"], "what is compared"), (["A", "B", "--arm", "x", "clip=1"], "what is compared"),
+    (["--data", "a.yaml"], "needs the pipeline")])
+def test_without_something_to_compare_the_ways_are_named(capsys, arguments, said):
+    assert main(["ablate", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_variants_of_a_study_are_called_by_their_names():
+    assert names_of(["x/runs/s@raw", "y/s@clean/"]) == ["raw", "clean"]
+    assert names_of(["x/runs/s@raw", "x/runs/t@raw"]) == ["s@raw", "t@raw"]
+
+
+# -- widths ------------------------------------------------------------------------------------------------------------
+def test_a_wider_model_has_more_heads_and_the_learning_rates_of_the_narrowest():
+    settings = {"model": {"preset": "demo"}}
+    wide = ModelConfig(**scaled(settings, 256, 64))
+    assert (wide.width, wide.heads, wide.kv_heads, wide.dim, wide.ffn, wide.mup) == (256, 8, 4, 32, 768, 64)
+    assert wide.layers == 4 and wide.qk_norm and wide.rate("blocks.0.mlp.up.weight") == 1 / 4
+    assert ModelConfig(**scaled(settings, 64, 64)).rate("blocks.0.mlp.up.weight") == 1
+
+
+@pytest.mark.parametrize(("widths", "changes", "said"), [
+    ("64,100", [], "multiple of 64"), ("64;128", [], "commas"), ("64", ["optimizer.kind=adafactor"], "no rule")])
+def test_widths_that_cannot_be_are_refused(tmp_path, capsys, widths, changes, said):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100, model={"preset": "demo"})
+    command = ["ablate", str(run), "--arm", "x", "clip=0.5", "--widths", widths]
+    assert main([*command, *(word for change in changes for word in ("--set", change))]) == 2
+    assert said in capsys.readouterr().err and not (run / "train").exists()
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+def test_an_arm_that_fails_is_named_with_the_end_of_its_log(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    [file] = (tmp_path / "shards" / "web" / "split=val").glob("*.tokens")
+    file.write_bytes(file.read_bytes()[:-64])
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--tokens", "320", "--device", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "the training of base, seed 0, ended with exit code 1" in said and "log.txt" in said and file.name in said
+
+
+def test_a_study_inside_torchrun_is_refused(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    monkeypatch.setenv("RANK", "0")
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5"]) == 2 and "without torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
+    """Six trainings, two at a time; the study is killed while some are done, some begun and some waiting."""
+    run = make_run(tmp_path, phases=PHASES, total=32_000, documents=500,
+                   train={"checkpoint": {"every": 20}, "log_every": 1})
+    command = [sys.executable, "-m", "trainer", "ablate", str(run), "--arm", "clip", "clip=0.2", "--arm", "slow",
+               "optimizer.lr=0.003", "--seeds", "2", "--jobs", "2", "--device", "cpu", "--out"]
+    folder = tmp_path / "killed" / "ablate"
+    process = subprocess.Popen([*command, str(folder.parent)], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and not (
+            list(folder.glob("*/summary.json")) and begun(folder) and process.poll() is None):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(list(folder.glob("*/summary.json"))) < 6
+    stamps = {p: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
+    subprocess.run([*command, str(folder.parent)], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps                  # what was done is not done again
+    resumed = [p for p in folder.glob("*/metrics.jsonl") if '"event": "resume"' in p.read_text()]
+    assert resumed
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    tables = [json.loads((at / "table.json").read_text()) for at in (folder, tmp_path / "whole" / "ablate")]
+    assert tables[0]["sources"] == tables[1]["sources"] and len(tables[0]["arms"]) == 3
+    assert not list(folder.glob("*/trainer.pid"))
+
+
+def begun(folder: Path) -> bool:
+    """Whether an arm that is not finished has a checkpoint."""
+    return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))

@@ -1,0 +1,180 @@
+"""Log-likelihoods: batched, with shared prefixes, and with logits at few places, they are those of one forward each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.evaluation import EOS, SMALL, VOCAB, Bytes, alone, model_of
+from trainer.evaluation.generation import continuations
+from trainer.evaluation.items import Prompt
+from trainer.evaluation.queries import MergedBoundary, Query, common_prefix, encode_prompts, shared_rows
+from trainer.evaluation.scoring import batches, likelihoods
+from trainer.evaluation.task_file import GenerateConfig
+from trainer.model.config import ModelConfig, RopeScaling
+from trainer.model.transformer import Transformer
+
+MODELS = {"gqa": SMALL, "untied, qk-norm": replace(SMALL, tie=False, qk_norm=True),
+          "nope": replace(SMALL, nope_every=2), "capped, mup": replace(SMALL, softcap=5.0, mup=24),
+          "partial": replace(SMALL, rotary=0.5),
+          "yarn": replace(SMALL, head_dim=16, rope_scaling=RopeScaling("yarn", 4.0, 16)),
+          "biases": replace(SMALL, qkv_bias=True)}
+
+
+def one_by_one(model: Transformer, query: Query) -> tuple[float, bool]:
+    """(log-likelihood, whether the continuation is the greedy one), from one forward over the query alone."""
+    logs = alone(model, query.tokens[:-1])
+    asked = torch.from_numpy(query.tokens[query.start:].astype(np.int64))
+    logs = logs[query.start - 1:]
+    return float(logs.gather(1, asked[:, None]).double().sum()), bool((logs.argmax(-1) == asked).all())
+
+
+def draw_groups(seed: int, count: int) -> list[list[Query]]:
+    """Groups of queries, of which most begin alike, as the answers to one question do."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for _ in range(count):
+        prefix = rng.integers(1, VOCAB, rng.integers(1, 40))
+        group = []
+        for _ in range(rng.integers(1, 6)):
+            own = np.concatenate([prefix if rng.random() < 0.9 else prefix[1:], rng.integers(1, VOCAB,
+                                                                                          rng.integers(1, 12))])
+            own = np.concatenate([[EOS], own]).astype(np.int32)
+            group.append(Query(own, int(rng.integers(1, len(own)))))
+        groups.append(group)
+    return groups
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_batches_with_shared_prefixes_give_what_single_forwards_give(config: ModelConfig):
+    model = model_of(config)
+    groups = draw_groups(1, 12)
+    owners = [(n, row) for n, group in enumerate(groups) for row in shared_rows(group, 100)]
+    found: list[dict] = [{} for _ in groups]
+    for (n, _), part in zip(owners, likelihoods(model, [row for _, row in owners], 300)):
+        found[n] |= part
+    for group, results in zip(groups, found):
+        assert sorted(results) == list(range(len(group)))
+        for number, query in enumerate(group):
+            nats, greedy = one_by_one(model, query)
+            assert results[number].nats == pytest.approx(nats, rel=1e-5, abs=1e-5)
+            assert results[number].tokens == len(query.tokens) - query.start
+            assert results[number].greedy == greedy
+
+
+def test_the_greedy_continuation_is_known_as_such():
+    model = model_of()
+    prompt = [EOS, *Bytes().encode("Once upon")]
+    tokens = list(prompt)
+    for _ in range(4):
+        tokens.append(int(alone(model, tokens)[-1].argmax()))
+    other = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
+    group = [Query(np.array(t, np.int32), len(prompt)) for t in (tokens, other)]
+    (result,) = likelihoods(model, list(shared_rows(group, 100)), 100)
+    assert result[0].greedy and not result[1].greedy
+
+
+@given(st.integers(0, 2**32), st.integers(20, 200))
+@settings(max_examples=60, deadline=None)
+def test_rows_hold_every_query_once_within_the_limit(seed: int, most: int):
+    for group in draw_groups(seed, 3):
+        rows = list(shared_rows(group, most))
+        numbers = [n for row in rows for n in np.unique(row.asked[:, 2])]
+        assert sorted(numbers) == list(range(len(group)))
+        prefix = common_prefix(group)
+        for row in rows:
+            assert len(row.tokens) <= max(most, *(len(q.tokens) - 1 for q in group))
+            own = np.unique(row.asked[:, 2])
+            for branch, number in enumerate(own, 1):
+                # what the query attends to, in its order, is the query without its last token
+                seen = np.flatnonzero((row.branches == 0) | (row.branches == branch))
+                assert row.tokens[seen].tolist() == group[number].tokens[:-1].tolist()
+                assert row.positions[seen].tolist() == list(range(len(seen)))
+            if len(own) > 1:
+                assert len(row.tokens) == prefix + sum(len(group[n].tokens) - 1 - prefix for n in own)
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 1000))
+@settings(deadline=None)
+def test_batches_are_bounded_and_hold_each_row_once(lengths: list[int], most: int):
+    found = list(batches(lengths, most))
+    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= most
+    longest = [max(lengths[i] for i in batch) for batch in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_logits_are_computed_only_where_a_token_is_predicted(monkeypatch):
+    """Five letters after one context: one place, so one line of logits."""
+    model, lines = model_of(), []
+    whole = Transformer.logits
+    monkeypatch.setattr(Transformer, "logits", lambda self, x: (lines.append(len(x)), whole(self, x))[1])
+    context = Bytes().encode("Question: which one?\nAnswer:")
+    group = [Query(np.array([*context, 1 + ord(letter)], np.int32), len(context)) for letter in "ABCDE"]
+    likelihoods(model, list(shared_rows(group, 1000)), 1000)
+    assert lines == [1]
+
+
+def test_a_batch_computes_a_shared_prefix_once(monkeypatch):
+    model, sizes = model_of(), []
+    hidden = Transformer.hidden
+    monkeypatch.setattr(Transformer, "hidden",
+                        lambda self, tokens, *rest: (sizes.append(tokens.numel()), hidden(self, tokens, *rest))[1])
+    context = Bytes().encode("c" * 400)
+    group = [Query(np.array([*context, *Bytes().encode(answer)], np.int32), 400) for answer in ("one", "two", "three")]
+    likelihoods(model, list(shared_rows(group, 2000)), 2000)
+    assert sizes == [400 + 2 + 2 + 4]           # the last token of an answer predicts nothing
+
+
+@given(st.text("ab \n", max_size=20), st.text("ab c\n", min_size=1, max_size=8))
+@settings(deadline=None)
+def test_context_and_continuation_are_divided_as_lm_eval_does(context: str, continuation: str):
+    """The rule of TemplateLM._encode_pair (lm-evaluation-harness 0.4.13), written out."""
+    coder = Bytes()
+    (queries,) = encode_prompts([[Prompt(context, continuation)]], coder, EOS)
+    spaces = len(context) - len(context.rstrip())
+    moved = context[len(context) - spaces:] + continuation
+    head = context[:len(context) - spaces]
+    whole, before = coder.encode(head + moved), coder.encode(head)
+    assert isinstance(queries, list)
+    (query,) = queries
+    assert query.tokens[query.start:].tolist() == whole[len(before):]
+    assert query.tokens[:query.start].tolist() == (before or [EOS])
+
+
+def test_a_token_over_the_boundary_is_noticed():
+    prompts = [[Prompt("Q: yes", "no")], [Prompt("Q: yes", " no")]]
+    first, second = encode_prompts(prompts, Bytes("sn"), EOS)
+    assert isinstance(first, MergedBoundary)
+    assert isinstance(second, list)
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_generation_in_batches_is_that_of_whole_forwards(config: ModelConfig):
+    """Without a cache, one prompt after the other; prompts of different lengths share a batch."""
+    model, coder = model_of(config), Bytes()
+    prompts = [[EOS, *coder.encode("ab" * n)] for n in (1, 9, 4, 20, 2)]
+    settings = GenerateConfig(tokens=12, stop=())
+    texts = continuations(model, prompts, settings, coder, EOS, 200)
+    for prompt, text in zip(prompts, texts):
+        tokens = list(prompt)
+        for _ in range(12):
+            token = int(alone(model, tokens)[-1].argmax())
+            if token == EOS:
+                break
+            tokens.append(token)
+        assert text == coder.decode(tokens[len(prompt):])
+
+
+def test_generation_ends_before_a_stop_text():
+    model, coder = model_of(), Bytes()
+    (whole,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=()), coder, EOS, 200)
+    stop = whole[5:7]
+    (text,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=(stop,)), coder, EOS, 200)
+    assert text == whole[:whole.index(stop)]

@@ -1,0 +1,125 @@
+"""`tokenmill train eval`: over a run with a real tokenizer, and over what `train export` wrote of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer.evaluation import write_task
+from tests.trainer.synthetic import VOCAB, make_run, quiet
+from trainer.__main__ import main
+from trainer.loop.run import open_run
+from trainer.loop.train import train
+from trainer.parallel.world import world
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run that has three checkpoints and a tokenizer of words, and a folder with a task of 30 rows."""
+    folder = tmp_path_factory.mktemp("eval")
+    run = make_run(folder / "store", total=3840, documents=200,
+                   train={"checkpoint": {"every": 5, "keep": 9}, "seed": 3})
+    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, VOCAB - 4)}, "Q:": VOCAB - 4, "A:": VOCAB - 3, "A": VOCAB - 2,
+             "B": VOCAB - 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    tokenizer.save(str(path))
+    with world("cpu") as here:
+        train(open_run(str(run), None, None, []), here, None, quiet)
+    rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
+            for i in range(30)]
+    write_task(folder, rows, shots=2)
+    return folder
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["eval", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def common(place: Path) -> list[str]:
+    return ["--data", str(place / "data"), "--tasks", str(place / "quiz.yaml")]
+
+
+def test_all_steps_are_scored_and_written(place: Path, capsys):
+    run = place / "store" / "runs" / "toy"
+    results = evaluate(capsys, str(run), *common(place), "--steps", "all")
+    steps = [r["model"]["step"] for r in results]
+    assert len(steps) >= 3 and steps == sorted(steps)
+    for result in results:
+        folder = run / "evaluation" / f"step_{result['model']['step']:08d}"
+        assert json.loads((folder / "quiz.json").read_text()) == result
+        items = [json.loads(line) for line in (folder / "quiz.items.jsonl").read_text().splitlines()]
+        right = [line["cloze"].index(max(line["cloze"])) == line["gold"] for line in items]
+        assert sum(right) / 30 == pytest.approx(result["measures"]["cf.raw"]["value"])
+    assert results[0]["measures"]["bpb"] != results[-1]["measures"]["bpb"]
+    assert results[0]["shots"] == 2 and results[0]["version"] == 1 and results[0]["data"].keys() == {"quiz.jsonl"}
+
+
+def test_the_table_says_the_same(place: Path, capsys):
+    run = str(place / "store" / "runs" / "toy")
+    (result,) = evaluate(capsys, run, *common(place))
+    assert main(["eval", run, *common(place)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{result['measures']['bpb']['value']:.4f}" in next(line for line in lines if " bpb " in line)
+    assert "0.5000" in next(line for line in lines if " mcf " in line)
+
+
+def test_an_exported_model_scores_what_its_checkpoint_scores(place: Path, capsys):
+    run, out = place / "store" / "runs" / "toy", place / "hf"
+    assert main(["export", str(run), "--out", str(out), "--dtype", "fp32"]) == 0
+    (own,), (exported,) = (evaluate(capsys, str(folder), *common(place)) for folder in (run, out))
+    assert exported["model"].keys() == {"config_sha256", "parameters"}
+    for name, measure in own["measures"].items():
+        assert exported["measures"][name]["value"] == pytest.approx(measure["value"], rel=1e-5), name
+    assert json.loads((out / "evaluation" / "quiz.json").read_text()) == exported
+
+
+def test_contaminated_items_are_taken_from_the_runs_list(place: Path, tmp_path: Path, capsys):
+    run = str(place / "store" / "runs" / "toy")
+    lines = [{"dataset": "clean", "set": name, "row": row, "part": "question", "documents": 1}
+             for name, row in (("quiz", 3), ("quiz", 4), ("other", 5))]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (result,) = evaluate(capsys, run, *common(place), "--contaminated", str(tmp_path / "list.jsonl"))
+    assert (result["contaminated"]["items"], result["clean"]["items"]) == (2, 28)
+    assert main(["eval", run, *common(place), "--contaminated", str(place / "quiz.yaml")]) == 2
+    assert "contamination.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "key"), [
+    (["--tasks", "helaswag"], "hellaswag"), (["--steps", "3"], "--steps 3"), (["--data", "nowhere"], "--data nowhere"),
+    (["--shots", "30"], "--shots"), (["--trained", "nowhere"], "no checkpoint"), (["--tasks", "piqa"], "piqa.jsonl")])
+def test_mistakes_are_one_line_before_the_model_is_loaded(place: Path, capsys, monkeypatch, change, key):
+    monkeypatch.setattr("trainer.evaluation.models._empty", lambda *_: pytest.fail("the model was loaded"))
+    arguments = dict(zip(["--data", "--tasks"], [str(place / "data"), str(place / "quiz.yaml")])) | dict([change])
+    assert main(["eval", str(place / "store" / "runs" / "toy"), *(x for pair in arguments.items() for x in pair)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and key in error
+
+
+def test_a_missing_tokenizer_is_named(place: Path, tmp_path: Path, capsys):
+    assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place), "--store", str(tmp_path)]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_the_list_needs_no_model(capsys):
+    assert main(["eval", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "hellaswag" in out and "blimp" in out
+    assert main(["eval"]) == 2
+
+
+def test_task_files_are_in_the_wheel():
+    settings = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert '"evaluation/tasks/*.yaml"' in settings
+    for path in (Path(__file__).resolve().parents[2] / "trainer" / "evaluation" / "tasks").iterdir():
+        assert yaml.safe_load(path.read_text())["version"] >= 1

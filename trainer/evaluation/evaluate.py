@@ -1,0 +1,219 @@
+"""Evaluates a model on tasks: reads their data, checks everything that can be checked without the model, and scores.
+
+`prepare` needs only the tokenizer. `score` needs the model; a training may call it with the model that it trains.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.base.config import ConfigError
+from trainer.data.tokenizer import TextCoder
+from trainer.evaluation.generation import continuations
+from trainer.evaluation.items import ExamplePool, Item, Prompt, cloze, lettered, make_items, unconditional
+from trainer.evaluation.measures import ItemResult, Measure, measures, normalised
+from trainer.evaluation.queries import MergedBoundary, Query, SharedRow, encode_prompts, shared_rows
+from trainer.evaluation.rows import find_files, read_rows, sums
+from trainer.evaluation.scoring import Likelihood, likelihoods
+from trainer.evaluation.task_file import EvalTask
+from trainer.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """What reads prompts: a tokenizer with its EOS token, the longest context of the model, and the largest number of
+    tokens in a batch."""
+
+    coder: TextCoder
+    eos: int
+    context: int
+    batch: int
+
+    @property
+    def row(self) -> int:
+        """The largest number of tokens in a row of queries that begin alike: those of a batch, or a whole context with
+        several answers, so that a long context is computed once, too."""
+        return max(self.batch, self.context + self.context // 4)
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A task that is ready to be scored. `rows` are the rows of tokens of all items, and `owners` has for each of them
+    (number of the item, kind of prompt); `prompts` are the tokens from which answers are generated. `truncated` is the
+    number of items whose context was cut to the model's context."""
+
+    task: EvalTask
+    files: Mapping[str, str]
+    shots: int
+    items: Sequence[Item]
+    sizes: Sequence[Sequence[tuple[int, int]]]
+    rows: Sequence[SharedRow]
+    owners: Sequence[tuple[int, str]]
+    prompts: Sequence[Sequence[int]]
+    truncated: int
+
+    @property
+    def work(self) -> int:
+        """The number of rows and prompts to compute, for showing progress."""
+        return len(self.rows) + len(self.prompts)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """The result of a task: its measures, those of its groups, those of items that are in the training data
+    (`contaminated`) and of the others (`clean`), and the result of every item."""
+
+    prepared: PreparedTask
+    measures: Mapping[str, Measure]
+    groups: Mapping[str, Mapping[str, Measure]]
+    apart: Mapping[str, Mapping[str, Measure]]
+    counts: Mapping[str, int]
+    items: Sequence[ItemResult]
+
+    def to_json(self) -> dict[str, Any]:
+        file = self.prepared.task.file
+        result: dict[str, Any] = {
+            "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
+            "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
+            "truncated": self.prepared.truncated, "measures": _plain(self.measures)}
+        if self.groups:
+            result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
+        if self.apart:
+            result |= {name: {"items": self.counts[name], "measures": _plain(part)}
+                       for name, part in self.apart.items()}
+        return result
+
+
+def _plain(named: Mapping[str, Measure]) -> dict[str, Any]:
+    return {name: measure.to_json() for name, measure in named.items()}
+
+
+def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: PromptReader) -> PreparedTask:
+    """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: as the
+    task file says). Raises ConfigError when the data is missing or does not fit, when there are too few rows for the
+    examples, and when the tokenizer merges a context with its answer."""
+    file = task.file
+    shots = file.shots if shots is None else shots
+    paths = find_files(data, task.name, file.files)
+    if not paths:
+        raise ConfigError(f"{data}: no data of the task {task.name}; put {task.name}.jsonl there, or one of "
+                          f"{', '.join(file.files)}")
+    items = make_items(task, read_rows(paths))
+    if not items:
+        raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
+    pool, own = items, True
+    sources = [*paths]
+    if shots and file.examples:
+        example_paths = find_files(data, f"{task.name}_examples", file.examples)
+        if not example_paths:
+            raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
+                              f"give --shots 0")
+        pool, own = make_items(task, read_rows(example_paths)), False
+        sources += example_paths
+    chooser = ExamplePool(task, pool, own, seed)
+    examples = [chooser.examples(item, shots) for item in items]
+    rows, owners, cut = _rows(task, items, examples, reader)
+    prompts: list[Sequence[int]] = []
+    if file.generate is not None and "fg" in file.forms:
+        room = reader.context - file.generate.tokens
+        if room < 1:
+            raise ConfigError(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
+                              f"{reader.context}; leave the task out, or give a task file with fewer")
+        texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
+        coded = [ids or [reader.eos] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
+        cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
+        prompts = [ids[-room:] for ids in coded]
+    sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
+    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, len(cut))
+
+
+def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
+    """Return the prompts of the cloze form that the forms of the task need: of all answers, or of the right one."""
+    prompts = cloze(task, item, examples)
+    return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
+
+
+def _size(text: str) -> tuple[int, int]:
+    text = text.strip() or text
+    return len(text.encode("utf-8", "surrogatepass")), len(text)
+
+
+def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
+          reader: PromptReader) -> tuple[list[SharedRow], list[tuple[int, str]], set[int]]:
+    """Tokenise the prompts of all items. Returns (rows of tokens, their owners, the numbers of the items whose context
+    had to be cut)."""
+    forms = set(task.file.forms)
+    kinds: dict[str, Iterable[list[Prompt]]] = {}
+    if forms - {"mcf", "fg"}:
+        kinds["cloze"] = (_asked_cloze(task, item, shown) for item, shown in zip(items, examples))
+    if "mcf" in forms:
+        kinds["letters"] = (lettered(task, item, shown) for item, shown in zip(items, examples))
+    if "cf" in forms and task.file.prior is not None:
+        kinds["prior"] = (unconditional(task, item) for item in items)
+    rows: list[SharedRow] = []
+    owners: list[tuple[int, str]] = []
+    cut: set[int] = set()
+    merged: set[int] = set()
+    for kind, groups in kinds.items():
+        for number, queries in enumerate(encode_prompts(groups, reader.coder, reader.eos)):
+            if isinstance(queries, MergedBoundary):
+                merged.add(number)
+                continue
+            fitting = [_fitting(query, task, items[number], reader) for query in queries]
+            if any(a is not b for a, b in zip(fitting, queries)):
+                cut.add(number)
+            for row in shared_rows(fitting, reader.row):
+                rows.append(row)
+                owners.append((number, kind))
+    if merged:
+        raise ConfigError(f"{items[min(merged)].where}: the tokenizer makes one token of the end of the question and "
+                          f"the beginning of the answer, so the answer's likelihood cannot be told apart (task "
+                          f"{task.name}, {len(merged):,} of {len(items):,} rows); give --tasks a task file whose "
+                          f"answers begin with a space or a line feed, or leave the task out")
+    return rows, owners, cut
+
+
+def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
+    """Cut the beginning of a query's context if the query is longer than the model's context, as
+    lm-evaluation-harness does."""
+    spare = len(query.tokens) - 1 - reader.context
+    if spare <= 0:
+        return query
+    if spare >= query.start:
+        raise ConfigError(f"{item.where}: an answer has {len(query.tokens) - query.start} tokens, but the model's "
+                          f"context only {reader.context} (task {task.name}); leave the task out")
+    return Query(query.tokens[spare:], query.start - spare)
+
+
+def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, contaminated: frozenset[int] = frozenset(),
+          progress: Callable[[int], None] = lambda _rows: None) -> TaskScores:
+    """Score a task. `contaminated` are the numbers of rows that are known to be in the training data. `progress` is
+    called with the number of rows of tokens of every finished batch."""
+    task, config = prepared.task, prepared.task.file.generate
+    found: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
+    for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
+        found[number].setdefault(kind, {}).update(part)
+    texts: list[str] = []
+    if prepared.prompts and config is not None:
+        texts = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    results = []
+    for item, sizes, parts, text in itertools.zip_longest(prepared.items, prepared.sizes, found, texts):
+        lists = {kind: [part[i] for i in range(len(part))] for kind, part in parts.items()}
+        results.append(ItemResult(
+            item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
+            None if text is None or config is None else normalised(text, config),
+            None if config is None else normalised(item.choices[item.gold], config)))
+    groups: dict[str, list[ItemResult]] = {}
+    for result in results:
+        if result.item.group:
+            groups.setdefault(result.item.group, []).append(result)
+    apart = {"contaminated": [r for r in results if r.item.row in contaminated],
+             "clean": [r for r in results if r.item.row not in contaminated]} if contaminated else {}
+    return TaskScores(prepared, measures(task, results),
+                      {name: measures(task, part) for name, part in sorted(groups.items())},
+                      {name: measures(task, part) for name, part in apart.items() if part},
+                      {name: len(part) for name, part in apart.items()}, results)

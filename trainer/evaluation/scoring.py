@@ -1,0 +1,113 @@
+"""Computes log-likelihoods. Rows of similar length form a batch, and a batch has a largest number of tokens, so the
+memory that scoring takes does not grow with the number of items. Logits are computed only at the places that predict a
+token of a continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.evaluation.queries import SharedRow
+from trainer.model.attention import DocMask
+from trainer.model.transformer import Transformer
+
+#: largest number of logits that exist at a time: 8 MB in float32 on a CPU, 256 MB on a GPU, which needs larger matrices
+_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The log-likelihood of a continuation in nats, its number of tokens, and whether it is what the model would
+    generate greedily."""
+
+    nats: float
+    tokens: int
+    greedy: bool
+
+
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
+    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row."""
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
+                progress: Callable[[int], None] = lambda _rows: None) -> list[dict[int, Likelihood]]:
+    """Compute for each row the likelihoods of its queries: {number of the query: likelihood}. A batch has at most
+    `most` tokens. `progress` is called with the number of rows of every finished batch."""
+    results: list[dict[int, Likelihood]] = [{}] * len(rows)
+    for batch in batches([len(row.tokens) for row in rows], most):
+        for number, result in zip(batch, _batch([rows[i] for i in batch], model)):
+            results[number] = result
+        progress(len(batch))
+    return results
+
+
+def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Likelihood]]:
+    weight = model.embed.weight
+    length = max(len(row.tokens) for row in rows)
+
+    def padded(arrays: Sequence[np.ndarray], fill: int = 0) -> Tensor:
+        out = np.full((len(rows), length), fill, np.int64)
+        for line, array in zip(out, arrays):
+            line[:len(array)] = array
+        return torch.from_numpy(out).to(weight.device)
+
+    positions = padded([row.positions for row in rows])
+    dense = None
+    if any(row.branched for row in rows):
+        dense = branch_mask(padded([row.branches for row in rows], -1), weight.dtype)
+    hidden = model.hidden(padded([row.tokens for row in rows]), DocMask(positions, dense, None, length))
+    # several queries may ask at the same place: its logits are computed once
+    asked = [row.asked[:, 0].astype(np.int64) + i * length for i, row in enumerate(rows)]
+    places, index = np.unique(np.concatenate(asked), return_inverse=True)
+    targets = np.concatenate([row.asked[:, 1] for row in rows]).astype(np.int64)
+    nats, greedy = _predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
+    results, start = [], 0
+    for row in rows:
+        stop = start + len(row.asked)
+        numbers = row.asked[:, 2]
+        results.append({int(n): Likelihood(float(nats[start:stop][numbers == n].sum()), int((numbers == n).sum()),
+                                           bool(greedy[start:stop][numbers == n].all())) for n in np.unique(numbers)})
+        start = stop
+    return results
+
+
+def branch_mask(branches: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the attention mask [B, 1, T, T] of rows with these branches [B, T] (see `SharedRow`): 0 where a token
+    attends, else -inf."""
+    length = branches.shape[1]
+    key, query = branches[:, None, None, :], branches[:, None, :, None]
+    causal = torch.ones(length, length, dtype=torch.bool, device=branches.device).tril()
+    mask = torch.zeros(len(branches), 1, length, length, dtype=dtype, device=branches.device)
+    return mask.masked_fill_(~(((key == 0) | (key == query)) & causal), float("-inf"))
+
+
+def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
+                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each target its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d] are
+    the vectors at N places, and `index` is the place of each target, from 0."""
+    nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
+    chunk = max(1, _LOGITS[hidden.device.type] // model.vocab)
+    order = np.argsort(index, kind="stable")
+    for start in range(0, len(hidden), chunk):
+        logits = model.logits(hidden[start:start + chunk]).float()
+        own = order[np.searchsorted(index[order], start):np.searchsorted(index[order], start + chunk)]
+        places = torch.from_numpy(index[own] - start).to(logits.device)
+        tokens = torch.from_numpy(targets[own]).to(logits.device)
+        best = logits.argmax(-1)
+        nats[own] = (logits[places, tokens].double() - logits.logsumexp(-1).double()[places]).cpu().numpy()
+        greedy[own] = (best[places] == tokens).cpu().numpy()
+    return nats, greedy

@@ -1,0 +1,91 @@
+"""An arm of a study: one of the short trainings that are compared, in a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizer.mixture.curriculum import Curriculum
+    from trainer.loop.run import Run
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One training of a study. `settings` is the section `train:` of the recipe with which it trains. `width` is the
+    width of its model, if the study compares several widths."""
+
+    name: str
+    seed: int                     # from 0
+    run: Run
+    settings: Mapping[str, Any]
+    width: int | None = None
+
+
+def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,
+           width: int | None = None) -> Arm:
+    """Return the arm `name` of a study with the seed `seed`: the run `base` with other settings and another curriculum.
+    Its files are in a folder of its own below `folder`."""
+    from trainer.base.config import build
+    from trainer.loop.config import TrainConfig
+
+    label = name if width is None else f"{name}-width{width}"
+    out = (folder / f"{label}-seed{seed}").absolute()
+    config = build(TrainConfig, settings, f"{base.folder / 'recipe.yaml'}: train")
+    run = replace(base, folder=out, store=base.store.absolute(), out=out, config=config, curriculum=curriculum)
+    run.schedule()
+    return Arm(name, seed, run, settings, width)
+
+
+def settings_of(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the section `train:` of the recipe of `run`, with the assignments `overrides` applied to it."""
+    from trainer.base.config import override, read_train
+
+    settings = read_train(run.folder / "recipe.yaml")
+    for assignment in overrides:
+        override(settings, assignment)
+    return settings
+
+
+def check(arm: Arm) -> None:
+    """Raise ConfigError when the folder of `arm` already holds a different training with the same name."""
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.run import differences
+
+    checkpoint = ckpt.latest(arm.run.out / "checkpoints")
+    if checkpoint and (wrong := differences(checkpoint.meta, arm.run)):
+        raise ConfigError(f"{arm.run.out} holds an arm {arm.name} that is another than this one:\n  "
+                          + "\n  ".join(wrong) + "\nGive this one another name, or delete that folder")
+
+
+def write(arm: Arm) -> None:
+    """Write the curriculum and the settings of an arm to its folder, from which `tokenmill train run` trains it."""
+    import yaml
+
+    from trainer.base.files import replace as replace_file
+
+    replace_file(arm.run.out / "curriculum.json", arm.run.curriculum.dumps())
+    replace_file(arm.run.out / "recipe.yaml", yaml.safe_dump({"train": dict(arm.settings)}, sort_keys=True))
+
+
+def finished(arm: Arm) -> bool:
+    """Whether an arm has been trained to the end of its curriculum. Of a finished arm, only the last checkpoint is
+    kept."""
+    from trainer.checkpoint import checkpoints as ckpt
+
+    checkpoints = ckpt.complete(arm.run.out / "checkpoints")
+    if not (arm.run.out / "summary.json").exists() or not checkpoints \
+            or checkpoints[-1].meta["samples"] != arm.run.curriculum.samples:
+        return False
+    for old in checkpoints[:-1]:
+        (old.folder.parent / "COMPLETE").unlink()
+        shutil.rmtree(old.folder.parent)
+    return True
+
+
+def label(arm: Arm) -> str:
+    return arm.name if arm.width is None else f"{arm.name} at width {arm.width}"

@@ -1,0 +1,133 @@
+"""Trains the arms of a study (short trainings that are compared) as processes of their own, several at a time.
+
+Each process is `python -m trainer run FOLDER` with the folder of an arm. When the study is asked to stop (Ctrl-C,
+SIGTERM), or one arm fails, every running arm writes a checkpoint and ends. When the process of the study is killed, the
+system asks its arms to do so. The next call of the same study continues from these checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from trainer.base.files import training_process
+from trainer.base.interrupts import stopping
+from trainer.launch.local import STOPPED_S, end_with_parent
+from trainer.loop.run import TrainingError
+from trainer.loop.threads import cores
+from trainer.tools.arm import Arm, finished, label
+
+#: lines of an arm's log that an error message repeats
+SHOWN = 5
+
+
+def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None],
+               clock: Clock = SYSTEM) -> None:
+    """Train all arms that are not finished, `options.jobs` at a time. Raises TrainingError if one of them fails, and
+    SystemExit(128 + n) after signal n, when all that ran have ended."""
+    waiting, running = deque(arm for arm in arms if not finished(arm)), dict[int, tuple[Arm, subprocess.Popen[bytes]]]()
+    done, failed = len(arms) - len(waiting), ""
+    if done:
+        announce(f"{done} of {len(arms)} trainings are done already")
+    with signals(running) as caught:
+        while running or (waiting and not caught and not failed):
+            while waiting and len(running) < options.jobs and not caught and not failed:
+                slot = min(set(range(options.jobs)) - set(running))
+                arm = waiting.popleft()
+                wait_for_earlier(arm.run.out, clock)
+                running[slot] = arm, start(arm, options, slot)
+            clock.sleep(0.05)
+            for slot, (arm, process) in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                del running[slot]
+                if code == 0 and finished(arm):
+                    done += 1
+                    announce(f"{done} of {len(arms)}: {label(arm)}, seed {arm.seed}")
+                elif not caught and not failed:
+                    failed = failure(arm, code)
+                    stop(running)
+    if failed:
+        raise TrainingError(failed)
+    if caught:
+        raise SystemExit(128 + caught[0])
+
+
+def start(arm: Arm, options: argparse.Namespace, slot: int) -> subprocess.Popen[bytes]:
+    """Start the training of an arm. The number of its CPU threads depends on `--jobs` alone and not on the load of the
+    machine, because it may change the last digits of losses."""
+    command = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
+               str(arm.run.out), "--device", options.device]
+    if options.ranks:
+        command += ["--ranks", str(options.ranks)]
+    ranks = options.jobs * (options.ranks or 1)
+    env = {"OMP_NUM_THREADS": str(max(1, int(cores()) // ranks)), **os.environ}
+    if options.device != "cpu" and options.jobs > 1 and not options.ranks and (gpus := visible_gpus()):
+        env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    with open(arm.run.out / "log.txt", "ab") as log:
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                start_new_session=True, preexec_fn=end_with_parent)
+
+
+def visible_gpus() -> list[str]:
+    """Return the names by which the GPUs that this process may use are listed in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def wait_for_earlier(folder: Path, clock: Clock) -> None:
+    """Wait until no process trains in `folder`. A study that was killed may have left one that still writes its
+    checkpoint."""
+    deadline = clock.now() + STOPPED_S
+    while (pid := training_process(folder)) is not None:
+        if clock.now() > deadline:
+            raise TrainingError(f"{folder}: process {pid} of this machine trains there; wait until it ends, or stop it "
+                                f"(kill {pid})")
+        clock.sleep(0.2)
+
+
+@contextmanager
+def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
+    """Within this context, signals that ask for an end are passed on to the arms that are `running`. Yields the list of
+    the signals that have arrived."""
+    caught: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        caught.append(number)
+        stop(running)
+
+    old = {number: signal.signal(number, note) for number in stopping()}
+    try:
+        yield caught
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.wait()
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def stop(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> None:
+    for _, process in running.values():
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+
+def failure(arm: Arm, code: int) -> str:
+    """Return the message about an arm whose training has failed, with the last lines of its log."""
+    log = arm.run.out / "log.txt"
+    last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return "\n  ".join([f"the training of {label(arm)}, seed {arm.seed}, {how}; {log} says at its end:", *last])

@@ -1,0 +1,111 @@
+"""The table of a study: the held-out losses of experiment arms (variants that are trained with the same seeds), their
+differences to the first arm, and what these show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.base.humanize import count
+from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
+
+#: the name for the held-out data of all sources together
+ALL = "all"
+#: units of the losses
+NATS, BITS = "nats/token", "bits/byte"
+#: differences for which a table says how many seeds would show them
+DIFFERENCES = (0.001, 0.003, 0.01, 0.03)
+
+#: by arm, the losses of each seed by source
+Losses = Mapping[str, Sequence[Mapping[str, float]]]
+
+
+def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float | None]:
+    """Return what an arm is judged by: its losses on the held-out data of `sources`, in the given unit. `summary` is
+    the content of the arm's summary.json. This is the one place where the measure of a study is chosen."""
+    streams = summary["streams"]
+    if unit == BITS:
+        return {source: streams[source]["bits_per_byte"] for source in sources}
+    return {source: summary["heldout_loss"] if source == ALL else streams[source]["loss"] for source in sources}
+
+
+def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
+    """Compute the table in which arms are compared: {"unit", "arms": [names], "seeds": number of seeds, "sources":
+    {source: {"noise", "seeds_needed": {difference: seeds}, "arms": {name: {"loss", "delta", "p", "beyond_noise",
+    "seeds_needed"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
+    negative is better. `noise` is half the width of the 95 % interval of a difference, and `p` is corrected for the
+    number of arms (Holm); both are None if there is one seed. `beyond_noise` is whether `p` is below 5 %.
+    `seeds_needed` says how many seeds a study of these arms needs to show the difference; None if that is more than
+    MOST_SEEDS, or unknown."""
+    first, *others = losses
+    seeds, sources = len(losses[first]), {}
+    for source in losses[first][0]:
+        if not all(source in one for r in losses.values() for one in r):
+            continue
+        values = [[one[source] for one in r] for r in losses.values()]
+        result = contrasts(values)
+        p = dict(zip(others, result.p))
+        arms = {name: {"loss": math.fsum(each) / seeds, "delta": delta, "p": p.get(name),
+                       "beyond_noise": p[name] < LEVEL if name in p else None,
+                       "seeds_needed": needed(delta, result.sd, len(losses)) if name in p else None}
+                for name, each, delta in zip(losses, values, result.deltas)}
+        sources[source] = {"noise": result.half, "arms": arms, "seeds_needed": {
+            f"{difference:g}": needed(difference, result.sd, len(losses)) for difference in DIFFERENCES}}
+    return {"unit": unit, "arms": list(losses), "seeds": seeds, "sources": sources}
+
+
+def needed(difference: float, sd: float | None, arms: int) -> int | None:
+    return seeds_for(difference, sd, arms) if sd and difference else None
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
+    the other arms to it. A star marks differences that are larger than the noise. Verdicts in words follow, unless
+    there is one seed."""
+    width = max(12, *(len(n) + 2 for n in result["arms"]))
+    first, *others = result["arms"]
+    unit, seeds = result["unit"], result["seeds"]
+    out = [f"held-out loss in {unit}, means of {seeds} seed{'s' * (seeds > 1)}; differences to {first}, negative is "
+           f"better", "",
+           f"{'source':<20}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others) + f"{'noise':>12}"]
+    for source, of in result["sources"].items():
+        noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
+        cells = [f"{of['arms'][n]['delta']:+.4f}" + ("*" if of["arms"][n]["beyond_noise"] else " ") for n in others]
+        out.append(f"{source:<20}{of['arms'][first]['loss']:>{width}.4f}" + "".join(f"{c:>{width}}" for c in cells)
+                   + f"{noise:>12}")
+    if seeds == 1:
+        return [*out, "", "one seed: what is noise is not known; repeat with --seeds 3"]
+    compared = f", corrected for {len(others)} comparisons" if len(others) > 1 else ""
+    return [*out, "", f"* beyond the noise at 5 %{compared}; ± is the 95 % interval of one difference within a seed",
+            *verdicts(result)]
+
+
+def verdicts(result: Mapping[str, Any]) -> list[str]:
+    """Return what the table shows about each arm but the first, judged by the first source of the table, and how many
+    seeds would show other differences."""
+    source, of = next(iter(result["sources"].items()))
+    first, *others = result["arms"]
+    out = [""]
+    for name in others:
+        arm = of["arms"][name]
+        figures = f"{arm['delta']:+.4f} ± {of['noise']:.4f} {result['unit']}, p = {arm['p']:.2g}"
+        if arm["beyond_noise"]:
+            out.append(f"{name} is {'better' if arm['delta'] < 0 else 'worse'} than {first} on {source}: {figures}")
+        else:
+            seeds = f"about {arm['seeds_needed']:,} seeds" if arm["seeds_needed"] else f"more than {MOST_SEEDS:,} seeds"
+            more = f"; a difference of this size needs {seeds}" if arm["delta"] else "; they are equal"
+            out.append(f"{name} is not told apart from {first} on {source}: {figures}{more}")
+    known = [f"{difference}: {seeds}" for difference, seeds in of["seeds_needed"].items() if seeds]
+    return [*out, *([f"seeds that would show a difference of {', '.join(known)} {result['unit']} (with probability "
+                     f"80 %)"] if known else [])]
+
+
+def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Format what the arms have cost, with how often the data of each was read."""
+    width = max(len(name) for name in costs) + 2
+    out = [f"{'arm':<{width}}{'tokens':>10}{'parameters':>12}{'PFLOP':>10}{'wall time':>12}{'epochs':>8}"]
+    for name, cost in costs.items():
+        out.append(f"{name:<{width}}{count(cost['tokens']):>10}{count(cost['parameters']):>12}"
+                   f"{cost['flops'] / 1e15:>10.3g}{cost['wall_s']:>10,.0f} s{cost['epochs']:>8.2f}")
+    return out

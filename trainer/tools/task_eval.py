@@ -1,0 +1,293 @@
+"""`tokenmill train eval`: scores checkpoints, or an exported model, on benchmark tasks.
+
+The data of the tasks is read from a folder, `--data`. Tasks, data and prompts are checked before the model is loaded.
+The results of a task are written to RUN/evaluation/step_N/TASK.json (of an exported model:
+EXPORT/evaluation/TASK.json), with a line for each item in TASK.items.jsonl beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.visible import json_text, visible
+from trainer.base.arguments import positive, say
+
+if TYPE_CHECKING:
+    from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores
+    from trainer.evaluation.models import StoredModel
+    from trainer.evaluation.task_file import EvalTask
+
+#: default of --batch, by device
+BATCH = {"cpu": 2048, "cuda": 32768}
+#: seconds between two lines of progress
+PROGRESS_S = 10.0
+
+
+def add_parser(commands: Any) -> None:
+    evaluate = commands.add_parser(
+        "eval", description="Score checkpoints, or an exported model, on benchmark tasks: bits per byte of the right "
+                            "answer, cloze and multiple choice, minimal pairs, last word, short generation.",
+        epilog="example: tokenmill train eval store/runs/first --data evals --tasks hellaswag,arc_easy --steps all")
+    evaluate.add_argument("model", metavar="RUN|EXPORT", nargs="?",
+                          help="folder of a run (STORE/runs/RUN), its name with --store, or what `train export` wrote")
+    evaluate.add_argument("--data", metavar="FOLDER", help="folder with the data of the tasks")
+    evaluate.add_argument("--tasks", metavar="T,…", help="names of tasks, or task files (.yaml), with commas between "
+                                                         "(default: all tasks whose data is in --data)")
+    evaluate.add_argument("--list", action="store_true", help="only list the tasks, and the files that they read")
+    evaluate.add_argument("--steps", type=steps_named, metavar="all|N,…",
+                          help="which checkpoints of RUN (default: the latest)")
+    evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
+    evaluate.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
+    evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
+                          help="examples before each question (default: what the task's file says)")
+    evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
+                          help="of the choice of examples (default: 0)")
+    evaluate.add_argument("--contaminated", metavar="FILE",
+                          help="score the items that this file names apart (default: RUN/contamination.jsonl, which "
+                               "the step decontaminate writes)")
+    evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                          help="auto: a GPU if there is one (bfloat16; on a CPU float32)")
+    evaluate.add_argument("--batch", type=positive, metavar="TOKENS",
+                          help=f"most tokens of a batch (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
+                               f"GPU)")
+    evaluate.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def steps_named(text: str) -> list[int] | str:
+    """Parse the value of --steps: the word all, or numbers of steps with commas between them."""
+    return text if text == "all" else [positive(part) for part in text.split(",")]
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.task_file import built_in, tasks_named
+    from trainer.parallel.world import check_device
+
+    tasks = tasks_named(options.tasks.split(",") if options.tasks else list(built_in()))
+    if options.list:
+        return list_tasks(tasks, options)
+    if options.model is None or options.data is None:
+        raise ConfigError("give a RUN or an exported model, and the folder with the tasks' data: --data FOLDER")
+    check_device(options.device)
+    data = Path(options.data)
+    if not data.is_dir():
+        raise ConfigError(f"--data {data}: is no folder; give the folder with the tasks' data")
+    if not options.tasks:
+        tasks = present(tasks, data)
+    folder, models = open_models(options)
+    results = []
+    with EvaluationProgress() as progress:
+        prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
+        for model in models:
+            reader = reader_of(model, options)
+            known = (model.tokenizer, model.context)         # checkpoints that read alike share the prepared tasks
+            if known not in prepared:
+                prepared = {known: (reader, prepare_all(tasks, data, options, reader, progress))}
+            results += evaluate_model(model, *prepared[known], folder, options, progress)
+    print(json_text(results, indent=1) if options.json else visible("\n".join(table(results))))
+    return 0
+
+
+def list_tasks(tasks: Sequence[EvalTask], options: argparse.Namespace) -> int:
+    """Print the tasks with their forms, and which files of --data they would read."""
+    from trainer.evaluation.rows import find_files
+
+    for task in tasks:
+        say(f"{task.name:<15}{','.join(task.file.forms):<16}{task.file.description}")
+        if options.data:
+            files = find_files(Path(options.data), task.name, task.file.files)
+            say(f"{'':<31}{f'{files[0]}' if files else 'no data'}"
+                + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
+    return 0
+
+
+def present(tasks: Sequence[EvalTask], data: Path) -> list[EvalTask]:
+    """Return the tasks whose data is in the folder `data`. Raises ConfigError when there are none."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.rows import find_files
+
+    found = [task for task in tasks if find_files(data, task.name, task.file.files)]
+    if not found:
+        raise ConfigError(f"--data {data}: has the data of no task; `tokenmill train eval --list` names the files that "
+                          f"the tasks read")
+    return found
+
+
+def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
+    """Find the checkpoints, or the exported model, that the options name. Returns (the folder that gets the results,
+    the models). Raises ConfigError."""
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint.checkpoints import complete
+    from trainer.evaluation.models import of_checkpoint, of_export
+
+    folder = Path(options.model)
+    if options.store and not folder.is_dir():
+        folder = Path(options.store) / "runs" / options.model
+    if (folder / "config.json").is_file():
+        if options.steps:
+            raise ConfigError(f"--steps: {folder} is an exported model, which has no steps; give the run")
+        return folder, [of_export(folder)]
+    checkpoints = (Path(options.trained) if options.trained else folder / "train") / "checkpoints"
+    by_step = {c.step: c for c in complete(checkpoints)}
+    if not by_step:
+        raise ConfigError(f"{checkpoints}: no checkpoint there, and {folder} is no exported model; where the training "
+                          f"had another --out, give it as --trained")
+    steps = [max(by_step)]
+    if options.steps == "all":
+        steps = sorted(by_step)
+    elif options.steps:
+        steps = options.steps
+    if missing := [step for step in steps if step not in by_step]:
+        raise ConfigError(f"--steps {missing[0]}: {checkpoints} has steps {', '.join(map(str, sorted(by_step)))}")
+    store = Path(options.store) if options.store else folder.absolute().parent.parent
+    return Path(options.trained or folder), [of_checkpoint(by_step[step], store) for step in steps]
+
+
+def device_of(options: argparse.Namespace) -> str:
+    import torch
+
+    if options.device != "auto":
+        return str(options.device)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
+    from trainer.evaluation.evaluate import PromptReader
+
+    return PromptReader(model.coder(), model.eos, model.context, options.batch or BATCH[device_of(options)])
+
+
+def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
+                progress: EvaluationProgress) -> list[PreparedTask]:
+    from trainer.evaluation.evaluate import prepare
+
+    prepared = []
+    for task in tasks:
+        progress.show(f"reading {task.name}")
+        prepared.append(prepare(task, data, options.shots, options.seed, reader))
+    return prepared
+
+
+def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], folder: Path,
+                   options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
+    """Score one model on all tasks, and write the results of each task when it is done. Returns the results."""
+    import torch
+
+    from trainer.evaluation.evaluate import score
+    from trainer.parallel.world import compute_dtype
+
+    device = torch.device(device_of(options))
+    dtype = compute_dtype("auto", device)
+    network = model.load().to(device, dtype)
+    where = folder / "evaluation" / (f"step_{model.step:08d}" if model.step is not None else "")
+    results = []
+    for task in prepared:
+        name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
+        contaminated = contaminated_rows(options, folder, task.task.name)
+        began = time.perf_counter()
+        scores = score(network, task, reader, contaminated, progress.of(name, task.work))
+        result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
+                  "dtype": str(dtype).removeprefix("torch."), "device": device.type,
+                  "seconds": round(time.perf_counter() - began, 3), **scores.to_json()}
+        write_results(where, result, scores)
+        results.append(result)
+    return results
+
+
+def contaminated_rows(options: argparse.Namespace, folder: Path, task: str) -> frozenset[int]:
+    """Return the numbers of those rows of a task that the list of contaminated items names under the task's name."""
+    from trainer.base.config import ConfigError
+
+    path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"
+    if not options.contaminated and not path.is_file():
+        return frozenset()
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return frozenset(int(line["row"]) for line in lines if line["set"] == task)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a list of contaminated items ({error}); give the file "
+                          f"contamination.jsonl of a run") from None
+
+
+def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> None:
+    """Write the results of a task into `folder`: TASK.items.jsonl, then TASK.json. Earlier results are replaced."""
+    from trainer.base.files import replace
+
+    lines = []
+    for r in scores.items:
+        line: dict[str, Any] = {"id": r.item.id, "row": r.item.row, "gold": r.item.gold}
+        for kind, values in (("cloze", r.cloze), ("prior", r.prior), ("letters", r.letters)):
+            if values:
+                line[kind] = [v.nats for v in values]
+        if r.cloze:
+            line |= {"tokens": [v.tokens for v in r.cloze], "bytes": [size for size, _ in r.sizes],
+                     "greedy": [v.greedy for v in r.cloze]}
+        if r.generated is not None:
+            line |= {"generated": r.generated, "right": r.generated == r.expected}
+        lines.append(json.dumps(line, ensure_ascii=False))
+    replace(folder / f"{result['task']}.items.jsonl", "".join(f"{line}\n" for line in lines))
+    replace(folder / f"{result['task']}.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Format results as lines of text, a line for each measure."""
+    out = [f"{'task':<15}{'step':>9}{'shots':>7}{'items':>8}  {'measure':<20}{'value':>9}{'± s.e.':>9}{'chance':>9}"
+           f"{'constant':>10}{'permuted':>10}"]
+    for result in results:
+        step = result["model"].get("step")
+        head = f"{result['task']:<15}{'–' if step is None else step:>9}{result['shots']:>7}{result['items']:>8,}  "
+        parts = [("", result["items"], result["measures"])]
+        parts += [(f" ({name})", result[name]["items"], result[name]["measures"])
+                  for name in ("contaminated", "clean") if name in result]
+        for suffix, items, named in parts:
+            for name, measure in named.items():
+                cells = "".join(f"{'–' if measure.get(key) is None else format(measure[key], '.4f'):>{width}}"
+                                for key, width in (("value", 9), ("stderr", 9), ("chance", 9), ("constant", 10),
+                                                   ("permuted", 10)))
+                out.append(f"{head}{name:<20}{cells}{suffix and f'{suffix}, {items:,} items'}")
+                head = " " * len(head)
+        if result["truncated"]:
+            out.append(f"{'':<15}{result['truncated']:,} items were longer than the model's context of "
+                       f"{result['context']:,} tokens; the beginning of their prompts was cut")
+    return out
+
+
+class EvaluationProgress:
+    """Prints to stderr, every few seconds, how far the evaluation is. On leaving the context, a line on a terminal is
+    erased."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last = 0.0
+
+    def __enter__(self) -> EvaluationProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self.last >= (0.2 if self.terminal else PROGRESS_S):
+            self.last = now
+            print(f"\r\x1b[K{visible(text)}" if self.terminal else visible(text), end="" if self.terminal else "\n",
+                  file=sys.stderr, flush=True)
+
+    def of(self, name: str, work: int) -> Callable[[int], None]:
+        """Return a function that counts finished rows of `name`, of `work` rows, and shows how far it is."""
+        began, done = time.monotonic(), 0
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            left = (time.monotonic() - began) / done * (work - done)
+            self.show(f"{name}: {done:,} of {work:,} rows, {left:,.0f} s left")
+
+        return advance
