@@ -36,9 +36,9 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
     """Copy indexes of a store into a folder, one for each step. Each file is checked while it is copied."""
     copied = []
     for index in indexes:
-        names = _Names(index.step)
+        names = _FileNames(index.step)
 
-        def copy(kind: str, ref: Any, names: _Names = names) -> dict[str, Any]:
+        def copy(kind: str, ref: Any, names: _FileNames = names) -> dict[str, Any]:
             return _copy(store, ref["$ref"], ref, folder, names.next(kind))
 
         copied.append(with_files(index, copy))
@@ -66,7 +66,7 @@ def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     return merged
 
 
-class _Names:
+class _FileNames:
     """Gives names to the files of an index."""
 
     def __init__(self, step: str) -> None:
@@ -91,7 +91,7 @@ def _copy(store: Store, path: str, ref: Any, folder: Store, name: str) -> dict[s
 def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
     """Merge indexes of one step with equal settings."""
     first = indexes[0]
-    names = _Names(first.step)
+    names = _FileNames(first.step)
     keys = {name: _merge_keys(indexes, name, folder, names) for name in first.keys}
     groups, rank = [], 0
     for index in indexes:
@@ -109,15 +109,15 @@ def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
     return DedupIndex(first.step, first.settings, rank, keys, groups, counted)
 
 
-def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _Names) -> dict[str, Any]:
+def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _FileNames) -> dict[str, Any]:
     """Write the files of keys of one property of a merged index. Of equal hashes (in an index of `exact`), the first
     index has the document that stays."""
-    dtype = KEY if indexes[0].groups or indexes[0].step == "minhash" else HASH
+    dtype, key = (HASH, ["hi", "lo"]) if indexes[0].step == "exact" else (KEY, ["key", "document"])
     parts = [index.keys[name] for index in indexes]
     rows = sum(ref["rows"] for keys in parts for ref in keys["files"])
     ranges = SIZES.buckets(rows * dtype.itemsize, 1) if rows else 1
     buckets = fine_buckets(rows, dtype, ranges)
-    field, groups = (dtype.names or ())[0], np.cumsum([0, *(len(index.groups) for index in indexes)]).tolist()
+    field, groups = key[0], np.cumsum([0, *(len(index.groups) for index in indexes)]).tolist()
     files = []
     for number in range(ranges):
         blocks = [np.zeros(0, dtype)]
@@ -128,14 +128,14 @@ def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: 
                     block["document"] += np.uint64(before << 32)
                 blocks.append(block)
         records = np.concatenate(blocks)
-        records = records[np.argsort(records, order=dtype.names[:1] if dtype == KEY else ("hi", "lo"), kind="stable")]
+        records = records[np.argsort(records, order=key, kind="stable")]
         if dtype == HASH:
             new = np.ones(len(records), bool)
             new[1:] = (records["hi"][1:] != records["hi"][:-1]) | (records["lo"][1:] != records["lo"][:-1])
             records = records[new]
         with Scratch() as scratch:
             path = os.path.join(scratch.folder(), "keys.seg")
-            with SegmentWriter(path, dtype, buckets, key=("hi", "lo") if dtype == HASH else ("key", "document")) as out:
+            with SegmentWriter(path, dtype, buckets, key=key) as out:
                 out.write(bucket_of(records[field], ranges * buckets) - number * buckets, records)
             ref = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": out.content,
                    "rows": out.rows}

@@ -247,8 +247,9 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
     from stages.dedup.index import IndexedBarrier
 
     at, name = resolve_run(run, store)
-    check_root(str(out), "--out")
-    folder, taken = new_folder(str(out)), []
+    check_root(out, "--out")
+    folder = new_folder(out)
+    taken: list[DedupIndex] = []
     with kept_recipe(at, name, allow_custom_stages) as recipe:
         if dataset not in recipe.datasets:
             raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
@@ -276,7 +277,7 @@ def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help
 
     if len(folders) < 2:
         raise BadUsage("merging needs at least two folders; name the second one, too")
-    check_root(str(out), "--out")
+    check_root(out, "--out")
     _tell(out, merge_folders(folders, new_folder(out)), quiet)
 
 
