@@ -56,8 +56,8 @@ def costs(barrier: IndexedBarrier, old: list[Doc], new: list[Doc], folder: str) 
     added, done = run_waves(barrier.waves(later, [index]), store)
     second = sum(sum(by.values()) for task in done["slices"] for by in task.counters["removed"].values())
     assert removed == first + second, (removed, first, second)
-    return {"removed": float(second), "all": preparing(barrier, old + new) + sum(whole.values()), "index": sum(making.values()),
-            "added": preparing(barrier, new) + sum(added.values())}
+    return {"removed": float(second), "all": preparing(barrier, old + new) + sum(whole.values()),
+            "index": sum(making.values()), "added": preparing(barrier, new) + sum(added.values())}
 
 
 def main() -> None:

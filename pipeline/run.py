@@ -415,7 +415,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "unconfined": planner.unconfined,
         "sources": {name: {"files": len(files), "bytes": files.bytes}
                     for name, files in planner.files.items()},
-        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
+        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": n.upstream, "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
                    **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
