@@ -417,6 +417,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": n.upstream, "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
+                   **({"against": list(n.against)} if n.against else {}),
                    **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
 

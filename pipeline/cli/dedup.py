@@ -82,10 +82,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     if not verdict.get("kept"):
         _explain_cuts(at, dataset, removed, html, json_texts)
         return
-    kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
-    if kept is None:
-        raise UserError(f"the document {verdict['kept']}, which was kept in its place, is not in {dataset} any more, "
-                        f"because the store has changed since; run the recipe again")
+    place, kept = _kept(at, dataset, verdict["kept"])
     config = minhash_config(at, dataset)
     # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
     # recognised in such text
@@ -94,7 +91,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     for row in (removed, kept):
         mask(row)
     heads = [_one_line(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}")
-             for row, what in ((removed, "removed"), (kept, "kept"))]
+             for row, what in ((removed, "removed"), (kept, "kept" if place == dataset else f"kept in {place}"))]
     verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
     shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
     if html is not None:
@@ -102,7 +99,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
         _write_page(html, render(heads, verdict_line, *shown))
     if json_texts:
-        document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
+        document = {"removed": removed["id"], "kept": kept["id"], "kept_in": place, "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
         typer.echo(json_text(document))
         return
@@ -111,6 +108,23 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     typer.echo(visible(verdict_line))
     for line in stacked(paragraph_pairs(*shown)):
         typer.echo(line)
+
+
+def _kept(store: Store, dataset: str, id: str) -> tuple[str, dict[str, Any]]:
+    """Return (dataset, document) of the document that was kept in the place of one of `dataset`. It is in this dataset,
+    or in one with which it was compared."""
+    from pipeline.report.removals import compared_with
+
+    old, folders = compared_with(store, dataset)
+    for place in (dataset, *old):
+        for kind in ("datasets", "dropped"):
+            if (row := next(rows(store, kind, place, None, id), None)) is not None:
+                return place, row
+    if folders:
+        raise UserError(f"the document {id}, which was kept in its place, is not in this store but in the index "
+                        f"{' or '.join(folders)}; look at it in the store that the index was made from")
+    raise UserError(f"the document {id}, which was kept in its place, is not in {dataset} any more, because the store "
+                    f"has changed since; run the recipe again")
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:

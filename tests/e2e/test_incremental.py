@@ -238,3 +238,43 @@ def test_a_damaged_index_is_refused(site, folders, tmp_path):
     manifest.write_bytes(manifest.read_bytes().replace(b'"rank": 0', b'"rank": 7'))
     with pytest.raises(RecipeError, match="damaged"):
         load_recipe(site / "damaged.yaml")
+
+
+def test_explain_and_stats_find_kept_documents_in_old_datasets(grown):
+    old = {id for name in ("one", "two") for id in ids(grown, f"datasets/new_{name}")}
+    dropped = [row for path in sorted(grown.glob("dropped/new_three/part-*.parquet"))
+               for row in pq.read_table(path, columns=["id", "meta", "stage"]).to_pylist()]
+    twins = {row["id"]: json.loads(row["meta"])[row["stage"]]["kept"] for row in dropped if row["stage"] == "minhash"}
+    id, kept = next((id, kept) for id, kept in twins.items() if kept in old)
+    done = commands.command("pipeline.cli", "dedup", "explain", id, "--dataset", "new_three", "--store", str(grown))
+    assert done.returncode == 0, done.stderr
+    assert f"kept in new_{'one' if kept in ids(grown, 'datasets/new_one') else 'two'} {kept}" in done.stdout
+    done = commands.command("pipeline.cli", "dedup", "stats", "new_three", "--store", str(grown), "--json")
+    stats = json.loads(done.stdout)
+    assert {pair["kept"] for pair in stats["pairs"]} == set(CRAWLS)
+    assert stats["unknown"] < 10                      # documents that `exact` kept and `minhash` removed
+    [run] = (path for path in (grown / "runs").iterdir() if path.name.startswith("3-"))
+    section = next(s for s in json.loads((run / "report.json").read_text())["clusters"]
+                   if s["barrier"].startswith("new_three/minhash"))
+    assert {pair["kept"] for pair in section["pairs"]} == set(CRAWLS)
+    assert section["unknown"] == 0
+
+
+def test_a_takedown_reaches_an_index(site, grown, tmp_path):
+    """The index that holds the text goes; the next run makes another, and new copies of the text stay out."""
+    store = tmp_path / "store"
+    shutil.copytree(grown, store)
+    gone = ids(store, "datasets/new_one")[0]
+    (tmp_path / "ids.txt").write_text(gone + "\n")
+
+    def indexed() -> set[str]:
+        return {id for path in store.glob("objects/*/*.ids.parquet") for id in pq.read_table(path)["id"].to_pylist()}
+
+    assert gone in indexed()
+    done = commands.command("pipeline.cli", "takedown", "--ids", str(tmp_path / "ids.txt"), "--reason", "test",
+                            "--store", str(store))
+    assert done.returncode == 0, done.stderr
+    assert gone not in indexed()
+    run(site / "3.yaml", store)
+    assert gone not in indexed() != set()
+    assert gone not in {id for name in CRAWLS for id in ids(store, f"datasets/new_{name}")}
