@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.plan.lint import lint
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import RunSummary, make_backend, run_recipe
@@ -222,6 +223,16 @@ def test_what_cannot_be_compared_is_refused(site, folders, tmp_path, steps, key,
         load_recipe(path)
     assert key in str(e.value)
     assert all(word in str(e.value) for word in words), e.value
+
+
+def test_a_crawl_that_is_not_compared_with_all_before_it_is_warned_of(site):
+    path = site / "gap.yaml"
+    path.write_text((site / "3.yaml").read_text().replace("minhash: {against: [new_one, new_two]}",
+                                                          "minhash: {against: new_two}"))
+    [warning] = lint(load_recipe(path))
+    assert "minhash.against" in warning
+    assert "name 'new_one', too" in warning
+    assert not lint(load_recipe(site / "3.yaml"))
 
 
 def test_a_damaged_index_is_refused(site, folders, tmp_path):
