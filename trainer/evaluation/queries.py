@@ -36,16 +36,16 @@ class Query:
 
 
 def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
-                   eos: int) -> Iterator[list[Query] | MergedBoundary]:
+                   start: int) -> Iterator[list[Query] | MergedBoundary]:
     """Yield the queries of each group of prompts, or MergedBoundary for a group that cannot be divided. A context
-    without text is the token `eos`."""
+    without text is the token `start`."""
     waiting = iter(groups)
     while part := [[_without_trailing_space(p) for p in group] for group in itertools.islice(waiting, _BATCH)]:
         texts = dict.fromkeys(t for group in part for p in group for t in (p.context, p.context + p.continuation))
         coded = dict(zip(texts, coder.encode_batch(list(texts))))
         for group in part:
             try:
-                yield [_query(coded[p.context], coded[p.context + p.continuation], eos) for p in group]
+                yield [_query(coded[p.context], coded[p.context + p.continuation], start) for p in group]
             except MergedBoundary as merged:
                 yield merged
 
@@ -57,12 +57,12 @@ def _without_trailing_space(prompt: Prompt) -> Prompt:
     return Prompt(context, prompt.context[len(context):] + prompt.continuation)
 
 
-def _query(context: list[int], whole: list[int], eos: int) -> Query:
+def _query(context: list[int], whole: list[int], start: int) -> Query:
     if whole[:len(context)] != context:
         raise MergedBoundary
     if len(whole) == len(context):
         raise ConfigError("an answer has no tokens; mend the row, or the template of its answers")
-    begin = context or [eos]
+    begin = context or [start]
     return Query(np.array([*begin, *whole[len(context):]], np.int32), len(begin))
 
 

@@ -160,7 +160,8 @@ def device_of(options: argparse.Namespace) -> str:
 def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
     from trainer.evaluation.evaluate import PromptReader
 
-    return PromptReader(model.coder(), model.eos, model.context, options.batch or BATCH[device_of(options)])
+    return PromptReader(model.coder(), model.eos, model.start, model.vocab, model.context,
+                        options.batch or BATCH[device_of(options)])
 
 
 def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
