@@ -201,7 +201,7 @@ class Verify:
                 rank = ranks[block["source"]]
                 order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
-                judge = _Judge(block, block["source"], rank, args, sets, counters)
+                judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
                 verdict_writer.write(block["source"], judge.verdicts())
                 near_writer.write(*judge.near_records())
                 judged += len(block)
@@ -209,7 +209,7 @@ class Verify:
         return {"judged": judged, **counters}
 
 
-class _Judge:
+class ClusterJudge:
     """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
     row number in the sorted array `candidates`."""
 
@@ -241,7 +241,7 @@ class _Judge:
         if len(twice):
             raise DuplicateId(id_text(*ids[["id_hi", "id_lo"]][twice[0]]))
         for start, size in zip(starts.tolist(), sizes.tolist()):
-            self._judge_cluster(start, start + size)
+            self.judge_cluster(start, start + size)
         removals = np.array(self.removals, _REMOVAL)
         removed = removals["removed"]
         verdicts = np.zeros(len(candidates), VERDICT)
@@ -253,8 +253,9 @@ class _Judge:
             verdicts[f"cluster_{half}"] = np.repeat(ids[f"id_{half}"][starts], sizes)
         return verdicts
 
-    def _judge_cluster(self, start: int, stop: int) -> None:
-        index: dict[int, list[int]] = {}
+    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
+        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
+        index = {} if index is None else index
         survivors = 0
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
