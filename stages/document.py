@@ -59,8 +59,9 @@ class Document:
     `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
     JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
     maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
-    the documents). `cuts` holds the passages that a barrier (such as deduplication) wants to be cut out of the text,
-    for the stage `stages.cut`; it is not stored.
+    the documents). `loss_spans` lists the stretches of the text, {start, end} in UTF-8 bytes, that training learns
+    from; if it is None, training learns from the whole text. `cuts` holds the passages that a barrier (such as
+    deduplication) wants to be cut out of the text, for the stage `stages.cut`; it is not stored.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "cuts", "date", "id", "language", "locator", "loss_spans",
