@@ -21,7 +21,8 @@ This filter is an example::
             return None
 
 `process` returns None to keep the document, or a reason (snake_case) to drop it. It may edit `doc.text`, `doc.meta`,
-`doc.language` … An exception quarantines the document, and the run goes on.
+`doc.language` … An exception quarantines the document, and the run goes on. A full disk, a missing library and other
+faults of the machine fail the task instead.
 
 A stage has a key, which is a hash. Stored results are reused while the key stays the same. The key covers the stage's
 name, version and config, the sha256 of its resource files, and the versions of Python and of the libraries that the
