@@ -14,8 +14,8 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     characters.
 
     `path` is relative to the root folder of the source. `member` names a file inside an archive, "" if there is none.
-    `ordinal` is the number of the record in the file, from 0. The hash does not depend on byte offsets, root folders or
-    the numbers of partitions.
+    `ordinal` is the number of the record in the file, from 0, or the number of the archive member among the members of
+    its name. The hash does not depend on byte offsets, root folders or the numbers of partitions.
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
