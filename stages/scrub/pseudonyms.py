@@ -46,8 +46,8 @@ class Pseudonyms:
         """Return the fake that replaces `value`. The following makes no difference: capitals in all kinds but keys and
         addresses of cryptocurrencies; in these two, the amount of white space; in numbers (telephone numbers, cards,
         accounts, ids), all characters but letters and digits; the signs between the words of names and postal
-        addresses. Fakes of cards, accounts and ids keep the blanks and hyphens of the value. Every other spelling of a
-        value gets a fake of its own, such as a telephone number with `0049` instead of `+49`, or an IPv6 address in
+        addresses. Fakes of cards, accounts and ids keep the blanks and hyphens of the value. Any other difference in
+        spelling gives another fake, such as `0049` instead of `+49` in a telephone number, or an IPv6 address in
         full."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):

@@ -1,5 +1,5 @@
 """Computes the features by which the extraction engine `mill` judges a block of a page. A block is a stretch of text
-between block-level tags. The features are integers, computed only from the arrays of the page (`page.Page`)."""
+between block-level tags. The features are integers, computed only from the arrays of the page (`page.PageArrays`)."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def count_alike(keys, n):
 
 @njit(cache=True, nogil=True)
 def prose(b):
-    """Whether a block, given as a row of `Page.blocks`, reads like sentences: it is not short, less than a third of it
-    is in links, and it has a sentence end or two commas."""
+    """Whether a block, given as a row of `PageArrays.blocks`, reads like sentences: it is not short, less than a third
+    of it is in links, and it has a sentence end or two commas."""
     return b[B_UNITS] >= 40 and b[B_LINKED] * 3 < b[B_UNITS] and (b[B_STOPS] > 0 or b[B_COMMAS] >= 2)
 
 
