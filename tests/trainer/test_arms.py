@@ -191,6 +191,14 @@ def test_an_arm_that_fails_is_named_with_the_end_of_its_log(tmp_path, capsys):
     assert "the training of base, seed 0, ended with exit code 1" in said and "log.txt" in said and file.name in said
 
 
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--gpus", "2"], "need --address"), (["--address", "localhost:1", "--gpus", "1", "--ranks", "2"], "not both")])
+def test_options_of_a_cluster_belong_together(tmp_path, capsys, arguments, said):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", *arguments]) == 2
+    assert said in capsys.readouterr().err and not (run / "train").exists()
+
+
 def test_a_study_inside_torchrun_is_refused(tmp_path, capsys, monkeypatch):
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
     monkeypatch.setenv("RANK", "0")

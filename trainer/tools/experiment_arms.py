@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="end the worse half of the arms after a quarter and after half of the tokens")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
+    parser.add_argument("--address", help="train the arms on this Ray cluster (host:port, or auto on one of "
+                                          "its machines)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="with --address: N GPUs for each arm")
+    parser.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the "
+                                                                 "nodes")
+    parser.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
+                                                                      "authentication on this machine's loopback")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
 
 
@@ -68,6 +75,10 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     if "RANK" in os.environ:
         raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
                           "with --ranks N or --jobs N")
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
