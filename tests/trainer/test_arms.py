@@ -132,6 +132,12 @@ def test_runs_without_common_held_out_text_are_refused(tmp_path, capsys):
     assert "--on math" in capsys.readouterr().err
 
 
+def test_held_out_text_with_loss_masks_is_refused_before_anything_is_trained(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100, masked=("code",))
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--on", "code"]) == 2
+    assert "has loss masks" in capsys.readouterr().err and not (run / "train").exists()
+
+
 def test_other_tokenizers_read_as_many_bytes(tmp_path):
     first, second = (open_run(str(run), None, None, []) for run in runs_of(tmp_path, 5, 0))
     assert bytes_per_token(first) == pytest.approx(3)

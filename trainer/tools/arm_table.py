@@ -21,7 +21,7 @@ DIFFERENCES = (0.001, 0.003, 0.01, 0.03)
 Losses = Mapping[str, Sequence[Mapping[str, float]]]
 
 
-def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float | None]:
+def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float]:
     """Return what an arm is judged by: its losses on the held-out data of `sources`, in the given unit. `summary` is
     the content of the arm's summary.json. This is the one place where the measure of a study is chosen."""
     streams = summary["streams"]
