@@ -76,6 +76,7 @@ def test_the_table_says_the_same(place: Path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert f"{result['measures']['bpb']['value']:.4f}" in next(line for line in lines if " bpb " in line)
     assert "0.5000" in next(line for line in lines if " mcf " in line)
+    assert [line.split()[0] for line in lines if " * " in line] == [result["main"]] == ["cf.raw"]
 
 
 def test_an_exported_model_scores_what_its_checkpoint_scores(place: Path, capsys):
@@ -118,6 +119,18 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(place: Path, capsys, m
 def test_a_missing_tokenizer_is_named(place: Path, tmp_path: Path, capsys):
     assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place), "--store", str(tmp_path)]) == 2
     assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_tasks_that_do_not_fit_are_left_out_unless_they_are_named(place: Path, tmp_path: Path, capsys):
+    run = str(place / "store" / "runs" / "toy")
+    (tmp_path / "svamp.jsonl").write_text(json.dumps({"context": "w1", "answer": "1"}) + "\n")
+    (tmp_path / "lambada.jsonl").write_text(json.dumps({"context": "w1", "continuation": "w2 " * 99}) + "\n")
+    results = evaluate(capsys, run, "--data", str(tmp_path), "--shots", "0")
+    assert [r["task"] for r in results] == ["svamp"]
+    assert main(["eval", run, "--data", str(tmp_path), "--shots", "0"]) == 0
+    assert "left out" in capsys.readouterr().err
+    assert main(["eval", run, "--data", str(tmp_path), "--shots", "0", "--tasks", "svamp,lambada"]) == 2
+    assert "context" in capsys.readouterr().err
 
 
 def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):

@@ -23,6 +23,10 @@ from trainer.evaluation.task_file import EvalTask
 from trainer.model.transformer import Transformer
 
 
+class ContextTooShort(ConfigError):
+    """Raised if the answers of a task do not fit into the model's context."""
+
+
 @dataclass(frozen=True)
 class PromptReader:
     """What reads prompts: a tokenizer with its EOS token and the token `start` that stands for an empty context, the
@@ -81,7 +85,7 @@ class TaskScores:
         result: dict[str, Any] = {
             "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
             "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
-            "truncated": self.prepared.truncated, "measures": _plain(self.measures)}
+            "truncated": self.prepared.truncated, "main": file.main, "measures": _plain(self.measures)}
         if self.groups:
             result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
         if self.apart:
@@ -123,8 +127,8 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if file.generate is not None and "fg" in file.forms:
         room = reader.context - file.generate.tokens
         if room < 1:
-            raise ConfigError(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
-                              f"{reader.context}; leave the task out, or give a task file with fewer")
+            raise ContextTooShort(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
+                                  f"{reader.context}; leave the task out, or give a task file with fewer")
         texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
         coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
         cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
@@ -186,13 +190,16 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
     """Cut the beginning of a query's context if the query is longer than the model's context, as
-    lm-evaluation-harness does."""
+    lm-evaluation-harness does. Raises ConfigError for an empty answer, and for one that does not fit."""
+    if query.start == len(query.tokens):
+        raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
+                          f"answers")
     spare = len(query.tokens) - 1 - reader.context
     if spare <= 0:
         return query
     if spare >= query.start:
-        raise ConfigError(f"{item.where}: an answer has {len(query.tokens) - query.start} tokens, but the model's "
-                          f"context only {reader.context} (task {task.name}); leave the task out")
+        raise ContextTooShort(f"{item.where}: an answer has {len(query.tokens) - query.start} tokens, but the model's "
+                              f"context only {reader.context} (task {task.name}); leave the task out")
     return Query(query.tokens[spare:], query.start - spare)
 
 
