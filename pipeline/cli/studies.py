@@ -98,4 +98,4 @@ def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
         out += [f"--{name}", str(value)] if value else []
     for assignment in options.overrides:
         out += ["--set", assignment]
-    return [*out, *(["--json"] if options.json else [])]
+    return [*out, *(f"--{flag}" for flag in ("halving", "json") if getattr(options, flag))]

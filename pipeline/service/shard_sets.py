@@ -42,7 +42,7 @@ SPLITS = ("train", "val")
 LARGEST = 256 << 20
 #: most places of documents in an answer, steps that read a document, and documents of a window
 MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
-_STREAM = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.=-]{{0,{STREAM_CHARS - 1}}}")
+_STREAM = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.=@-]{{0,{STREAM_CHARS - 1}}}")
 _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 

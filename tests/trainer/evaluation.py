@@ -58,7 +58,7 @@ def model_of(config: ModelConfig = SMALL, vocab: int = VOCAB, seed: int = 3) -> 
 
 
 def reader(context: int = 512, batch: int = 2048, coder: Any = None) -> PromptReader:
-    return PromptReader(coder or Bytes(), EOS, context, batch)
+    return PromptReader(coder or Bytes(), EOS, EOS, VOCAB, context, batch)
 
 
 def alone(model: Transformer, tokens: Sequence[int]) -> torch.Tensor:

@@ -157,6 +157,15 @@ def test_a_token_over_the_boundary_is_noticed():
     assert isinstance(second, list)
 
 
+def test_whitespace_that_is_one_token_with_the_context_stays_there():
+    """As in code: many tokenizers have a token of quotes and the line feed after them."""
+    prompt = Prompt('def f():\n    """\n', "    return 1")
+    ((query,),) = encode_prompts([[prompt]], Bytes('"\n'), EOS)
+    assert Bytes().decode([int(i) for i in query.tokens[query.start:]]) == prompt.continuation
+    ((query,),) = encode_prompts([[prompt]], Bytes(), EOS)
+    assert Bytes().decode([int(i) for i in query.tokens[query.start:]]) == "\n    return 1"
+
+
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_generation_in_batches_is_that_of_whole_forwards(config: ModelConfig):
     """Without a cache, one prompt after the other; prompts of different lengths share a batch."""

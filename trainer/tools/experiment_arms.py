@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
                         help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
+    parser.add_argument("--halving", action="store_true",
+                        help="end the worse half of the arms after a quarter and after half of the tokens")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
@@ -61,6 +63,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
+    from trainer.tools.halving import halved
 
     if "RANK" in os.environ:
         raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
@@ -69,15 +72,18 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
-    for run in {arm.run.source: arm.run for arm in arms if arm.run.source}.values():
+    for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
     folder = arms[0].run.out.parent
     with alone(folder):
         for arm in arms:
             prepare(arm)
             write(arm)
+        ended: list[dict[str, Any]] = []
+        if options.halving:
+            arms, ended = halved(arms, options, announce, sources[0], unit)
         train_arms(arms, options, announce)
-        result = results(arms, sources, unit)
+        result = {**results(arms, sources, unit), **({"ended": ended} if options.halving else {})}
         text = report(result)
         (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
@@ -157,7 +163,9 @@ def report(result: Mapping[str, Any]) -> str:
         out += [*([title, ""] if title else []), *lines(one), ""]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
-    return "\n".join([*out, *cost_lines(result["costs"])])
+    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
+             f"the first arm (--halving)" for one in result.get("ended", ())]
+    return "\n".join([*out, *early, *([""] if early else []), *cost_lines(result["costs"])])
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
