@@ -1,4 +1,6 @@
-"""Makes the data of a study: runs its variants as one plan, and notes them in STORE/studies/STUDY/study.json."""
+"""Makes the data of a study, which compares recipes (its *variants*) by the models that are trained on their data. The
+variants are run as one plan, and their names, recipes and runs are written to STORE/studies/STUDY/study.json. Models
+are trained elsewhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The data of a study: variants of a recipe run as one plan, what they share runs once, and each is what it would be if
-it ran alone."""
+"""The data of a study. Variants of a recipe run as one plan: what several of them need is run once, and each variant
+gives what it gives when it runs alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Studies: what their tables say, arms of several runs, tokenizers and widths, and a study that is killed."""
+"""Studies, which compare short trainings (arms): what their tables say; arms of several runs, with several tokenizers
+or widths; and a study that is killed."""
 
 from __future__ import annotations
 
@@ -81,8 +82,8 @@ def test_arms_that_are_equal_bit_by_bit_are_called_equal():
 
 # -- arms of several runs ----------------------------------------------------------------------------------------------
 def runs_of(top: Path, *chains: int) -> list[Path]:
-    """Stores with a run each. All are judged by the same held-out shards of `web`; `code` is another language in each
-    run, that of `chains`."""
+    """Make a store with a run for each of `chains`. All runs have the same held-out shards of `web`; the texts of
+    `code` are in another language in each run, which its number in `chains` determines."""
     made = []
     for i, chain in enumerate(chains):
         run = make_run(top / f"s{i}", phases=[{**PHASES[0], "mix": {"code": 1}}], total=3200, documents=200)
@@ -239,7 +240,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
 
 
 def begun(folder: Path) -> bool:
-    """Whether an arm that is not finished has a checkpoint."""
+    """Return whether an arm that is not finished has a checkpoint."""
     return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
 
 

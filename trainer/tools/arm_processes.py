@@ -32,8 +32,9 @@ SHOWN = 5
 
 def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], share: float = 1.0,
                clock: Clock = SYSTEM) -> None:
-    """Train all arms that are not finished, `options.jobs` at a time, to a share of their steps. Raises TrainingError
-    if one of them fails, and SystemExit(128 + n) after signal n, when all that ran have ended."""
+    """Train all arms that are not finished, `options.jobs` at a time, to a share of their steps. When an arm fails, or
+    when signal n asks this process to end, no further arm is started, and the running ones are asked to write a
+    checkpoint and end. After they have ended, TrainingError or SystemExit(128 + n) is raised."""
     waiting = deque(arm for arm in arms if not finished(arm, share))
     running: dict[int, tuple[Arm, subprocess.Popen[bytes]]] = {}
     done, failed = len(arms) - len(waiting), ""
