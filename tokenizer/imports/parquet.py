@@ -204,15 +204,15 @@ def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: p
             raise TokenFileError(f"{where}: the column ends does not have increasing positions from 1 to {width - 1:,}"
                                  f": {AGAIN}")
     lengths, counts = row_pieces(ends, tokens, width, source.coding.eos)
-    targets = None
+    targets: np.ndarray | None = None
     if "loss" in batch.schema.names:
-        targets, masks = np.ones((count, width), np.uint8), batch.column("loss")
+        by_row, masks = np.ones((count, width), np.uint8), batch.column("loss")
         flags, sizes = flat(masks.drop_null())
         if (sizes != width - 1).any() or (len(flags) and (int(flags.min()) < 0 or int(flags.max()) > 1)):
             raise TokenFileError(f"{where}: the column loss does not have 0 or 1 for each of the tokens 1 to "
                                  f"{width - 1:,}: {AGAIN}")
-        targets[masks.is_valid().to_numpy(zero_copy_only=False), 1:] = flags.reshape(-1, width - 1)
-        targets = targets.ravel()
+        by_row[masks.is_valid().to_numpy(zero_copy_only=False), 1:] = flags.reshape(-1, width - 1)
+        targets = by_row.ravel()
     ids = None
     if "stream" in batch.schema.names:
         origins = zip(*(batch.column(column).to_pylist() for column in ("sample", "stream", "epoch", "window")))
