@@ -90,6 +90,27 @@ def cut_at_ends(source: ImportSource,
                              f"truncated, or of another file: {AGAIN}")
 
 
+def cut_rows_at_eos(source: ImportSource, rows: ImportedDocuments) -> ImportedDocuments:
+    """Divide rows into pieces of documents, each of which ends at an EOS or where its row ends. Raises TokenFileError
+    when a row does not have L + 1 tokens."""
+    width = source.sequence + 1
+    if len(wrong := np.flatnonzero(rows.lengths != width)):
+        raise TokenFileError(f"{source.folder / rows.file}: row {rows.first + int(wrong[0]):,} has "
+                             f"{int(rows.lengths[wrong[0]]):,} tokens, not the {width:,} of --sequence "
+                             f"{source.sequence}; see that the number is right, or write rows of one length")
+    return rows._replace(lengths=row_pieces(None, rows.tokens, width, source.coding.eos)[0])
+
+
+def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return of rows of `width` tokens: (length of each piece, number of pieces of each row). `ends` are the positions
+    in `tokens` at which pieces end, int64; None: a piece ends at each EOS. A row ends a piece in any case."""
+    is_end = tokens == eos if ends is None else np.zeros(len(tokens), bool)
+    if ends is not None:
+        is_end[ends - 1] = True
+    is_end[width - 1::width] = True
+    return np.diff(np.flatnonzero(is_end), prepend=-1), is_end.reshape(-1, width).sum(1)
+
+
 def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
     """Read the flags of tokens [begin, stop) from a loss mask."""
     flags = loss.array(begin, stop - begin, np.dtype("u1"))

@@ -23,6 +23,7 @@ class DsReader:
     """Reads .ds files in the order of their names."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         names = source.files(".ds")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.megatron import MAGIC
-from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
+from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends, cut_rows_at_eos
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: types of tokens by their code; 6 and 7 are floats
@@ -28,6 +28,7 @@ class MegatronReader:
     """Reads pairs of .bin and .idx files in the order of their names."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         if source.path.suffix == ".idx":
@@ -42,7 +43,8 @@ class MegatronReader:
             with source.open(name) as body, source.open(index_of(name)) as index:
                 dtype, sequences, documents = header(index)
                 ends = ends_of(index, sequences, documents, dtype.itemsize)
-                yield from cut_at_ends(source, name, body, dtype, ends, index.path)
+                found = cut_at_ends(source, name, body, dtype, ends, index.path)
+                yield from (cut_rows_at_eos(source, rows) for rows in found) if source.sequence else found
 
 
 def index_of(name: str) -> str:

@@ -23,6 +23,7 @@ class NanoGptReader:
     """Reads .bin files in the order of their names."""
 
     continues = True
+    keeps_rows = False
 
     def files(self, source: ImportSource) -> list[str]:
         return source.files(".bin")

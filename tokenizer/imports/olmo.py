@@ -32,6 +32,7 @@ class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
     continues = False
+    keeps_rows = False
 
     def files(self, source: ImportSource) -> list[str]:
         found = source.files(".npy")

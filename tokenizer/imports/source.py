@@ -112,11 +112,16 @@ class ImportSource:
     called after each read, with the number of bytes that were read.
 
     With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
-    machine. The folder itself is then not read, and its path only appears in messages."""
+    machine. The folder itself is then not read, and its path only appears in messages.
+
+    With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents. What the formats
+    yield as documents are then the pieces of documents in the rows, which need not end in EOS
+    (`tokenizer.imports.rows`)."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
-                 names: Collection[str] | None = None, find: Callable[[str], str] | None = None) -> None:
-        self.path, self.coding, self.progress = path, coding, progress
+                 names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
+                 sequence: int = 0) -> None:
+        self.path, self.coding, self.progress, self.sequence = path, coding, progress, sequence
         self._names, self._find = None if names is None else frozenset(names), find
         self.is_folder = names is not None or path.is_dir()
         self.folder = path if self.is_folder else path.parent
@@ -192,10 +197,11 @@ class ImportSource:
         """Raise TokenFileError when a document does not end in EOS. `ends` are the exclusive ends of the documents in
         `tokens`."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
-        if len(wrong):
+        if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1
             raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
-                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends")
+                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends "
+                                 f"(rows of a training: `tokenmill shards import --sequence`)")
 
 
 def visible(names: Iterable[str]) -> list[str]:
