@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import field_validator, model_validator
 
-from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
+from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup import curve
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
@@ -44,6 +44,7 @@ from stages.dedup.fragment import (
     SIMILAR,
     SIZES,
     VERDICT,
+    PartGroup,
     by_part,
     files_of,
     groups,
@@ -58,6 +59,16 @@ from stages.dedup.hashing import (
     split_words,
     token_shingles,
     word_shingles,
+)
+from stages.dedup.index import (
+    KEY,
+    DedupIndex,
+    IndexedBarrier,
+    against_setting,
+    as_list,
+    check_preference,
+    fine_buckets,
+    key_files,
 )
 from stages.dedup.lsh import BAND
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
@@ -167,7 +178,7 @@ class MinHashSignature(Stage):
 
     def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Do the same as `shingles`, for a text given as UTF-8."""
-        simplified, ngram = simplified_utf8(_beginning(text, self.config.max_chars)), self.config.ngram
+        simplified, ngram = simplified_utf8(beginning(text, self.config.max_chars)), self.config.ngram
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)
         if self.config.dialect == "tokenmill" and self.config.shingles == "words":
@@ -240,7 +251,7 @@ def _reads(config: SignatureConfig) -> dict[str, str]:
             **dict.fromkeys(signals(config.prefer), "prefer")}
 
 
-def _beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+def beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
     """Return the first `most` characters of a text in UTF-8."""
     if len(text) <= most:
         return text
@@ -269,7 +280,12 @@ def _number(value: Any) -> Any:
         return value
 
 
-class MinHash(Barrier):
+def _verifies(config: MinHash.Config) -> bool:
+    """Whether texts are compared before a document is removed."""
+    return isinstance(config.verify, float) and config.verify > 0
+
+
+class MinHash(IndexedBarrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
@@ -317,6 +333,9 @@ class MinHash(Barrier):
             gt=0, lt=1, added=True)
         max_comparisons: int = decision(128, "most kept documents that one document is compared with; those that share "
                                              "the most bands come first", ge=1)
+        against: tuple[str, ...] = against_setting()
+
+        _listed = field_validator("against", mode="before")(as_list)
 
         @model_validator(mode="before")
         @classmethod
@@ -342,9 +361,17 @@ class MinHash(Barrier):
         def _what_is_verified(self) -> MinHash.Config:
             if isinstance(self.verify, float) and not 0 <= self.verify <= 1:
                 raise ValueError("verify is a similarity from 0 to 1")
-            if self.containment is not None and not (isinstance(self.verify, float) and self.verify > 0):
+            if self.containment is not None and not _verifies(self):
                 raise ValueError("containment needs verify: texts are not compared otherwise; set verify: 0.75 or "
                                  "remove containment")
+            return self
+
+        @model_validator(mode="after")
+        def _old_documents_stay(self) -> MinHash.Config:
+            check_preference(self.against, self.prefer)
+            if self.against and not _verifies(self):
+                raise ValueError("against needs verify: without it one document of each cluster stays, and a new one "
+                                 "would join clusters of old ones; set verify: 0.75 or remove against")
             return self
 
     def reads(self) -> dict[str, str]:
@@ -365,10 +392,14 @@ class MinHash(Barrier):
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.minhash:MinHashSignature", self._signature()
 
+    @property
+    def indexable(self) -> bool:
+        return _verifies(self.config)
+
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
 
-    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
+    def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
         sizes, plan = self.sizes, groups(parts, self.sizes)
         config = self.config
         verify = 0.0 if config.verify == "record" else float(config.verify or 0.0)
@@ -399,6 +430,13 @@ class MinHash(Barrier):
                                 records * BAND.itemsize // ranges,
                                 f"documents that share a band, range {b + 1}/{ranges}", 900)
 
+        def lookup(done: Done) -> Iterator[TaskDraft]:
+            args = {"maps": files_of(done["bands"], "bands.seg"), "firsts": firsts,
+                    "indexes": [index.keys["bands"] for index in against]}
+            for b in range(ranges if plan else 0):
+                yield TaskDraft("stages.dedup.against:BandLookup", {**args, "bucket": b},
+                                records * BAND.itemsize // ranges, f"old band keys, range {b + 1}/{ranges}", 900)
+
         def shingles(done: Done) -> Iterator[TaskDraft]:
             members, buckets = files_of(done["clusters"], "members.seg"), judges(done)
             for number, group in enumerate(plan if members else ()):
@@ -410,6 +448,13 @@ class MinHash(Barrier):
                 yield TaskDraft("stages.dedup.verify:Shingles", args, group.bytes,
                                 f"{group.dataset}: shingles of the candidates of {group.size} parts", 1200)
 
+        def routes(done: Done) -> Iterator[TaskDraft]:
+            args = {"members": files_of(done["clusters"], "members.seg"), "buckets": judges(done),
+                    "hits": files_of(done["lookup"], "hits.seg")}
+            for number, group in enumerate(plan if args["members"] else ()):
+                yield TaskDraft("stages.dedup.against:Routes", {**args, "group": number}, group.rows * HIT_BYTES,
+                                f"{group.dataset}: old documents like those of {group.size} parts", 900)
+
         def judged(done: Done) -> Iterator[TaskDraft]:
             buckets = judges(done)
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
@@ -417,8 +462,16 @@ class MinHash(Barrier):
                       "ranks": [group.rank for group in plan], "bands": config.bands, "verify": verify, **judging,
                       "max_comparisons": config.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
+            task = "stages.dedup.verify:Verify"
+            if against:
+                task = "stages.dedup.against:VerifyAgainst"
+                before = [sum(index.ranks for index in against[:n]) for n in range(len(against) + 1)]
+                shared |= {"touched": files_of(done["routes"], "touched.seg"), "signature": signature,
+                           "signature_key": stage_key, "ranks": [before[-1] + rank for rank in shared["ranks"]],
+                           "indexes": [{"rank": rank, "groups": index.groups} for rank, index in zip(before, against)]}
+                shared["$volatile"] |= {"tokenizer": config.tokenizer} if config.tokenizer else {}
             for b in range(buckets if shared["candidates"] else 0):
-                yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,
+                yield TaskDraft(task, {**shared, "bucket": b}, size // buckets,
                                 f"clusters {b + 1}/{buckets}", 1500)
 
         def slices(done: Done) -> Iterator[TaskDraft]:
@@ -436,15 +489,64 @@ class MinHash(Barrier):
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if texts else 0
-            return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes, len(plan))
+            touched = sum(r.counters["hits"] for r in done["lookup"]) * HIT_BYTES if against else 0
+            return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes + touched, len(plan))
 
+        if against:
+            return [Wave("bands", bands), Wave("links", links), Wave("lookup", lookup),
+                    *cluster_waves(firsts, sizes, ("links", "lookup")), Wave("shingles", shingles),
+                    Wave("routes", routes), Wave("verify", judged), Wave("slices", slices)]
         return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
                 Wave("verify", judged), Wave("slices", slices)]
+
+    def _index_ranges(self, plan: Sequence[PartGroup]) -> int:
+        """Return the number of ranges into which an index divides band keys."""
+        rows = sum(group.rows for group in plan)
+        return self.sizes.buckets(rows * self.config.bands * KEY.itemsize, len(plan))
+
+    def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
+        plan, config = groups(parts, self.sizes), self.config
+        ranges = self._index_ranges(plan)
+
+        def documents(done: Done) -> Iterator[TaskDraft]:
+            for group in plan:
+                removals = slices[group.first:group.first + group.size]
+                refs = [{"side": side, "text": part.text, "removed": removed} for side, part, removed in zip(
+                    group.sides(self.name), group.parts, removals, strict=True)]
+                args = {"parts": refs, "bands": config.bands, "prefer": list(config.prefer),
+                        "max_chars": config.max_chars, "languages": config.words == "language", "ranges": ranges}
+                yield TaskDraft("stages.dedup.index_texts:IndexDocuments", args, group.bytes,
+                                f"{group.dataset}: index of {group.size} parts",
+                                700 + group.rows * (config.bands * 50 + 200) // 2**20)
+
+        def keys(done: Done) -> Iterator[TaskDraft]:
+            files = files_of(done["index_documents"], "bands.seg")
+            size = sum(f["bytes"] for f in files) // ranges
+            for b in range(ranges if files else 0):
+                yield TaskDraft("stages.dedup.index_texts:IndexKeys",
+                                {"files": files, "bucket": b, "ranges": ranges, "buckets": self._index_buckets(plan)},
+                                size, f"index of band keys, range {b + 1}/{ranges}", 700)
+
+        return [Wave("index_documents", documents), Wave("index_keys", keys)]
+
+    def _index_buckets(self, plan: Sequence[PartGroup]) -> int:
+        """Return the number of buckets in each file of band keys."""
+        return fine_buckets(sum(group.rows for group in plan) * self.config.bands, KEY, self._index_ranges(plan))
+
+    def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
+        plan, written = groups(parts, self.sizes), done["index_documents"]
+        about = [{"rank": group.rank, "documents": task.files["documents.seg"], "texts": task.files["texts.bin"],
+                  "ids": task.files["ids.parquet"]} for group, task in zip(plan, written, strict=True)]
+        return DedupIndex(self.name, self.index_settings(), ranks,
+                          {"bands": key_files(done["index_keys"], self._index_buckets(plan))}, about,
+                          sum(task.counters["documents"] for task in written))
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
 
 
+#: bytes that a pair of a new and an old document with a common band key takes in exchange files, about
+HIT_BYTES = 100
 #: why a document was dropped, as reports name it
 REASONS = {SIMILAR: "minhash", CONTAINED: "minhash_contained"}
 

@@ -219,7 +219,7 @@ class _SetWriter:
         return self._counts, np.concatenate(self._offsets), self._sums
 
 
-class _SetReader:
+class SetReader:
     """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
     against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
 
@@ -279,14 +279,14 @@ class Verify:
         args = inputs.args
         ranks, judged, prefer = np.asarray(args["ranks"], np.int64), 0, args.get("prefer", DEFAULT)
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = _SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
+        sets = SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
                 rank = ranks[block["source"]]
                 order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
-                judge = _Judge(block, block["source"], rank, args, sets, counters)
+                judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
                 verdict_writer.write(block["source"], judge.verdicts())
                 near_writer.write(*judge.near_records())
                 judged += len(block)
@@ -294,12 +294,12 @@ class Verify:
         return {"judged": judged, **counters}
 
 
-class _Judge:
+class ClusterJudge:
     """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
     row number in the sorted array `candidates`."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: _SetReader, counters: dict[str, int]) -> None:
+                 sets: SetReader, counters: dict[str, int]) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -310,7 +310,7 @@ class _Judge:
         #: by id, if `prefer` has its default
         self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
         self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
-        #: where the shingle set of each candidate is: arguments of `_SetReader.get`
+        #: where the shingle set of each candidate is: arguments of `SetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
@@ -326,7 +326,7 @@ class _Judge:
         if len(twice):
             raise DuplicateId(id_text(*ids[["id_hi", "id_lo"]][twice[0]]))
         for start, size in zip(starts.tolist(), sizes.tolist()):
-            self._judge_cluster(start, start + size)
+            self.judge_cluster(start, start + size)
         removals = np.array(self.removals, _REMOVAL)
         removed = removals["removed"]
         verdicts = np.zeros(len(candidates), VERDICT)
@@ -338,8 +338,9 @@ class _Judge:
             verdicts[f"cluster_{half}"] = np.repeat(ids[f"id_{half}"][starts], sizes)
         return verdicts
 
-    def _judge_cluster(self, start: int, stop: int) -> None:
-        index: dict[int, list[int]] = {}
+    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
+        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
+        index = {} if index is None else index
         survivors = 0
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)

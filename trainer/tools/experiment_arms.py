@@ -72,7 +72,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
-    for run in {arm.run.source: arm.run for arm in arms if arm.run.source}.values():
+    for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
     folder = arms[0].run.out.parent
     with alone(folder):
