@@ -299,7 +299,7 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
         source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
         folder = stack.enter_context(written(out, "--out"))
         result = decode_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), coder.decode,
-                               folder, progress_printer(quiet or json_lines))
+                               folder, progress_printer(quiet or json_lines), unknown=coder.unknown)
     if json_lines:
         typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
     elif not quiet:

@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
 #: tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
 #: most tokens of a document, 1 GiB of four bytes each. A document is read whole. A longer one probably means that the
 #: ends of documents were not found, and it would fill the memory
 LONGEST = 1 << 28
+#: number of tokens without an EOS that shows that the tokenizer has another one
+TELLING = 10_000
 
 
 class ImportedDocuments(NamedTuple):
@@ -128,7 +130,7 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
     eos = source.coding.eos
     begun: list[TokenRange] = []                       # pieces of the document whose end was not found yet
     waiting = 0                                   # number of tokens in `begun`
-    file, number = "", 0
+    file, number, seen = "", 0, False
     for piece in pieces:
         if not len(piece.tokens):
             continue
@@ -138,8 +140,9 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
             begun.append(piece)
             waiting += len(piece.tokens)
             if waiting > LONGEST:
-                raise endless(source, begun[0])
+                raise endless(source, begun[0], waiting, seen)
             continue
+        seen = True
         owner, start = begun[0].file if begun else piece.file, 0
         if owner != file:
             file, number = owner, 0
@@ -157,11 +160,12 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
         rest = piece._replace(byte=piece.byte + start * piece.width, tokens=piece.tokens[start:])
         begun, waiting = ([rest] if len(rest.tokens) else []), len(rest.tokens)
     if begun:
-        raise endless(source, begun[0])
+        raise endless(source, begun[0], waiting, seen)
 
 
-def endless(source: ImportSource, piece: TokenRange) -> TokenFileError:
-    """Return the error for a document that does not end in EOS. `piece` holds the beginning of the document."""
-    return TokenFileError(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte "
-                          f"{piece.byte:,}, so the end of the document there cannot be found; {OTHER}, or see that no "
-                          f"file is missing or truncated")
+def endless(source: ImportSource, piece: TokenRange, tokens: int, seen: bool) -> TokenFileError:
+    """Return the error for a document that does not end in EOS after `tokens` tokens. `piece` holds the beginning of
+    the document. If no EOS was `seen` in so many tokens, the tokenizer has another one."""
+    kind = WrongTokenizer if not seen and tokens >= TELLING else TokenFileError
+    return kind(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte {piece.byte:,}, so "
+                f"the end of the document there cannot be found; {OTHER}, or see that no file is missing or truncated")

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizer.export.nanogpt import HEADS
 from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos
-from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
 HEADER_BYTES = 1024
 
@@ -46,7 +46,7 @@ def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
                 block = file.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
                 block = source.checked(block, file.place(byte, dtype.itemsize))
                 if first and int(block[0]) != eos:
-                    raise TokenFileError(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "
+                    raise WrongTokenizer(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "
                                          f"({eos}), with which a document begins; {OTHER}, or import this file with "
                                          f"those before it")
                 skip, first = int(first), False

@@ -18,6 +18,11 @@ from tokenizer.shards.layout import ShardError, token_dtype
 #: remedies, for error messages
 AGAIN = "copy the file again, or write it anew"
 OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
+#: from this share of tokens outside the vocabulary on, and this number of them, the tokenizer is wrong. Fewer may be a
+#: damaged page of a file
+MOST_OUTSIDE, FEWEST_OUTSIDE = 0.05, 50
+#: fewest documents of which a majority without EOS shows that the tokenizer is wrong
+FEWEST_ENDS = 4
 #: parts of file names that say that documents are held out from training
 HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 
@@ -27,6 +32,11 @@ class TokenFileError(ShardError):
     remedy. Nothing is written."""
 
     permanent = True
+
+
+class WrongTokenizer(TokenFileError):
+    """Raised if another tokenizer than the given one has made the tokens. Unlike a damaged file, this concerns all
+    files of a source."""
 
 
 class Coding(NamedTuple):
@@ -188,7 +198,12 @@ class ImportSource:
         """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary.
         `place` returns the file and byte of a token, for the message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
-            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))[0])
+            outside = np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))
+            wrong = int(outside[0])
+            if len(outside) > max(MOST_OUTSIDE * len(tokens), FEWEST_OUTSIDE):
+                raise WrongTokenizer(f"{place(wrong)}: {len(outside):,} of {len(tokens):,} tokens are outside the "
+                                     f"vocabulary of {self.coding.vocab_size:,} tokens, such as {int(tokens[wrong])}; "
+                                     f"{OTHER}, or see that the files are undamaged")
             raise TokenFileError(f"{place(wrong)}: token id {int(tokens[wrong])} is outside the vocabulary of "
                                  f"{self.coding.vocab_size:,} tokens; {OTHER}, or see that the files are undamaged")
         return tokens.astype(self.dtype, copy=False)
@@ -199,6 +214,11 @@ class ImportSource:
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1
+            if len(ends) >= FEWEST_ENDS and 2 * len(wrong) > len(ends):
+                raise WrongTokenizer(f"{place(last)}: {len(wrong):,} of {len(ends):,} documents do not end in EOS "
+                                     f"({self.coding.eos}), but the first of them in token id {int(tokens[last])}; "
+                                     f"{OTHER}, or encode the texts again with EOS at their ends (rows of a training: "
+                                     f"`tokenmill shards import --sequence`)")
             raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
                                  f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends "
                                  f"(rows of a training: `tokenmill shards import --sequence`)")
