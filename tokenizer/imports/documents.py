@@ -1,7 +1,7 @@
 """Cuts tokens of another project into documents: at the ends that an index gives, or at EOS.
 
-Tokens are read in blocks of BLOCK_TOKENS, or one document if that is longer, so memory does not grow with the size of a
-file.
+Tokens are read in blocks (`ImportLimits.block_tokens`), or one document if that is longer, so memory does not grow with
+the size of a file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ import numpy as np
 
 from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
-#: tokens that are read at a time
-BLOCK_TOKENS = 1 << 22
-#: most tokens of a document, 1 GiB of four bytes each. A document is read whole. A longer one probably means that the
-#: ends of documents were not found, and it would fill the memory
-LONGEST = 1 << 28
 #: number of tokens without an EOS that shows that the tokenizer has another one
 TELLING = 10_000
 
@@ -73,11 +68,11 @@ def cut_at_ends(source: ImportSource,
                                  f"the {total:,} tokens of {body.path}: truncated, or damaged: {AGAIN}")
         first = 0
         while first < len(ends):
-            last = max(first + 1, int(np.searchsorted(ends, begin + BLOCK_TOKENS, side="right")))
+            last = max(first + 1, int(np.searchsorted(ends, begin + source.limits.block_tokens, side="right")))
             stop = int(ends[last - 1])
-            if stop - begin > LONGEST:
+            if stop - begin > source.limits.longest:
                 raise TokenFileError(f"{index_path}: document {number:,} has {stop - begin:,} tokens, more than "
-                                     f"{LONGEST:,}: no index of documents, or damaged: {AGAIN}")
+                                     f"{source.limits.longest:,}: no index of documents, or damaged: {AGAIN}")
             place = body.place(begin * dtype.itemsize, dtype.itemsize)
             tokens = source.checked(body.array(begin * dtype.itemsize, stop - begin, dtype), place)
             local = ends[first:last] - begin
@@ -139,7 +134,7 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
         if not len(ends):
             begun.append(piece)
             waiting += len(piece.tokens)
-            if waiting > LONGEST:
+            if waiting > source.limits.longest:
                 raise endless(source, begun[0], waiting, seen)
             continue
         seen = True

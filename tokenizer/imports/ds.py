@@ -16,9 +16,6 @@ from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
 from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 from tokenizer.shards.layout import ENDS
 
-#: entries of an index that are read at a time
-BLOCK_ENDS = 1 << 18
-
 
 class DsReader:
     """Reads .ds files in the order of their names."""
@@ -43,11 +40,12 @@ class DsReader:
             with source.open(name) as body, source.open(f"{name}.index") as index:
                 dtype = dtype_of(body, index, width_in(source, f"{name}.metadata"))
                 check_tokenizer(source, f"{name}.metadata")
+                ends = ends_of(index, source.limits.index_entries)
                 if source.has(f"{name}.loss"):
                     with source.open(f"{name}.loss") as loss:
-                        yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path, loss)
+                        yield from cut_at_ends(source, name, body, dtype, ends, index.path, loss)
                 else:
-                    yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path)
+                    yield from cut_at_ends(source, name, body, dtype, ends, index.path)
 
 
 def first_line(source: ImportSource, name: str) -> bytes:
@@ -88,9 +86,9 @@ def dtype_of(body: TokenFile, index: TokenFile, width: int | None) -> np.dtype:
                          f"{sizes}: truncated, or of another index: {AGAIN}")
 
 
-def ends_of(index: TokenFile) -> Iterator[Ends]:
-    """Yield the ends in an index, block by block."""
+def ends_of(index: TokenFile, block: int) -> Iterator[Ends]:
+    """Yield the ends in an index, up to `block` at a time."""
     documents = index.count(ENDS)
-    for first in range(0, documents, BLOCK_ENDS):
-        block = index.array(first * ENDS.itemsize, min(BLOCK_ENDS, documents - first), ENDS)
-        yield Ends(block.astype(np.int64))
+    for first in range(0, documents, block):
+        ends = index.array(first * ENDS.itemsize, min(block, documents - first), ENDS)
+        yield Ends(ends.astype(np.int64))

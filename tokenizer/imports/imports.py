@@ -28,7 +28,7 @@ from tokenizer.imports.nanogpt import NanoGptReader
 from tokenizer.imports.olmo import OlmoReader
 from tokenizer.imports.parquet import ParquetReader
 from tokenizer.imports.rows import RowPieces, rows_of
-from tokenizer.imports.source import Coding, ImportSource, TokenFileError
+from tokenizer.imports.source import LIMITS, Coding, ImportLimits, ImportSource, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
@@ -54,7 +54,8 @@ class Imported(NamedTuple):
 
 def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str, make_id: Callable[[str, int], str],
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
-                  is_held_out: Callable[[str], bool] | None = None, sequence: int = 0) -> Imported:
+                  is_held_out: Callable[[str], bool] | None = None, sequence: int = 0,
+                  limits: ImportLimits = LIMITS) -> Imported:
     """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
     `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
     for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
@@ -68,7 +69,7 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], ImportSource(path, coding, read, sequence=sequence)
+    reader, source = FORMATS[format], ImportSource(path, coding, read, sequence=sequence, limits=limits)
     if sequence:
         check_keeps_rows(format, path)
     parts: dict[str, int] = {}                    # file → its number

@@ -45,7 +45,7 @@ class LitDataReader:
         check_names(source, names, counts)
         for name in names:
             with source.open(name) as file:
-                for first, byte, ends, data in samples_of(file, counts[name]):
+                for first, byte, ends, data in samples_of(file, counts[name], source.limits):
                     sizes = np.diff(ends, prepend=0)
                     if (sizes % dtype.itemsize).any() or int(sizes.min()) == 0:
                         raise TokenFileError(f"{file.path}: byte {byte:,}: an item from number {first:,} on is no "

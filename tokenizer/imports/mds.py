@@ -59,7 +59,7 @@ class MdsReader:
                 if file.size != shard.bytes:
                     raise TokenFileError(f"{file.path}: has {file.size:,} bytes, of which {INDEX} has {shard.bytes:,}: "
                                          f"truncated, or of another index: {AGAIN}")
-                for samples in samples_of(file, shard.samples):
+                for samples in samples_of(file, shard.samples, source.limits):
                     yield (decoded_rows if source.sequence else decoded)(source, file, shard, samples)
                     source.progress(len(samples.data))
 

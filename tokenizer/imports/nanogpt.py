@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.nanogpt import HEADS
-from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos
 from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
@@ -41,9 +40,9 @@ def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
     for name in names:
         with source.open(name) as file:
             dtype, tokens = header(file)
-            for start in range(0, tokens, cutting.BLOCK_TOKENS):
+            for start in range(0, tokens, source.limits.block_tokens):
                 byte = HEADER_BYTES + start * dtype.itemsize
-                block = file.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+                block = file.array(byte, min(source.limits.block_tokens, tokens - start), dtype)
                 block = source.checked(block, file.place(byte, dtype.itemsize))
                 if first and int(block[0]) != eos:
                     raise WrongTokenizer(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "

@@ -21,16 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
-from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import ImportedDocuments, row_pieces
 from tokenizer.imports.rows import piece_ids
-from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 from tokenizer.shards.rows import RowOrigin
 
-#: most rows that are read at a time
-ROWS = 1 << 4
-#: most bytes that rows may take while they are decoded. A row of 611 bytes may decode to 200 million tokens
-MEMORY = 3 << 30
 #: columns of rows that say from where a row is, beside `stream`
 NUMBERS = ("sample", "epoch", "window")
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
@@ -61,9 +56,9 @@ class ParquetReader:
                             raise TokenFileError(f"{source.folder / masked[False]}: has no column loss, unlike "
                                                  f"{masked[True]}; add it, or remove it from all files if all tokens "
                                                  f"count in the loss")
-                        rows = batches(table, columns)
+                        rows = batches(table, columns, source.limits)
                         while True:
-                            with limited_memory():         # the limit is not for the code that uses the documents
+                            with limited_memory(source.limits.memory):     # not for the code that uses the documents
                                 if (batch := next(rows, None)) is None:
                                     break
                                 documents = (rows_in if source.sequence else documents_of)(source, file, name, row,
@@ -73,8 +68,9 @@ class ParquetReader:
                             total = max(table.metadata.num_rows, 1)
                             source.progress(file.size * row // total - file.size * before // total)
                 except MemoryError as e:
-                    raise TokenFileError(f"{file.path}: rows from {row:,} on: take more than {MEMORY >> 20:,} MiB of "
-                                         f"memory; write rows of fewer tokens, or row groups of fewer rows") from e
+                    raise TokenFileError(f"{file.path}: rows from {row:,} on: take more than "
+                                         f"{source.limits.memory >> 20:,} MiB of memory; write rows of fewer tokens, "
+                                         f"or row groups of fewer rows") from e
                 except (pa.ArrowException, OSError, ValueError) as e:
                     if isinstance(e, TokenFileError):
                         raise
@@ -83,8 +79,8 @@ class ParquetReader:
 
 
 @contextlib.contextmanager
-def limited_memory() -> Iterator[None]:
-    """A context manager within which this process can allocate at most MEMORY further bytes; beyond that, MemoryError
+def limited_memory(memory: int) -> Iterator[None]:
+    """A context manager within which this process can allocate at most `memory` further bytes; beyond that, MemoryError
     is raised.
 
     A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
@@ -95,7 +91,7 @@ def limited_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + MEMORY
+    limit = pages * resource.getpagesize() + memory
     if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
@@ -128,14 +124,14 @@ def is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def batches(table: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, about BLOCK_TOKENS tokens and at most ROWS rows at a time.
+def batches(table: pq.ParquetFile, columns: list[str], limits: ImportLimits) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, a block of tokens and at most `limits.rows` rows at a time.
 
     The number of tokens is estimated from the sizes of row groups. The metadata of columns would give it exactly, but
     when they are damaged, reading them makes pyarrow crash the process."""
     for group in range(table.num_row_groups):
         info = table.metadata.row_group(group)
-        rows = max(1, min(ROWS, info.num_rows * 2 * cutting.BLOCK_TOKENS // max(info.total_byte_size, 1)))
+        rows = max(1, min(limits.rows, info.num_rows * 2 * limits.block_tokens // max(info.total_byte_size, 1)))
         yield from table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
 
@@ -158,9 +154,9 @@ def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
     if int(lengths.min()) < 1:
         raise TokenFileError(f"{file.path}: row {row + int(lengths.argmin()):,}: has no tokens, not even EOS "
                              f"({source.coding.eos}); remove it, or write EOS at the ends of documents")
-    if int(lengths.max()) > cutting.LONGEST:
-        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmax()):,}: has more than {cutting.LONGEST:,} "
-                             f"tokens; divide it into documents")
+    if int(lengths.max()) > source.limits.longest:
+        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmax()):,}: has more than "
+                             f"{source.limits.longest:,} tokens; divide it into documents")
     tokens, targets = source.checked(tokens, place), None
     source.check_ends(tokens, ends, place)
     if "loss" in batch.schema.names:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,24 @@ class Coding(NamedTuple):
     sha256: str
     vocab_size: int
     eos: int
+
+
+@dataclass(frozen=True)
+class ImportLimits:
+    """How much an import reads at a time, and what it refuses to read. An import reads whole documents in blocks of
+    about `block_tokens` tokens, so memory does not grow with the size of a file, and `index_entries` entries of an
+    index. A document of more than `longest` tokens (1 GiB of four bytes each) probably means that the ends of documents
+    were not found. Of Parquet, at most `rows` rows are read at a time, and they may take `memory` bytes while they are
+    decoded: a row of 611 bytes may decode to 200 million tokens."""
+
+    block_tokens: int = 1 << 22
+    longest: int = 1 << 28
+    index_entries: int = 1 << 18
+    rows: int = 1 << 4
+    memory: int = 3 << 30
+
+
+LIMITS = ImportLimits()
 
 
 class TokenFile:
@@ -130,8 +149,8 @@ class ImportSource:
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
-                 sequence: int = 0) -> None:
-        self.path, self.coding, self.progress, self.sequence = path, coding, progress, sequence
+                 sequence: int = 0, limits: ImportLimits = LIMITS) -> None:
+        self.path, self.coding, self.progress, self.sequence, self.limits = path, coding, progress, sequence, limits
         self._names, self._find = None if names is None else frozenset(names), find
         self.is_folder = names is not None or path.is_dir()
         self.folder = path if self.is_folder else path.parent
