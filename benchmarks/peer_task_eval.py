@@ -3,8 +3,8 @@
     python peer_task_eval.py MODEL TASKS OUT.json BATCH DTYPE
 
 TASKS is a folder with task files (YAML) and their data. OUT.json has for each task the log-likelihoods of each item's
-answers and whether each is the greedy continuation (or the generated text), the metrics, and the seconds that requests
-took.
+answers and whether each is the greedy continuation (or the generated text), the metrics, and the CPU seconds that
+requests took.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def main(model: str, folder: str, out: str, batch: str, dtype: str) -> None:
 
 
 def timed(whole: Any, spent: list[float]) -> Any:
-    """Return `whole` with its seconds appended to `spent` at every call."""
+    """Return `whole` with its CPU seconds appended to `spent` at every call."""
     def call(*args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
+        began = time.process_time()
         result = whole(*args, **options)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.process_time() - began)
         return result
 
     return call

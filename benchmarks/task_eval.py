@@ -9,7 +9,7 @@ interpreter of an environment with benchmarks/peer-task-eval.txt, which the proj
 
 `parity`: our prompts are written as local task files with their data. lm-evaluation-harness evaluates these with its
 own tokenisation, batching and metrics, in float32 on one thread. Compared are the log-likelihood of every answer of
-every item, whether it is the greedy continuation, generated texts, and accuracies. Seconds are those of its
+every item, whether it is the greedy continuation, generated texts, and accuracies. CPU seconds are those of its
 `loglikelihood` and `generate_until` (tokenisation and model), and of our `prepare` and `score` (reading, checking,
 tokenisation and model). lm-evaluation-harness takes `--batch` sequences at a time.
 
@@ -39,7 +39,7 @@ import yaml
 from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, prepare, score
 from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
 from trainer.evaluation.measures import normalised
-from trainer.evaluation.models import of_export
+from trainer.evaluation.models import StoredModel, of_export
 from trainer.evaluation.queries import Query, shared_rows
 from trainer.evaluation.rows import find_files, read_rows
 from trainer.evaluation.scoring import likelihoods
@@ -69,7 +69,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     stored = of_export(options.model)
-    reader = PromptReader(stored.coder(), stored.eos, stored.context, BATCH)
+    reader = reader_of(stored)
     tasks = [t for t in tasks_named(options.tasks.split(",") if options.tasks else list(built_in()))
              if find_files(options.data, t.name, t.file.files)]
     model = stored.load()
@@ -79,10 +79,10 @@ def compare(options: argparse.Namespace) -> None:
         for task in tasks:
             data = folder / "data" / task.name
             data.mkdir(parents=True)
-            began = time.perf_counter()
+            began = time.process_time()
             prepared = prepare(task, few(task, options, data), options.shots, 0, reader)
             scores = score(model, prepared, reader)
-            ours[task.name] = time.perf_counter() - began, scores
+            ours[task.name] = time.process_time() - began, scores
             write_peer_tasks(folder, prepared)
         (folder / "tasks").mkdir(exist_ok=True)
         here = Path(__file__).parent
@@ -92,6 +92,10 @@ def compare(options: argparse.Namespace) -> None:
                             "TOKENIZERS_PARALLELISM": "false", "PATH": "/usr/bin:/bin"})
         peers = json.loads((folder / "out.json").read_text())
     report(ours, peers)
+
+
+def reader_of(stored: StoredModel) -> PromptReader:
+    return PromptReader(stored.coder(), stored.eos, stored.start, stored.vocab, stored.context, BATCH)
 
 
 def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
@@ -208,14 +212,14 @@ def memory_of(options: argparse.Namespace) -> None:
     stored = of_export(options.model)
     model = stored.load()
     rng = np.random.default_rng(0)
-    lengths = rng.integers(4, stored.context, options.items)
+    lengths = np.exp(rng.uniform(np.log(4), np.log(stored.context - 20), options.items)).astype(int)
 
     def queries(length: int) -> list[Query]:
         context = rng.integers(1, model.vocab, length)
         answers = [rng.integers(1, model.vocab, rng.integers(1, 20)) for _ in range(4)]
         return [Query(np.concatenate([context, answer]).astype(np.int32), length) for answer in answers]
 
-    most = PromptReader(stored.coder(), stored.eos, stored.context, BATCH).row
+    most = reader_of(stored).row
     rows = [row for length in lengths for row in shared_rows(queries(int(length)), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     before = peak()

@@ -1,5 +1,5 @@
-"""The data of a study: variants of a recipe run as one plan, what they share runs once, and each is what it would be if
-it ran alone."""
+"""The data of a study. Variants of a recipe run as one plan: what several of them need is run once, and each variant
+gives what it gives when it runs alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.training import with_data
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
@@ -17,13 +19,14 @@ from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks
-from pipeline.study.data import make_data, study_data
+from pipeline.study.data import candidate_data, make_data, study_data
 from pipeline.study.variants import StudyError, named_variants
 from tests.corpus import sentences
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.order import Order
 from tokenizer.shards.layout import Shard
 from tokenizer.shards.reader import ShardSet
+from trainer.__main__ import parser
 
 RECIPE = """
 version: 1
@@ -168,6 +171,21 @@ def test_files_may_be_held_out(site, tmp_path):
     assert base.streams[0] == whole.streams[0] and base.streams[0].val_tokens > 100
 
 
+def test_candidates_for_a_training_have_its_tokenizer_and_no_curriculum(site, made):
+    store, _ = made
+    tokenizer = curriculum(store, "base").tokenizer
+    variants = named_variants([f"one={site / 'recipe.yaml'}"], [["other", VARIED["strict"]]])
+    data = candidate_data(variants, {"load": str(store / tokenizer.path)}, name="candidates")
+    summaries = make_data(data, str(store), make_backend=inline)
+    for variant, summary in zip(("one", "other"), summaries):
+        manifest = json.loads((store / "shards" / f"text@{variant}" / "split=train" / "shards.json").read_text())
+        assert manifest["tokenizer"] == tokenizer.sha256 and manifest["tokens"] == summary.shards["text"] > 0
+        assert not (store / "runs" / f"candidates@{variant}" / "curriculum.json").exists()
+    whole = json.loads((store / "shards" / "text@base" / "split=train" / "shards.json").read_text())
+    one = json.loads((store / "shards" / "text@one" / "split=train" / "shards.json").read_text())
+    assert [shard["sha256"] for shard in one["shards"]] == [shard["sha256"] for shard in whole["shards"]]
+
+
 def test_variants_are_named_by_file_or_by_change(site):
     found = named_variants(["a.yaml", "other=x/b.yaml"], [["datasets.clean.steps.language.min=0.8"], ["n", "a.b=[1]"]])
     assert [(v.name, v.file) for v in found] == [("a", "a.yaml"), ("other", "x/b.yaml"), ("min-0.8", "a.yaml"),
@@ -192,3 +210,44 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, hel
     with pytest.raises((StudyError, RecipeError), match=said) as caught:
         study(site, vary, held_out)
     assert caught.value.exit_code == 2
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+def test_the_trainer_gets_the_runs_and_the_options_about_trainings(site, made, capsys):
+    store, _ = made
+    words = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
+             str(store), "--name", "s", "--workers", "1", "--seeds", "3", "--jobs", "2", "--tokens", "4k", "--widths",
+             "32,64", "--halving", "--set", "clip=0.5", "--device", "cpu", "--json"]
+    passed = with_data(words)
+    runs = [f"{store}/runs/s@{variant}" for variant in ("base", "strict")]
+    assert passed[:3] == ["ablate", *runs]
+    options = parser("ablate").parse_args(passed)
+    assert (options.runs, options.on, options.out) == (runs, "held-out", f"{store}/studies/s")
+    assert (options.seeds, options.jobs, options.tokens, options.widths) == (3, 2, 4000, "32,64")
+    assert options.halving and options.json and options.overrides == ["clip=0.5"] and not options.data
+
+
+def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(site, made, capsys):
+    store, _ = made
+    words = ["anneal", f"{store}/runs/s@base", "--from", "5", "--tokens", "2k", "--data",
+             f"one={site / 'recipe.yaml'}", "--name", "c", "--workers", "1", "--share", "50%", "--json"]
+    passed = parser("anneal").parse_args(with_data(words))
+    manifest = json.loads((store / "shards" / "text@one" / "split=train" / "shards.json").read_text())
+    assert passed.candidates == [f"one=text@one:{manifest['tokens']}"] and passed.share == "50%" and passed.step == 5
+    assert manifest["tokenizer"] == curriculum(store, "base").tokenizer.sha256
+
+
+def test_other_commands_of_the_trainer_are_left_alone():
+    for words in (["run", "x"], ["ablate", "x", "--arm", "a", "clip=1"], ["ablate", "--data", "x", "--help"], []):
+        assert with_data(words) == words
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["ablate", "RUN", "--data", "x.yaml"], "leave out RUN"),
+    (["ablate", "--data", "x.yaml", "--arm", "a", "clip=1"], "leave out RUN"),
+    (["ablate", "--vary", "a", "b=1"], "name it with --data"),
+    (["ablate", "--data", "x.yaml", "--store", "s3://b/store"], "give a folder with --out"),
+    (["anneal", "RUN", "--from", "1", "--tokens", "9", "--data", "x.yaml", "--mixes", "m.yaml"], "--mixes")])
+def test_options_that_contradict_each_other_are_refused(words, said):
+    with pytest.raises((BadUsage, StudyError), match=said):
+        with_data(words)

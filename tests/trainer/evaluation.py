@@ -23,13 +23,16 @@ SMALL = ModelConfig(layers=2, width=48, heads=6, kv_heads=2, ffn=80)
 
 
 class Bytes:
-    """A tokenizer whose tokens are bytes, from 1. Each pair of `merges` that follow each other are one token."""
+    """A tokenizer whose tokens are bytes: byte b is the token b + 1. Two bytes that are one of the pairs `merges`
+    become the token 256."""
 
     def __init__(self, *merges: str) -> None:
         self.merges = merges
 
     def encode(self, text: str) -> list[int]:
         data = list(text.encode())
+        if not self.merges:
+            return [1 + byte for byte in data]
         ids = []
         while data:
             pair = bytes(data[:2]).decode("utf-8", "replace")
@@ -55,11 +58,12 @@ def model_of(config: ModelConfig = SMALL, vocab: int = VOCAB, seed: int = 3) -> 
 
 
 def reader(context: int = 512, batch: int = 2048, coder: Any = None) -> PromptReader:
-    return PromptReader(coder or Bytes(), EOS, context, batch)
+    return PromptReader(coder or Bytes(), EOS, EOS, VOCAB, context, batch)
 
 
 def alone(model: Transformer, tokens: Sequence[int]) -> torch.Tensor:
-    """Log-probabilities [T, V] after each token, of the plain forward over one row."""
+    """Return the log-probabilities [T, V] after each token of a row, computed by a plain forward over this row
+    alone."""
     row = torch.tensor([list(map(int, tokens))])
     positions = torch.arange(row.shape[1])[None]
     with torch.no_grad():

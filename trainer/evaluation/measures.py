@@ -23,8 +23,8 @@ from trainer.evaluation.task_file import NORMS, EvalTask, GenerateConfig, Norm
 
 #: number of random permutations of the labels over which `permuted` is a mean
 PERMUTATIONS = 20
-#: a number in a text, with separators of thousands
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+#: a number in a text, with separators of thousands; after a digit or letter, a minus is no sign
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, NATS, cost_lines, lines, measured, table
+from trainer.tools.arm_table import ALL, BITS, NATS, cost_lines, lines, measured, table
+
+NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
+                  "`tokenmill train`")
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -30,9 +33,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
                         help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
+    parser.add_argument("--halving", action="store_true",
+                        help="end the worse half of the arms after a quarter and after half of the tokens")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
+    parser.add_argument("--address", help="train the arms on this Ray cluster (host:port, or auto on one of "
+                                          "its machines)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="with --address: N GPUs for each arm")
+    parser.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the "
+                                                                 "nodes")
+    parser.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
+                                                                      "authentication on this machine's loopback")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
+    """Add the options that name variants of recipes, which `pipeline.study` reads. Returns their group."""
+    data = parser.add_argument_group("data (with the pipeline installed)")
+    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE", help=purpose)
+    data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
+                      help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
+    data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
+    data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
+                                                                    "each core)")
+    data.add_argument("--allow-custom-stages", action="store_true", help="let the recipes run their own code")
+    return data
 
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
@@ -45,23 +70,33 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
+    from trainer.tools.halving import halved
 
     if "RANK" in os.environ:
         raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
                           "with --ranks N or --jobs N")
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
-    for run in {arm.run.source: arm.run for arm in arms if arm.run.source}.values():
+    for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
+    if unit == BITS:
+        refuse_masked(arms, sources)
     folder = arms[0].run.out.parent
     with alone(folder):
         for arm in arms:
             prepare(arm)
             write(arm)
+        ended: list[dict[str, Any]] = []
+        if options.halving:
+            arms, ended = halved(arms, options, announce, sources[0], unit)
         train_arms(arms, options, announce)
-        result = results(arms, sources, unit)
+        result = {**results(arms, sources, unit), **({"ended": ended} if options.halving else {})}
         text = report(result)
         (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
@@ -99,22 +134,30 @@ def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
     return [*([ALL] if unit == NATS and all(len(sets) == len(common) for sets in held_out) else []), *common]
 
 
+def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
+    """Raise ConfigError if the held-out data of one of `sources` has loss masks. Its bits per byte are then not known,
+    because the bytes of single spans are not recorded."""
+    from tokenizer.shards.reader import ShardSet
+    from trainer.base.config import ConfigError
+
+    for arm in (arm for arm in arms if not arm.seed):
+        for stream in (s for s in arm.run.curriculum.streams if s.name in sources):
+            if ShardSet(arm.run.store / str(stream.val), stream.val_sha256).counts(0, 0) is not None:
+                raise ConfigError(f"{arm.run.store / str(stream.val)}: this held-out data has loss masks, so its bits "
+                                  f"per byte are not known; judge by another stream with --on")
+
+
 def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
     widths, of the widest models), `costs` by arm, and, with several widths, `widths`: {width: table}."""
-    from trainer.base.config import ConfigError
-
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
         values = measured(summary, sources, unit)
-        if unknown := [source for source, value in values.items() if value is None]:
-            raise ConfigError(f"the held-out data of {unknown[0]} has loss masks, so its bits per byte are not known; "
-                              f"judge by another stream")
         by_arm = losses.setdefault(arm.width, {})
-        by_arm.setdefault(arm.name, []).append({s: float(v) for s, v in values.items() if v is not None})
-        model, tokens = arm.run.config.model, summary["tokens"]
+        by_arm.setdefault(arm.name, []).append(values)
+        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
         cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
                                              "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
         cost["tokens"] += tokens
@@ -141,7 +184,9 @@ def report(result: Mapping[str, Any]) -> str:
         out += [*([title, ""] if title else []), *lines(one), ""]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
-    return "\n".join([*out, *cost_lines(result["costs"])])
+    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
+             f"the first arm (--halving)" for one in result.get("ended", ())]
+    return "\n".join([*out, *early, *([""] if early else []), *cost_lines(result["costs"])])
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
