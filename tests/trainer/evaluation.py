@@ -80,6 +80,28 @@ def write_task(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "qui
     return read_task(path)
 
 
+def word_run(folder: Path, **train: Any) -> Path:
+    """Make a store with a run and a tokenizer of words, and a task `quiz` of 30 rows for it (quiz.yaml and the folder
+    data below `folder`). Returns the folder of the run."""
+    import tokenizers
+
+    from tests.trainer import synthetic
+
+    run = synthetic.make_run(folder / "store", total=3840, documents=200, train=train)
+    size = synthetic.VOCAB
+    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, size - 4)}, "Q:": size - 4, "A:": size - 3, "A": size - 2,
+             "B": size - 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    tokenizer.save(str(path))
+    rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
+            for i in range(30)]
+    write_task(folder, rows, shots=2)
+    return run
+
+
 def quiz(count: int) -> list[dict[str, Any]]:
     """Rows of a quiz with two to five answers of different lengths."""
     words = ["red", "green apple", "a very long answer, indeed", "x", "blue sky"]

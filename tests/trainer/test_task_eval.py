@@ -9,34 +9,23 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer.evaluation import write_task
-from tests.trainer.synthetic import VOCAB, make_run, quiet
+from tests.trainer.evaluation import word_run
+from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.parallel.world import world
 
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a run that has three checkpoints and a tokenizer of words, and a folder with a task of 30 rows."""
     folder = tmp_path_factory.mktemp("eval")
-    run = make_run(folder / "store", total=3840, documents=200,
-                   train={"checkpoint": {"every": 5, "keep": 9}, "seed": 3})
-    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, VOCAB - 4)}, "Q:": VOCAB - 4, "A:": VOCAB - 3, "A": VOCAB - 2,
-             "B": VOCAB - 1}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
-    path.parent.mkdir(parents=True)
-    tokenizer.save(str(path))
+    run = word_run(folder, checkpoint={"every": 5, "keep": 9}, seed=3)
     with world("cpu") as here:
         train(open_run(str(run), None, None, []), here, None, quiet)
-    rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
-            for i in range(30)]
-    write_task(folder, rows, shots=2)
     return folder
 
 
@@ -56,7 +45,7 @@ def test_all_steps_are_scored_and_written(place: Path, capsys):
     steps = [r["model"]["step"] for r in results]
     assert len(steps) >= 3 and steps == sorted(steps)
     for result in results:
-        folder = run / "evaluation" / f"step_{result['model']['step']:08d}"
+        folder = run / "train" / "evaluation" / f"step_{result['model']['step']:08d}"
         assert json.loads((folder / "quiz.json").read_text()) == result
         items = [json.loads(line) for line in (folder / "quiz.items.jsonl").read_text().splitlines()]
         right = [line["cloze"].index(max(line["cloze"])) == line["gold"] for line in items]
