@@ -1,5 +1,5 @@
 """Writes and reads tasks.jsonl, the scores of a training's checkpoints on benchmark tasks: a line for each checkpoint,
-task and measure, sorted by step and task.
+task and measure, sorted by step and task. tasks.svg shows them.
 
 The file holds what the results in evaluation/step_N/TASK.json say, and can be made again from them (`rebuild`). It is
 replaced whole, so that no kill leaves a line twice or half. When a training goes back to a checkpoint, the results of
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.files import replace
+from trainer.observe.task_plot import write_task_plot
 
 NAME = "tasks.jsonl"
 FOLDER = "evaluation"
@@ -55,9 +56,11 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace the content of tasks.jsonl. The rows of a step and task must be in the order of their measures."""
+    """Replace tasks.jsonl, and its plot tasks.svg. The rows of a step and task must be in the order of their
+    measures."""
     ordered = sorted(rows, key=lambda row: (row["step"], row["task"]))
     replace(out / NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered))
+    write_task_plot(out, ordered)
 
 
 def add(out: Path, result: Mapping[str, Any]) -> None:
