@@ -28,6 +28,7 @@ COMMANDS = {
     "ablate": ("trainer.tools.ablate", "train variations of the settings, with several seeds"),
     "compare": ("trainer.tools.compare", "show trainings side by side at equal tokens"),
     "eval": ("trainer.tools.task_follow", "score checkpoints or an exported model on benchmark tasks"),
+    "signal": ("trainer.tools.signal_table", "judge which benchmark tasks can be trusted, from scores of checkpoints"),
     "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
     "import": ("trainer.tools.import_hf", "check a model in Hugging Face's layout and print how to go on training it"),
 }
