@@ -39,7 +39,7 @@ import yaml
 from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, prepare, score
 from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
 from trainer.evaluation.measures import normalised
-from trainer.evaluation.models import of_export
+from trainer.evaluation.models import StoredModel, of_export
 from trainer.evaluation.queries import Query, shared_rows
 from trainer.evaluation.rows import find_files, read_rows
 from trainer.evaluation.scoring import likelihoods
@@ -69,7 +69,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     stored = of_export(options.model)
-    reader = PromptReader(stored.coder(), stored.eos, stored.context, BATCH)
+    reader = reader_of(stored)
     tasks = [t for t in tasks_named(options.tasks.split(",") if options.tasks else list(built_in()))
              if find_files(options.data, t.name, t.file.files)]
     model = stored.load()
@@ -92,6 +92,10 @@ def compare(options: argparse.Namespace) -> None:
                             "TOKENIZERS_PARALLELISM": "false", "PATH": "/usr/bin:/bin"})
         peers = json.loads((folder / "out.json").read_text())
     report(ours, peers)
+
+
+def reader_of(stored: StoredModel) -> PromptReader:
+    return PromptReader(stored.coder(), stored.eos, stored.start, stored.vocab, stored.context, BATCH)
 
 
 def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
@@ -215,7 +219,7 @@ def memory_of(options: argparse.Namespace) -> None:
         answers = [rng.integers(1, model.vocab, rng.integers(1, 20)) for _ in range(4)]
         return [Query(np.concatenate([context, answer]).astype(np.int32), length) for answer in answers]
 
-    most = PromptReader(stored.coder(), stored.eos, stored.context, BATCH).row
+    most = reader_of(stored).row
     rows = [row for length in lengths for row in shared_rows(queries(int(length)), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     before = peak()

@@ -25,10 +25,6 @@ from pipeline.engine.driver.protocols import Backend
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.heal import until_sound
-from pipeline.passes.encode import publish_shards
-from pipeline.passes.fit_tokenizer import publish_tokenizer
-from pipeline.passes.pack import publish_packed
-from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.changes import run_before
 from pipeline.plan.drive import PlannedRun, TooManyErrors, check_error_rate, drive_all
 from pipeline.plan.fresh import FreshNodes, Results, our_code
@@ -36,12 +32,12 @@ from pipeline.plan.nodes import Node
 from pipeline.plan.objects import ListingJournal
 from pipeline.plan.planner import Planner
 from pipeline.plan.provenance import node_ingredients, write_provenance
-from pipeline.plan.tokens import TOKENIZER, StreamResult, token_nodes
+from pipeline.plan.tokens import token_nodes
+from pipeline.publication import NamedRecipe, publish_dataset, publish_failed, publish_lost, publish_tokens
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
-from pipeline.store.dataset import PassParts, is_published, publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.garbage import collect_garbage
 from pipeline.store.lists import writes_to
@@ -49,23 +45,10 @@ from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
 from pipeline.store.runs import write_tasks
 from pipeline.store.tombstones import finished_tombstones
-from tokenizer.mixture.resolve import resolve
 
 logger = logging.getLogger("tokenmill")
 #: most damaged files that the report names
 SHOWN = 20
-
-
-@dataclass(frozen=True)
-class NamedRecipe:
-    """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
-    names under which the datasets and shards of this one are published. `shared` names nodes of the plan which this
-    recipe does not have, because it uses the results that they have in the first of the recipes."""
-
-    run: str
-    recipe: Recipe
-    suffix: str = ""
-    shared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -223,7 +206,7 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
         run, recipe = plan.one.run, plan.one.recipe
         warnings = [*recipe.warnings, *plan.planner.warnings, *bad_files.warnings(plan.read_badly),
                     *(f"{path} was damaged or missing, and was written again" for path in sorted(mended)[:SHOWN])]
-        sets = _finish_tokens(plan.one, store, log, plan.results, warnings, first_sets)
+        sets = publish_tokens(plan.one, store, log, plan.results, warnings, first_sets)
         first_sets = first_sets or sets
         log.check_lease()
         document = plan_document(plan.planner, plan.nodes, warnings)
@@ -272,18 +255,18 @@ class _RunPlan:
                                        _first_detail(self.store, results[node.name].records, source))
             picks = bool(self.one.recipe.datasets[node.dataset].where)
             try:
-                messages = check_error_rate(node, node_sums, max_error_rate, picks=picks)
+                messages = check_error_rate(node, node_sums, max_error_rate, picks=picks, suffix=self.one.suffix)
                 self.read_badly.update(dict.fromkeys(messages))
             except TooManyErrors:
-                _publish_quarantine(self.store, self.log, self.planner, node, results, self.one.suffix)
+                publish_failed(self.store, self.log, self.planner, node, results, self.one.suffix)
                 raise
         if node.publishes:
             passes = [n for n in self.nodes if n.kind == "pass" and n.dataset == node.dataset]
-            _publish(self.store, self.log, node.dataset + self.one.suffix, passes, results, self.sums)
+            publish_dataset(self.store, self.log, node.dataset + self.one.suffix, passes, results, self.sums)
         if node.kind == "shards":
-            _publish_lost(self.store, self.log, node.name.removeprefix("shards:") + self.one.suffix,
+            publish_lost(self.store, self.log, node.name.removeprefix("shards:") + self.one.suffix,
                           results[node.name])
-            check_error_rate(node, node_sums, max_error_rate)
+            check_error_rate(node, node_sums, max_error_rate, suffix=self.one.suffix)
 
 
 def _without_document(sums: NodeSums) -> list[str]:
@@ -330,67 +313,6 @@ def make_backend(kind: str, workers: int | None, address: str | None,
         return RayBackend(store, workers=workers, address=address, ship_code=ship_code)
 
     return make
-
-
-def _publish(store: Store, log: Log, name: str, passes: list[Node], results: Mapping[str, Any],
-             sums: Mapping[str, NodeSums]) -> None:
-    """Publish a finished dataset under `name`: the kept rows of the last of its `passes` (scans over the documents),
-    and the dropped and quarantined rows of all of them. Does nothing when the same rows are published already."""
-    # another version of the code may lay out a folder differently
-    state = [our_code(), *(sums[node.name].results for node in passes)]
-    if not is_published(store, name, state):
-        log.flush()
-        parts = [node.parts or PassParts(results[node.name].records, node.publishes) for node in passes]
-        publish(store, name, parts, log.check_lease, state)
-    for node in passes:
-        node.parts = None
-
-
-def _publish_quarantine(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
-                        suffix: str) -> None:
-    """Publish the rows that the passes of a dataset have quarantined so far. This is called before an error is raised
-    whose message names the folder of these rows."""
-    log.flush()
-    passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
-    publish_quarantine(store, node.dataset + suffix, chain.from_iterable(passes), log.check_lease)
-
-
-def _publish_lost(store: Store, log: Log, name: str, result: StreamResult) -> None:
-    """Publish the documents that could not be encoded for the token stream `name`, with the reasons, in the quarantine
-    of the stream."""
-    log.flush()
-    publish_quarantine(store, stream_quarantine(name), result.encoded, log.check_lease)
-
-
-def _finish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[str, Any], warnings: list[str],
-                   first_sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Publish the tokenizer, the shards (token files) and the curriculum of a run. Notes about the curriculum are added
-    to `warnings`. Returns what `publish_shards` says of each stream; {} when the recipe has no tokenizer. `first_sets`
-    is this result for the first of the recipes that run together. The streams that this recipe shares with it are taken
-    from there."""
-    if TOKENIZER not in results:
-        return {}
-    recipe, tokenizer = one.recipe, results[TOKENIZER]
-    publish_tokenizer(store, tokenizer)
-    sets = {stream: info for stream, info in first_sets.items() if f"shards:{stream}" in one.shared}
-    for shards, config in recipe.shards.items():
-        result: StreamResult = results[f"shards:{shards}"]
-        log.check_lease()
-        published = {f"{stream}{one.suffix}": assembled for stream, assembled in result.assembled.items()}
-        note_streams(store, shards + one.suffix, published)
-        for stream, assembled in result.assembled.items():
-            sets[stream] = publish_shards(store, stream + one.suffix, assembled, result.parts, tokenizer,
-                                          check_lease=log.check_lease, source=result.source)
-            sets[stream]["train"] |= publish_packed(store, sets[stream]["train"], config.longest,
-                                                    result.packed.get(stream, []), check_lease=log.check_lease)
-        log.check_lease()
-        hide_stale(store, shards + one.suffix, published)
-    if sets and recipe.curriculum is not None:
-        curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
-        warnings += notes
-        log.check_lease()
-        store.write(f"runs/{one.run}/curriculum.json", curriculum.dumps().encode())
-    return sets
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 
 
@@ -64,55 +63,15 @@ def _add_training(run: str, store: str) -> str | None:
 
 
 def with_data(arguments: list[str]) -> list[str]:
-    """Make the data that `train ablate --data` compares, and return the command line with which the trainer compares
-    the runs. Any other command line is returned as it is."""
+    """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
+    the trainer compares it. Any other command line is returned as it is."""
     from trainer.__main__ import parser
 
-    if arguments[:1] != ["ablate"] or {"-h", "--help"} & set(arguments):
+    if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
         return arguments
-    options = parser("ablate").parse_args(arguments)
+    options = parser(arguments[0]).parse_args(arguments)
     if not options.data and not options.vary:
         return arguments
-    import logging
+    from pipeline.cli.studies import ablate_data, anneal_data
 
-    from pipeline.base.visible import visible
-    from pipeline.cli.errors import BadUsage, stoppable
-    from pipeline.cli.options import check_root
-    from pipeline.run import default_workers, make_backend
-    from pipeline.store.fs import Store
-    from pipeline.study.data import make_data, study_data
-    from pipeline.study.variants import named_variants
-
-    if options.runs or options.arms or options.on:
-        raise BadUsage("--data compares recipes: leave out RUN, --arm and --on")
-    root = options.store or os.environ.get("TOKENMILL_STORE", "store")
-    check_root(root)
-    if Store(root).local is None and not options.out:
-        raise BadUsage("the trainings of a study need a file system, and the store is in object storage: give a folder "
-                       "with --out")
-    study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
-                       tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
-    if options.json:
-        logging.getLogger("tokenmill").setLevel(logging.ERROR)
-    with stoppable():
-        made = make_data(study, root, show="quiet" if options.json else "rich",
-                         make_backend=make_backend("process", options.workers or default_workers(), None))
-    if not options.json:
-        for warning in dict.fromkeys(warning for summary in made for warning in summary.warnings):
-            print(visible(f"warning: {warning}"), file=sys.stderr)
-        for variant, summary in zip(study.variants, made):
-            print(f"{variant.name}: " + ", ".join(f"{s} {n:,} tokens" for s, n in summary.shards.items() if n)
-                  + f"; {summary.run}")
-    folders = [f"{summary.store}/runs/{summary.run}" for summary in made]
-    return ["ablate", *folders, "--on", "held-out", "--out", options.out or f"{made[0].store}/studies/{study.name}",
-            *passed_on(options)]
-
-
-def passed_on(options: Namespace) -> list[str]:
-    """Return those arguments of `train ablate --data` that are about the trainings."""
-    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device]
-    for flag, value in (("--tokens", options.tokens), ("--widths", options.widths), ("--ranks", options.ranks)):
-        out += [flag, str(value)] if value else []
-    for assignment in options.overrides:
-        out += ["--set", assignment]
-    return [*out, *(["--json"] if options.json else [])]
+    return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)

@@ -176,8 +176,8 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 @dataclass(frozen=True)
 class Work:
     """An order to a child process to run the task `spec` on the store at `store`. `scratch` is a folder for temporary
-    files. When a crash is investigated, `rows` limits the run to some rows, or `file` limits it to one input file; the
-    output of such a run is discarded."""
+    files. When a crash is investigated, `rows` limits the run to some rows, or `file` (the number of an input file of
+    the task) lets it only read this file, without processing a document. The output of such a run is discarded."""
 
     spec: TaskSpec
     attempt: str

@@ -1,4 +1,4 @@
-"""Prints the cost forecast on a terminal."""
+"""Formats the cost forecast as lines for a terminal."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
 from pipeline.passes.part_tokens import TokensWriter
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter
 from pipeline.store.dataset import QUARANTINE
-from pipeline.store.lists import unfold
 from pipeline.store.records import Counters
-from pipeline.store.tombstones import TAKEN_DOWN
+from pipeline.store.tombstones import TAKEN_DOWN, gone_documents
 from stages.barrier import TaskDraft, TaskResult
 from stages.document import document_id
 from tokenizer.imports.documents import ImportedDocuments
@@ -69,8 +68,8 @@ class _Import:
                                    names=self.files, find=lambda name: inputs.fetch(self.files[name]))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
         self.hashes = IdHashes(Path(out.path(IDS)))
-        tombstones = unfold(self.args.get("$volatile", {}).get("tombstones", {}), inputs.store.read)
-        self.gone, self.left_out = frozenset(tombstones.get("ids", ())), 0
+        self.gone = gone_documents(self.args.get("$volatile", {}).get("tombstones", {}), inputs.fetch)
+        self.left_out = 0
         self.starts: dict[str, int] = {}                  # file → number of its first document
         self.masked: bool | None = None                   # whether the files have loss masks
         self.counts = {split: {"docs": 0, "tokens": 0, "targets": 0, "bytes": 0} for split in SPLITS}
@@ -109,7 +108,7 @@ class _Import:
         tokens = np.split(documents.tokens, ends[:-1])
         targets = None if documents.targets is None else np.split(documents.targets, ends[:-1])
         held_out = np.array([below(val["seed"], "val", id, val["share"]) for id in ids], bool)
-        gone = np.array([id in self.gone for id in ids], bool)
+        gone = np.array([self.gone.cover(id, None) for id in ids], bool) if self.gone else np.zeros(len(ids), bool)
         self.left_out += int(gone.sum())
         for split in SPLITS:
             chosen = np.flatnonzero((held_out == (split == "val")) & ~gone).tolist()

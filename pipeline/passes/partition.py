@@ -25,7 +25,7 @@ from pipeline.passes.rows import Selection
 from pipeline.store.lists import unfold
 from pipeline.store.parts import read_documents
 from pipeline.store.records import READING, Counters
-from pipeline.store.tombstones import TAKEN_DOWN, Tombstones
+from pipeline.store.tombstones import TAKEN_DOWN, gone_documents
 from stages.barrier import COUNT, SLICE_SCHEMA
 from stages.document import BadRecord, Document
 from stages.read.reader import Reader, Skipped
@@ -136,8 +136,7 @@ class PartitionReader:
         self.quarantined = {entry["id"]: entry for entry in quarantined if entry["stage_key"] in keys}
         self._bad_files = [entry for entry in quarantined if "file" in entry and entry["stage_key"] == reader]
         self._skip = {row: fault for row, fault in inputs.skip.items() if fault.stage > READING}
-        self.tombstones = Tombstones.of(unfold(self.args.get("$volatile", {}).get("tombstones", {}),
-                                               inputs.store.read))
+        self.tombstones = gone_documents(self.args.get("$volatile", {}).get("tombstones", {}), inputs.fetch)
         self._reader: Reader | None = None
         part = self.args.get("part", {})
         #: by row of the part: the row set that earlier passes left, and the removal slice of the barrier before this

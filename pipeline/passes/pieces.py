@@ -41,9 +41,10 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
 
 def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], inputs: TaskInputs,
                dtype: np.dtype) -> None:
-    """Append those documents of an encoded part that are in the piece's ranges, in the order of their rows in the part,
-    and that start in the token range of the shard. So the order within a stream does not depend on the labels. Only the
-    ranges are read. Memory: the piece."""
+    """Append those documents of an encoded part that are in the piece's ranges and that start in the token range of the
+    shard. `EncodePart` has grouped the documents of the part by label (language, bucket, …), and each range holds the
+    documents of one label. Here they are put back into the order of their rows in the part, so the order within a
+    stream does not depend on the grouping. Only the ranges are read. Memory: the piece."""
     ranges = [LabelPiece(*values) for values in piece["ranges"]]
     width = dtype.itemsize
     body = np.concatenate([np.frombuffer(_read(inputs, piece["tokens"], r.first * width, r.stop * width, r.sums[0]),

@@ -134,14 +134,16 @@ def _sums(node: Node) -> NodeSums:
     return summing.end()
 
 
-def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool = False) -> list[str]:
+def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool = False,
+                     suffix: str = "") -> list[str]:
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors: more than
     ten, and more than the share `allowed` of its documents.
 
     Records of input files that could not be read do not count as lost documents. The function returns warnings about
     them: about sources that lost more than the share `allowed` of their records, sources that yielded no document at
     all, and column values that documents could not keep. `picks` says that the pass selects documents by a `where`. A
-    source without unreadable records may then yield no document, without a warning.
+    source without unreadable records may then yield no document, without a warning. `suffix` is appended to the name
+    under which the dataset is published.
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
@@ -153,20 +155,21 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     lost = sum(n for reason, n in reasons.items() if reason != TAKEN_DOWN)
     if documents and lost > max(10, allowed * documents):
         folder = stream_quarantine(node.name.removeprefix("shards:")) if node.kind == "shards" else node.dataset
+        folder += suffix
         raise TooManyErrors(
             f"{node.name}: {lost} of {documents} documents failed ({lost / documents:.1%}, allowed {allowed:.1%}): "
             f"{_listing(reasons)}. `tokenmill inspect {folder} --quarantined` shows them; fix the stage, or raise "
             f"`run.max_error_rate`")
-    warnings = [_reading(node, name, read, allowed, picks) for name, read in sources.items()]
+    warnings = [_reading(node.dataset + suffix, name, read, allowed, picks) for name, read in sources.items()]
     return [*filter(None, warnings),
             *(_unkept_values(name, read["lost"]) for name, read in sources.items() if "lost" in read)]
 
 
-def _reading(node: Node, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
+def _reading(dataset: str, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
     """Return a warning if too many records of a source could not be read, or if the source yielded no document;
     otherwise ""."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
-    where = (f"look at `tokenmill inspect {node.dataset} --quarantined` and see that `read:` of the source and its "
+    where = (f"look at `tokenmill inspect {dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")
     if total == bad + skipped and not (picks and not bad):
         why = _listing({**read["skipped"], **read["bad"]}) or "its files hold none"

@@ -220,8 +220,10 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
-    """Return the records of the batches of a node, which are read from the log on access. The keys of the tasks are
-    kept in a database on disk, because at 16 bytes per task they would fill memory and may never be needed."""
+    """Return, for each batch of tasks of a node, its commit records, which are read from the log only when they are
+    used. `described` and `keys` come from the node's file: [[node, [[origin, tasks], ...]], ...], and the keys of all
+    tasks, 16 bytes each. The keys are moved to a database on disk, so that they do not stay in memory until somebody
+    uses the records, which may never happen. Raises ValueError when keys are missing."""
     if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
         raise ValueError("keys are missing")
     db = scratch_database(1)

@@ -78,8 +78,8 @@ class Planner:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
-        self.tombstones = {"tombstones": self.lists.fold(tombstones.arg())} if tombstones else {}
-        self.tombstones_mb = tombstones.memory_mb if tombstones else 0
+        self.tombstones = {"tombstones": tombstones.packed(put_list)} if tombstones else {}
+        self.tombstones_mb = self.tombstones["tombstones"]["bytes"] >> 20 if tombstones else 0
         self.read_file = read_file
         self._quarantined = quarantined
         self.earlier = earlier

@@ -103,10 +103,11 @@ class NameNumbers:
 
 @dataclass
 class MovedDocuments:
-    """The result of comparing one dataset in two runs. `same` counts documents with the same fate and text. `groups`
-    counts the other documents by (change, fate before, fate after, source). A fate is (kept | dropped | quarantined,
-    stage, reason), or None if a run does not have the document. `nearest` lists, for each change, the documents nearest
-    to the threshold that decided, as (record before, record after)."""
+    """The result of comparing one dataset in two runs. A fate is (kept | dropped | quarantined, stage, reason), or None
+    if a run does not have the document. `same` counts the documents that both runs kept with the same text, or did not
+    keep, with the same fate. `groups` counts the others by (change, fate before, fate after, source); a change is one
+    of CHANGES, such as `newly_dropped`. `nearest` lists, for each change, the documents nearest to the threshold that
+    decided, as (record before, record after), with None for a record that a run does not have."""
 
     same: int = 0
     groups: Counter[tuple[str, Any, Any, str]] = field(default_factory=Counter)

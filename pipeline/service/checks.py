@@ -158,7 +158,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def without_files(recipe: Recipe) -> list[RecipeProblem]:
     """Return the problems that a plan would report about sources that have no files or cannot be listed. Only problems
-    that are found within FILES_S seconds are returned. The thread that lists the files ends with this process."""
+    that are found within FILES_S seconds are returned. A thread may go on listing files after that; it does not keep
+    the process from ending."""
     from pipeline.plan.inputs import check_patterns
     from stages.catalog import reader_class
 

@@ -98,9 +98,9 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
     """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
-    document is dropped instead of kept, or kept instead of dropped. The distance is a number of bins, into which the
-    range of the threshold is divided. It is 0.5 if the document changes in a bin next to the value, and infinity if it
-    never changes. Raises PlaygroundError when a threshold can have no cube."""
+    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins of the threshold's cube: 0.5 if
+    the outcome changes in a bin next to the value, infinity if it never changes. Raises PlaygroundError if the run sets
+    no value for the threshold, or if the threshold can have no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)

@@ -31,7 +31,7 @@ from pipeline.store.parts import signal_names
 
 #: what a user calls the documents of a dataset, and the folder they are in
 FOLDERS = {"kept": "datasets", "dropped": "dropped", "quarantined": "quarantine"}
-DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")        # the names of a recipe, and of its streams
+DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")        # the names of a recipe, and of its streams
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
 #: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22

@@ -42,7 +42,7 @@ SPLITS = ("train", "val")
 LARGEST = 256 << 20
 #: most places of documents in an answer, steps that read a document, and documents of a window
 MOST_PLACES, MOST_STEPS, MOST_DOCUMENTS = 200, 100, 200
-_STREAM = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.=-]{{0,{STREAM_CHARS - 1}}}")
+_STREAM = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.=@-]{{0,{STREAM_CHARS - 1}}}")
 _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 
@@ -192,8 +192,10 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Return, for each length, the first and the last window that has one of the tokens from `start` to `stop`. Window
-    w of length L has the tokens [wL, wL + L]; the tokens after the last whole window are in none."""
+    """Return {length: [first, last]}: for each length, the first and the last window that has one of the tokens
+    `start` to `stop` - 1 of a stream of `tokens` tokens. The keys are strings. Window w of length L has the tokens wL
+    to wL + L, both included. A length without such a window is left out: no window has the tokens after the last whole
+    one."""
     result: dict[str, list[int]] = {}
     for length in lengths:
         last_window = max(0, tokens - 1) // length - 1

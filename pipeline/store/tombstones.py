@@ -14,19 +14,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from struct import Struct
+from typing import Any, Protocol
+
+import numpy as np
 
 from pipeline.base.domain import ascii_domain, domain_of
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
+from pipeline.store.lists import FOLDER as LISTS
 
 FOLDER = "takedowns"
 FORMAT = 1
 #: reason under which a run counts the documents that it leaves out
 TAKEN_DOWN = "taken_down"
+#: bytes of a hash in a packed list: among 10^12 documents and 10^9 tombstones, two have an equal one with a probability
+#: of 10^-17
+_KEY_BYTES = 16
+_RANGE = Struct("<QQ")
 _FILE = re.compile(rf"{FOLDER}/(\d{{8}})\.json")
 
 
@@ -51,28 +61,61 @@ def text_hash(text: str) -> str:
     return url_hash(" ".join(text.split()))
 
 
+class Names(Protocol):
+    """A set of strings, of which it can be asked which it holds."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, value: object, /) -> bool: ...
+
+
+class PackedNames:
+    """A set of strings of which only hashes are kept, in a file that is mapped into memory. Processes on one machine
+    share its pages, and a lookup reads one or two of them.
+
+    `keys` are the hashes (the first 16 bytes of each string's sha256), sorted and joined. Hashes with the same first
+    `bits` bits are a bucket; `starts` holds the number of the first hash of each bucket and, at the end, the number of
+    all, as little-endian uint64.
+    """
+
+    def __init__(self, starts: memoryview, keys: memoryview) -> None:
+        self._starts, self._keys = starts, keys
+        self._bits = (len(starts) // 8 - 1).bit_length() - 1
+
+    def __len__(self) -> int:
+        return len(self._keys) // _KEY_BYTES
+
+    def __contains__(self, value: object, /) -> bool:
+        key = _key(str(value))
+        start, stop = _RANGE.unpack_from(self._starts, 8 * (int.from_bytes(key[:4], "big") >> 32 - self._bits))
+        return key in bytes(self._keys[_KEY_BYTES * start:_KEY_BYTES * stop])
+
+    @staticmethod
+    def pack(values: Iterable[str]) -> tuple[bytes, bytes]:
+        """Return the arguments of the class for a set of strings, as bytes."""
+        keys = sorted(map(_key, values))
+        bits = min(max(len(keys).bit_length() - 3, 0), 32)             # four to eight hashes in a bucket
+        first = np.array([int.from_bytes(key[:4], "big") >> 32 - bits for key in keys], np.int64)
+        return np.searchsorted(first, np.arange(2**bits + 1)).astype("<u8").tobytes(), b"".join(keys)
+
+
+def _key(value: str) -> bytes:
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()[:_KEY_BYTES]
+
+
 @dataclass(frozen=True)
-class Tombstones:
+class GoneDocuments:
     """Says which documents are gone: those with one of the `ids`, those whose URL or text has one of the hashes, and
     those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are needed because a
     document may come back under another id, such as from a source with another name."""
 
-    ids: frozenset[str] = frozenset()
-    urls: frozenset[str] = frozenset()
-    domains: frozenset[str] = frozenset()
-    texts: frozenset[str] = frozenset()
+    ids: Names = frozenset()
+    urls: Names = frozenset()
+    domains: Names = frozenset()
+    texts: Names = frozenset()
 
     def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-    def __or__(self, other: Tombstones) -> Tombstones:
-        return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains,
-                          self.texts | other.texts)
-
-    @property
-    def memory_mb(self) -> int:
-        """Return the memory in MB that a task needs to read the tombstones: 250 bytes for each, as measured."""
-        return sum(map(len, vars(self).values())) * 250 >> 20
+        return any(map(len, vars(self).values()))
 
     def cover(self, id: str, url: str | None, text: str = "") -> bool:
         """Whether the document with this id, URL and text is gone."""
@@ -88,13 +131,43 @@ class Tombstones:
             entries += [name for n in range(len(labels)) if (name := ".".join(labels[n:])) in self.domains]
         return entries
 
-    def arg(self) -> dict[str, list[str]]:
-        """Return the tombstones as an argument of a task; {} if there are none."""
-        return {name: sorted(values) for name, values in vars(self).items() if values}
 
-    @classmethod
-    def of(cls, arg: Mapping[str, Iterable[str]]) -> Tombstones:
-        return cls(**{name: frozenset(values) for name, values in arg.items()})
+@dataclass(frozen=True)
+class Tombstones(GoneDocuments):
+    """The entries of takedowns, which say what documents are gone."""
+
+    ids: frozenset[str] = frozenset()
+    urls: frozenset[str] = frozenset()
+    domains: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+
+    def __or__(self, other: Tombstones) -> Tombstones:
+        return Tombstones(self.ids | other.ids, self.urls | other.urls, self.domains | other.domains,
+                          self.texts | other.texts)
+
+    def packed(self, put: Callable[[str, bytes], Any] | None) -> dict[str, Any]:
+        """Write the tombstones to a file of the store, as `PackedNames`. `put(path, bytes)` creates it if it does not
+        exist; without `put`, nothing is written. Returns an argument for tasks, which `gone_documents` reads."""
+        packed = [column for values in vars(self).values() for column in PackedNames.pack(values)]
+        data = b"".join(packed)
+        sha256 = hashlib.sha256(data).hexdigest()
+        path = f"{LISTS}/{sha256}.tombstones"
+        if put is not None:
+            put(path, data)
+        return {"$ref": path, "sha256": sha256, "content": sha256, "bytes": len(data),
+                "columns": list(map(len, packed))}
+
+
+def gone_documents(packed: Mapping[str, Any], fetch: Callable[[Mapping[str, Any]], str]) -> GoneDocuments:
+    """Read tombstones from the file that `Tombstones.packed` wrote; `packed` is what it returned, or empty. `fetch`
+    returns the path of a checked local copy of a file of the store (`TaskInputs.fetch`)."""
+    if not packed:
+        return GoneDocuments()
+    with open(fetch(packed), "rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    ends = list(accumulate(packed["columns"]))
+    columns = [data[end - size:end] for end, size in zip(ends, packed["columns"], strict=True)]
+    return GoneDocuments(*map(PackedNames, columns[::2], columns[1::2]))
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
     published folders, and files of shard sets (sets of token files). Folders whose manifests are `damaged` are left
     out."""
     for entry in store.entries(LISTS):
-        yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").removesuffix(".json"))
+        yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").partition(".")[0])
     for kind in PUBLISHED:
         for name in _folders(store, kind, MANIFEST):
             if f"{kind}/{name}/{MANIFEST}" not in damaged:

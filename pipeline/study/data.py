@@ -1,10 +1,12 @@
-"""Makes the data of a study: runs its variants as one plan, and notes them in STORE/studies/STUDY/study.json."""
+"""Makes the data of a study, which compares recipes (its *variants*) by the models that are trained on their data. The
+variants are run as one plan, and their names, recipes and runs are written to STORE/studies/STUDY/study.json. Models
+are trained elsewhere."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,9 @@ from pipeline.base.redact import redact_json
 from pipeline.cluster.attempts import bad_name
 from pipeline.engine.driver.protocols import Backend
 from pipeline.plan.tokens import TOKENIZER
+from pipeline.publication import NamedRecipe
 from pipeline.recipe.model import Recipe
-from pipeline.run import NamedRecipe, RunSummary, run_recipes
+from pipeline.run import RunSummary, run_recipes
 from pipeline.store.fs import Store
 from pipeline.study.variants import (
     HELD_OUT,
@@ -21,7 +24,6 @@ from pipeline.study.variants import (
     StudyError,
     held_out_changes,
     load_variant,
-    mixed,
     refuse_leak,
 )
 
@@ -42,15 +44,9 @@ class StudyData:
     def runs(self) -> list[str]:
         return [f"{self.name}@{variant.name}" for variant in self.variants]
 
-    @property
-    def streams(self) -> list[list[str]]:
-        """The published names of the streams that each variant trains on."""
-        return [[f"{stream}@{variant.name}" for stream in mixed(recipe)]
-                for variant, recipe in zip(self.variants, self.recipes)]
-
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, "study": self.name, "held_out": list(self.held_out),
-                "tokenizers": "of each variant" if self.tokenizers else f"that of {self.variants[0].name}",
+                "tokenizers": self.tokenizers,
                 "variants": [{"name": v.name, "recipe": v.file, "changes": list(v.changes), "run": run,
                               "digest": recipe.digest()}
                              for v, run, recipe in zip(self.variants, self.runs, self.recipes)]}
@@ -63,6 +59,8 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
     one. Unless `tokenizers` says that each has its own, only the first has the held-out text, because the others take
     it, and the tokenizer, from there. `added` are assignments to the recipes of all variants. Raises StudyError and
     RecipeError."""
+    if len(variants) < 2:
+        raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
     if not held_out:
         raise StudyError("--held-out: by what text are variants judged? Each filter changes the text that a variant "
                          "itself holds out, so give a dataset of another source, or files")
@@ -79,11 +77,25 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
     for variant, recipe in zip(variants, recipes):
         merged = recipe if HELD_OUT in recipe.shards else load_variant(variant, [*shared, *judged], allow_custom)
         refuse_leak(variant.name, merged)
+    return StudyData(_name(name, variants, recipes), variants, recipes, tokenizers, held_out)
+
+
+def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any], *, name: str | None = None,
+                   allow_custom: bool = False) -> StudyData:
+    """Load and check recipes whose shards are candidates for a training that exists (`tokenmill train anneal`). Their
+    tokens are made with its `tokenizer`, a section of a recipe; they have neither curriculum nor training. Raises
+    StudyError and RecipeError."""
+    changes = [f"tokenizer={json.dumps(tokenizer)}", "curriculum=null", "train={}"]
+    recipes = [load_variant(variant, changes, allow_custom, needs=["shards"]) for variant in variants]
+    return StudyData(_name(name, variants, recipes), variants, recipes, True, [])
+
+
+def _name(given: str | None, variants: Sequence[DataVariant], recipes: Sequence[Recipe]) -> str:
     digest = hashlib.blake2b(json.dumps([[v.name, r.digest()] for v, r in zip(variants, recipes)]).encode())
-    study = name or f"{first.name}-{digest.hexdigest()[:8]}"
-    if "@" in study or (reason := bad_name(study)) is not None:
-        raise StudyError(f"--name {study[:80]!r}: {'it must not contain @' if '@' in study else reason}")
-    return StudyData(study, variants, recipes, tokenizers, held_out)
+    name = given or f"{recipes[0].name}-{digest.hexdigest()[:8]}"
+    if "@" in name or (reason := bad_name(name)) is not None:
+        raise StudyError(f"--name {name[:80]!r}: {'it must not contain @' if '@' in name else reason}")
+    return name
 
 
 def _same_text(variants: Sequence[DataVariant], recipes: Sequence[Recipe]) -> None:

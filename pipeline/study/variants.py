@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,13 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
         name, named, file = word.partition("=")
         variants.append(DataVariant(_checked(name if named else Path(word).stem, "--data"), file if named else word))
     for words in vary:
-        named = "=" not in words[0]
-        changes = tuple(words[1:] if named else words)
+        has_name = "=" not in words[0]
+        changes = tuple(words[1:] if has_name else words)
         if not changes or not all("=" in change for change in changes):
             raise StudyError(f"--vary {' '.join(words)}: a variant is a name and the keys in which it differs: --vary "
                              f"strict datasets.clean.steps.gopher_quality.min_stop_words=3")
         key, _, value = changes[0].partition("=")
-        name = words[0] if named else re.sub(r"[^\w.-]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-.")
+        name = words[0] if has_name else re.sub(r"[^\w.-]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-.")
         if trained := next((change for change in changes if change.startswith("train.")), None):
             raise StudyError(f"--vary {trained}: settings of the training are the same for all variants; to compare "
                              f"them, use --arm NAME KEY=VALUE with one RUN")
@@ -65,8 +65,6 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
     names = [variant.name for variant in variants]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(f"two variants are called '{doubled}'; give each a name of its own")
-    if len(variants) < 2:
-        raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
     return variants
 
 
@@ -78,16 +76,17 @@ def _checked(name: str, option: str) -> str:
     return name
 
 
-def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool) -> Recipe:
+def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
+                 needs: Sequence[str] = ("tokenizer", "shards", "curriculum", "train")) -> Recipe:
     """Load the recipe of a variant, with the assignments `added` after its own changes. A mistake in a change is
-    reported as one of `--vary`. Raises StudyError if the recipe makes nothing to train on."""
+    reported as one of `--vary`. Raises StudyError if the recipe lacks a section of `needs`."""
     try:
         recipe = load_recipe(variant.file, [*variant.changes, *added], allow_custom=allow_custom)
     except RecipeError as e:
         raise RecipeError(replace(problem, mark=_mark(problem.mark, variant)) for problem in e.problems) from None
     for section, given in (("tokenizer", recipe.tokenizer), ("shards", recipe.shards),
                            ("curriculum", recipe.curriculum), ("train", recipe.train)):
-        if not given:
+        if not given and section in needs:
             raise StudyError(f"{variant.file}: a study trains on its data, so the recipe needs `{section}:` too")
     return recipe
 
@@ -153,6 +152,6 @@ def _sources(recipe: Recipe, entries: Iterable[str]) -> set[str]:
         shards = recipe.shards[entry]
         reached = {source for dataset in shards.inputs
                    for source in (recipe.sources_of(dataset) if dataset in recipe.datasets else [dataset])}
-        where: Mapping[str, Any] = shards.where
-        sources |= reached & set(where["source"]) if where.get("source") else reached
+        picked = shards.where.get("source")
+        sources |= reached & set(picked) if picked else reached
     return sources

@@ -124,12 +124,13 @@ def _mean_run(data: bytes) -> float:
 
 
 def without_double_encoding(text: str, data: bytes) -> str:
-    """Undo double encoding in the text of a page. Doubly encoded text is UTF-8 that was read as windows-1252 and
-    written as UTF-8 again: `â€™` for `’`. One real page in fifty has some.
+    """Undo double encoding in the text of a page. Doubly encoded text is UTF-8 that was read as windows-1252 or
+    ISO-8859-1 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some.
 
-    `data` is the same text in UTF-8. If most of the page is doubly encoded, the encoding is undone everywhere,
-    otherwise only in pieces that cannot be ordinary text. The function is for prose only, since a program may contain
-    such text on purpose.
+    `data` is the same text in UTF-8. If doubly encoded pieces make up more than 60 % of the page's characters beyond
+    ASCII, and more than six characters, all of them are undone. Otherwise, only pieces with a control character are
+    undone, because they cannot be ordinary text; a single `â€™` stays. The function is for prose only, since a program
+    may contain such text on purpose.
     """
     if text.isascii() or _DOUBLE_BYTES.search(data) is None:
         return text

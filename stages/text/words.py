@@ -279,7 +279,7 @@ class Words:
 
     @classmethod
     def of(cls, words: Iterable[str]) -> Words:
-        """Make a `Words` from the words of a text that is already split. Nothing is known about its lines."""
+        """Make a `Words` from the words of a text that was split elsewhere. Its `lines` are None."""
         vocabulary = VOCABULARIES.of()
         ids = np.array([vocabulary.number(word) for word in words], np.int32)
         vocabulary.describe()

@@ -1,4 +1,5 @@
-"""A study from text to verdict, with a planted truth: half of the words shuffled is told apart, a copy is not."""
+"""A study from texts to its verdict, where the truth is known: a variant with half of its words shuffled is found to
+differ, and a copy is not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ train:
 
 
 def texts(seed: int, documents: int) -> list[list[str]]:
-    """Documents in which each word has four possible successors."""
+    """Return documents as lists of words. Each word is followed by one of four words that belong to it."""
     words = ["".join(random.Random(i).choices("abcdefghijklmnopqrstuvwxyz", k=5)) for i in range(150)]
     rng, following = random.Random(seed), random.Random(0)
     successors = {word: following.sample(words, 4) for word in words}

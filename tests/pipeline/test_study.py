@@ -1,5 +1,5 @@
-"""The data of a study: variants of a recipe run as one plan, what they share runs once, and each is what it would be if
-it ran alone."""
+"""The data of a study. Variants of a recipe run as one plan: what several of them need is run once, and each variant
+gives what it gives when it runs alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks
-from pipeline.study.data import make_data, study_data
+from pipeline.study.data import candidate_data, make_data, study_data
 from pipeline.study.variants import StudyError, named_variants
 from tests.corpus import sentences
 from tokenizer.mixture.curriculum import Curriculum, Stream
@@ -166,6 +166,21 @@ def test_files_may_be_held_out(site, tmp_path):
               make_backend=inline)
     base, whole = (curriculum(tmp_path / "store", variant) for variant in ("base", "whole"))
     assert base.streams[0] == whole.streams[0] and base.streams[0].val_tokens > 100
+
+
+def test_candidates_for_a_training_have_its_tokenizer_and_no_curriculum(site, made):
+    store, _ = made
+    tokenizer = curriculum(store, "base").tokenizer
+    variants = named_variants([f"one={site / 'recipe.yaml'}"], [["other", VARIED["strict"]]])
+    data = candidate_data(variants, {"load": str(store / tokenizer.path)}, name="candidates")
+    summaries = make_data(data, str(store), make_backend=inline)
+    for variant, summary in zip(("one", "other"), summaries):
+        manifest = json.loads((store / "shards" / f"text@{variant}" / "split=train" / "shards.json").read_text())
+        assert manifest["tokenizer"] == tokenizer.sha256 and manifest["tokens"] == summary.shards["text"] > 0
+        assert not (store / "runs" / f"candidates@{variant}" / "curriculum.json").exists()
+    whole = json.loads((store / "shards" / "text@base" / "split=train" / "shards.json").read_text())
+    one = json.loads((store / "shards" / "text@one" / "split=train" / "shards.json").read_text())
+    assert [shard["sha256"] for shard in one["shards"]] == [shard["sha256"] for shard in whole["shards"]]
 
 
 def test_variants_are_named_by_file_or_by_change(site):

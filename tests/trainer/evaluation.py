@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
@@ -23,7 +25,8 @@ SMALL = ModelConfig(layers=2, width=48, heads=6, kv_heads=2, ffn=80)
 
 
 class Bytes:
-    """A tokenizer whose tokens are bytes, from 1. Each pair of `merges` that follow each other are one token."""
+    """A tokenizer whose tokens are bytes: byte b is the token b + 1. Two bytes that are one of the pairs `merges`
+    become the token 256."""
 
     def __init__(self, *merges: str) -> None:
         self.merges = merges
@@ -57,11 +60,12 @@ def model_of(config: ModelConfig = SMALL, vocab: int = VOCAB, seed: int = 3) -> 
 
 
 def reader(context: int = 512, batch: int = 2048, coder: Any = None) -> PromptReader:
-    return PromptReader(coder or Bytes(), EOS, context, batch)
+    return PromptReader(coder or Bytes(), EOS, EOS, VOCAB, context, batch)
 
 
 def alone(model: Transformer, tokens: Sequence[int]) -> torch.Tensor:
-    """Log-probabilities [T, V] after each token, of the plain forward over one row."""
+    """Return the log-probabilities [T, V] after each token of a row, computed by a plain forward over this row
+    alone."""
     row = torch.tensor([list(map(int, tokens))])
     positions = torch.arange(row.shape[1])[None]
     with torch.no_grad():
@@ -87,7 +91,6 @@ def word_run(folder: Path, **train: Any) -> Path:
 
     from tests.trainer import synthetic
 
-    run = synthetic.make_run(folder / "store", total=3840, documents=200, train=train)
     size = synthetic.VOCAB
     words = {"<eos>": 0, **{f"w{i}": i for i in range(1, size - 4)}, "Q:": size - 4, "A:": size - 3, "A": size - 2,
              "B": size - 1}
@@ -96,6 +99,8 @@ def word_run(folder: Path, **train: Any) -> Path:
     path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
     path.parent.mkdir(parents=True)
     tokenizer.save(str(path))
+    with mock.patch.dict(synthetic.TOKENIZER, sha256=hashlib.sha256(path.read_bytes()).hexdigest()):
+        run = synthetic.make_run(folder / "store", total=3840, documents=200, train=train)
     rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
             for i in range(30)]
     write_task(folder, rows, shots=2)

@@ -15,7 +15,9 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.loop.run import open_run
 from trainer.observe.metrics import read
+from trainer.tools.anneal import with_candidates
 from trainer.tools.arm_statistics import contrasts, quantile
 from trainer.tools.arm_table import lines, table
 
@@ -154,6 +156,43 @@ def test_a_mixture_may_differ_in_its_data_alone(annealed, tmp_path, capsys):
     command = list(command)
     command[command.index("--mixes") + 1] = str(tmp_path / "x.yaml")
     assert main(command) == 2 and "differ in their data alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "name", "mix"), [
+    ("math", "math", {"web": 20, "code": 20, "math": 60}),
+    ("web", "web", {"web": 80, "code": 20}),
+    ("both=math:2,new:1", "both", {"web": 20, "code": 20, "math": 40, "new": 20})])
+def test_a_candidate_gets_60_percent_and_the_run_the_rest(annealed, word, name, mix):
+    base = open_run(str(annealed[0]), None, None, [])
+    mixes = with_candidates(base, 100, [word], "60%")
+    assert list(mixes) == ["base", name] and mixes["base"]["mix"] == {"web": 1, "code": 1}
+    assert mixes[name]["mix"] == pytest.approx(mix)
+    alone = with_candidates(base, 100, ["math"], "100%")["math"]["mix"]
+    assert alone == {"math": 100}
+
+
+def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys):
+    run, command = annealed
+    command = [*command[:command.index("--mixes")], "--candidates", "math", "--tokens", "1600", "--seeds", "1",
+               "--device", "cpu", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"] == ["base", "math"] and found["sources"]["math"]["arms"]["math"]["delta"] < -0.3
+    assert {name: cost["tokens"] for name, cost in found["costs"].items()} == {"base": 1600, "math": 1600}
+    curriculum = Curriculum.load(run / "train" / "anneal" / "from20" / "math-seed0" / "curriculum.json")
+    at = Order(curriculum).locate(100, curriculum.samples)
+    names = [stream.name for stream in curriculum.streams]
+    assert np.bincount(at.stream, minlength=3)[names.index("math")] == pytest.approx(0.6 * 50, abs=1)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--candidates", "math", "--share", "0%"], "share above 0"), (["--candidates", "math", "math"], "twice"),
+    (["--candidates", "x=math:much"], "not a weight"), (["--candidates", "x="], "write a stream"),
+    ([], "Give --mixes"), (["--data", "r.yaml"], "needs the pipeline")])
+def test_candidates_that_cannot_be_mixed_are_refused(annealed, capsys, words, said):
+    _, command = annealed
+    assert main([*command[:command.index("--mixes")], *words, "--tokens", "3200"]) == 2
+    assert said in capsys.readouterr().err
 
 
 # -- ablate ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Studies: what their tables say, arms of several runs, tokenizers and widths, and a study that is killed."""
+"""Studies, which compare short trainings (arms): what their tables say; arms of several runs, with several tokenizers
+or widths; and a study that is killed."""
 
 from __future__ import annotations
 
@@ -81,8 +82,8 @@ def test_arms_that_are_equal_bit_by_bit_are_called_equal():
 
 # -- arms of several runs ----------------------------------------------------------------------------------------------
 def runs_of(top: Path, *chains: int) -> list[Path]:
-    """Stores with a run each. All are judged by the same held-out shards of `web`; `code` is another language in each
-    run, that of `chains`."""
+    """Make a store with a run for each of `chains`. All runs have the same held-out shards of `web`; the texts of
+    `code` are in another language in each run, which its number in `chains` determines."""
     made = []
     for i, chain in enumerate(chains):
         run = make_run(top / f"s{i}", phases=[{**PHASES[0], "mix": {"code": 1}}], total=3200, documents=200)
@@ -225,5 +226,24 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
 
 
 def begun(folder: Path) -> bool:
-    """Whether an arm that is not finished has a checkpoint."""
+    """Return whether an arm that is not finished has a checkpoint."""
     return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
+
+
+def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
+    arms = [["frozen", "optimizer.lr=1e-6"], ["slow", "optimizer.lr=0.002"], ["clip", "clip=0.5"]]
+    command = ["ablate", str(run), "--seeds", "1", "--tokens", "3200", "--device", "cpu", "--jobs", "2", "--halving",
+               *(word for arm in arms for word in ("--arm", *arm))]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"][0] == "base" and len(found["arms"]) == 2 and "frozen" not in found["arms"]
+    assert {one["arm"]: one["share"] for one in found["ended"]}["frozen"] == 0.25
+    ended = next(one for one in found["ended"] if one["arm"] == "frozen")
+    assert ended["delta"] > 0
+    out = run / "train" / "ablate"
+    assert not (out / "frozen-seed0" / "summary.json").exists() and "frozen" not in found["costs"]
+    assert "frozen was ended after 25%" in (out / "table.txt").read_text()
+    before = {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}
+    assert main([*command, "--json"]) == 0 and json.loads(capsys.readouterr().out) == found
+    assert before == {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}

@@ -1,4 +1,5 @@
-"""Log-likelihoods: batched, with shared prefixes, and with logits at few places, they are those of one forward each."""
+"""Log-likelihoods computed in batches, with shared prefixes and with logits at few places equal those of a separate
+forward for each query."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MODELS = {"gqa": SMALL, "untied, qk-norm": replace(SMALL, tie=False, qk_norm=Tru
 
 
 def one_by_one(model: Transformer, query: Query) -> tuple[float, bool]:
-    """(log-likelihood, whether the continuation is the greedy one), from one forward over the query alone."""
+    """Return (log-likelihood, whether the continuation is the greedy one), computed by a forward over this query
+    alone."""
     logs = alone(model, query.tokens[:-1])
     asked = torch.from_numpy(query.tokens[query.start:].astype(np.int64))
     logs = logs[query.start - 1:]
@@ -35,7 +37,7 @@ def one_by_one(model: Transformer, query: Query) -> tuple[float, bool]:
 
 
 def draw_groups(seed: int, count: int) -> list[list[Query]]:
-    """Groups of queries, of which most begin alike, as the answers to one question do."""
+    """Draw groups of queries. Most queries of a group begin alike, as the answers to one question do."""
     rng = np.random.default_rng(seed)
     groups = []
     for _ in range(count):
@@ -153,6 +155,15 @@ def test_a_token_over_the_boundary_is_noticed():
     first, second = encode_prompts(prompts, Bytes("sn"), EOS)
     assert isinstance(first, MergedBoundary)
     assert isinstance(second, list)
+
+
+def test_whitespace_that_is_one_token_with_the_context_stays_there():
+    """As in code: many tokenizers have a token of quotes and the line feed after them."""
+    prompt = Prompt('def f():\n    """\n', "    return 1")
+    ((query,),) = encode_prompts([[prompt]], Bytes('"\n'), EOS)
+    assert Bytes().decode([int(i) for i in query.tokens[query.start:]]) == prompt.continuation
+    ((query,),) = encode_prompts([[prompt]], Bytes(), EOS)
+    assert Bytes().decode([int(i) for i in query.tokens[query.start:]]) == "\n    return 1"
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)

@@ -1,4 +1,5 @@
-"""Tasks: what rows become, which measures follow from likelihoods, and what is refused before a model is loaded."""
+"""Tasks: what becomes of their rows, which measures follow from likelihoods, and what is refused before a model is
+loaded."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path):
 @pytest.mark.parametrize(("name", "data"), [
     ("a.jsonl", b'{"q": 1}\nnot json\n'), ("a.jsonl", b"[1]\n"), ("a.jsonl", b'{"q": "' + b"x" * (17 << 20) + b'"}'),
     ("a.jsonl.gz", gzip.compress(b'{"q": 1}\n')[:-9]), ("a.jsonl.gz", b"no gzip"), ("a.parquet", b"PAR1"),
-    ("a.arrow", b"\xff" * 64), ("a.jsonl", b'{"q": "\xff\xfe"}'), ("a.jsonl", b"[" * 100_000)])
+    ("a.arrow", b"\xff" * 64), ("a.jsonl", b'{"q": "\xff\xfe"}'), ("a.jsonl", b"[" * 100_000),
+    ("a.jsonl", b'{"q": "\\ud800"}')])
 def test_damaged_files_are_named(tmp_path: Path, name: str, data: bytes):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=name) as error:
@@ -178,6 +180,12 @@ def test_a_merged_boundary_is_refused(tmp_path: Path):
 def test_answers_longer_than_the_context_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="context only 20"):
         prepare(write_task(tmp_path, quiz(5)), tmp_path / "data", 0, 0, reader(context=20))
+
+
+def test_empty_answers_are_named(tmp_path: Path):
+    rows = [*quiz(2), {"q": "x", "answers": ["", "y"], "right": 0}]
+    with pytest.raises(ConfigError, match="row 2: an answer is empty"):
+        prepare(write_task(tmp_path, rows, answer="{choice}"), tmp_path / "data", 0, 0, reader())
 
 
 @pytest.mark.parametrize(("settings", "key"), [

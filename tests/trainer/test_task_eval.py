@@ -1,4 +1,4 @@
-"""`tokenmill train eval`: over a run with a real tokenizer, and over what `train export` wrote of it."""
+"""`tokenmill train eval`, for a run with a real tokenizer and for the export that `train export` made of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import yaml
 from tests.trainer.evaluation import word_run
 from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
+from trainer.data.tokenizer import load_tokenizer
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.parallel.world import world
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,7 @@ def test_the_table_says_the_same(place: Path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert f"{result['measures']['bpb']['value']:.4f}" in next(line for line in lines if " bpb " in line)
     assert "0.5000" in next(line for line in lines if " mcf " in line)
+    assert [line.split()[0] for line in lines if " * " in line] == [result["main"]] == ["cf.raw"]
 
 
 def test_an_exported_model_scores_what_its_checkpoint_scores(place: Path, capsys):
@@ -80,6 +82,11 @@ def test_contaminated_items_are_taken_from_the_runs_list(place: Path, tmp_path: 
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (result,) = evaluate(capsys, run, *common(place), "--contaminated", str(tmp_path / "list.jsonl"))
     assert (result["contaminated"]["items"], result["clean"]["items"]) == (2, 28)
+    own = place / "store" / "runs" / "toy" / "contamination.jsonl"
+    own.write_text((tmp_path / "list.jsonl").read_text())
+    (again,) = evaluate(capsys, run, *common(place))
+    own.unlink()
+    assert again["contaminated"] == result["contaminated"]
     assert main(["eval", run, *common(place), "--contaminated", str(place / "quiz.yaml")]) == 2
     assert "contamination.jsonl" in capsys.readouterr().err
 
@@ -98,6 +105,63 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(place: Path, capsys, m
 def test_a_missing_tokenizer_is_named(place: Path, tmp_path: Path, capsys):
     assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place), "--store", str(tmp_path)]) == 2
     assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_tasks_that_do_not_fit_are_left_out_unless_they_are_named(place: Path, tmp_path: Path, capsys):
+    run = str(place / "store" / "runs" / "toy")
+    (tmp_path / "svamp.jsonl").write_text(json.dumps({"context": "w1", "answer": "1"}) + "\n")
+    (tmp_path / "lambada.jsonl").write_text(json.dumps({"context": "w1", "continuation": "w2 " * 99}) + "\n")
+    results = evaluate(capsys, run, "--data", str(tmp_path), "--shots", "0")
+    assert [r["task"] for r in results] == ["svamp"]
+    assert main(["eval", run, "--data", str(tmp_path), "--shots", "0"]) == 0
+    assert "left out" in capsys.readouterr().err
+    assert main(["eval", run, "--data", str(tmp_path), "--shots", "0", "--tasks", "svamp,lambada"]) == 2
+    assert "context" in capsys.readouterr().err
+
+
+def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):
+    path = tmp_path / "tokenizers" / "none" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes((place / "store" / "tokenizers" / "none" / "tokenizer.json").read_bytes() + b"\n")
+    assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place), "--store", str(tmp_path)]) == 2
+    assert "sha256" in capsys.readouterr().err
+
+
+def test_a_model_of_nan_is_refused(place: Path, capsys, monkeypatch):
+    from trainer.evaluation import scoring
+
+    monkeypatch.setattr(scoring.Transformer, "logits", lambda self, x: x.new_full((len(x), self.vocab), float("nan")))
+    assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place)]) == 1
+    assert "earlier step" in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(place: Path, tmp_path: Path, capsys):
+    out = tmp_path / "hf"
+    assert main(["export", str(place / "store" / "runs" / "toy"), "--out", str(out), "--dtype", "fp32"]) == 0
+    text = (out / "tokenizer.json").read_text().replace('"A:":94', '"A:":4711').replace('"A:": 94', '"A:": 4711')
+    (out / "tokenizer.json").write_text(text)
+    assert main(["eval", str(out), *common(place)]) == 2
+    assert "4,711" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["json", "model"])
+def test_texts_are_encoded_alike_one_by_one_and_together(kind: str, tmp_path: Path):
+    texts = [" red", "", "Question: what?\nAnswer:", "naïve  spaces ", "<eos>", "日本"]
+    if kind == "json":
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.train_from_iterator(["Question what Answer red " * 9], tokenizers.trainers.BpeTrainer(
+            vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+        inner.save(str(tmp_path / "t.json"))
+    else:
+        package = pytest.importorskip("sentencepiece")
+        (tmp_path / "text").write_text("Question what Answer red\n" * 99)
+        package.SentencePieceTrainer.train(input=str(tmp_path / "text"), model_prefix=str(tmp_path / "t"),
+                                           vocab_size=300, hard_vocab_limit=False, byte_fallback=True, minloglevel=2)
+    coder, why = load_tokenizer(tmp_path / f"t.{kind}")
+    assert coder is not None, why
+    assert coder.encode_batch(texts) == [coder.encode(text) for text in texts]
+    assert coder.encode_batch(texts)[1] == []
 
 
 def test_the_list_needs_no_model(capsys):

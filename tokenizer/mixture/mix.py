@@ -132,7 +132,8 @@ def _known(name: str, key: str, sizes: Mapping[str, float]) -> str:
 
 
 def _share(value: Any, key: str) -> Fraction:
-    """Parse a weight such as 70, 0.5 or '70%'."""
+    """Parse a weight. A percent sign is dropped: '70%' is 70, and 0.5 is 0.5; only the ratio of weights counts. Raises
+    CurriculumError, which names `key`, unless the weight is a number of at least 0."""
     try:
         share = Fraction(str(value).strip().removesuffix("%"))
     except (ValueError, ZeroDivisionError):

@@ -23,20 +23,26 @@ from trainer.evaluation.task_file import EvalTask
 from trainer.model.transformer import Transformer
 
 
+class ContextTooShort(ConfigError):
+    """Raised if the answers of a task do not fit into the model's context."""
+
+
 @dataclass(frozen=True)
 class PromptReader:
-    """What reads prompts: a tokenizer with its EOS token, the longest context of the model, and the largest number of
-    tokens in a batch."""
+    """What reads prompts: a tokenizer with its EOS token and the token `start` that stands for an empty context, the
+    number of tokens that the model knows and its longest context, and the largest number of tokens in a batch."""
 
     coder: TextCoder
     eos: int
+    start: int
+    vocab: int
     context: int
     batch: int
 
     @property
     def row(self) -> int:
-        """The largest number of tokens in a row of queries that begin alike: those of a batch, or a whole context with
-        several answers, so that a long context is computed once, too."""
+        """The largest number of tokens in a row that combines queries with a common beginning. It is at least 1.25
+        times the model's context, so that even the longest context is computed only once for all its answers."""
         return max(self.batch, self.context + self.context // 4)
 
 
@@ -79,7 +85,7 @@ class TaskScores:
         result: dict[str, Any] = {
             "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
             "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
-            "truncated": self.prepared.truncated, "measures": _plain(self.measures)}
+            "truncated": self.prepared.truncated, "main": file.main, "measures": _plain(self.measures)}
         if self.groups:
             result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
         if self.apart:
@@ -121,12 +127,17 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if file.generate is not None and "fg" in file.forms:
         room = reader.context - file.generate.tokens
         if room < 1:
-            raise ConfigError(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
-                              f"{reader.context}; leave the task out, or give a task file with fewer")
+            raise ContextTooShort(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
+                                  f"{reader.context}; leave the task out, or give a task file with fewer")
         texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
-        coded = [ids or [reader.eos] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
+        coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
         cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
         prompts = [ids[-room:] for ids in coded]
+    highest = max([*(int(max(row.tokens.max(initial=0), row.asked[:, 1].max())) for row in rows),
+                   *(max(ids) for ids in prompts)])
+    if highest >= reader.vocab:
+        raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
+                          f"it the tokenizer with which it was trained")
     sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
     return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, len(cut))
 
@@ -159,7 +170,7 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
     cut: set[int] = set()
     merged: set[int] = set()
     for kind, groups in kinds.items():
-        for number, queries in enumerate(encode_prompts(groups, reader.coder, reader.eos)):
+        for number, queries in enumerate(encode_prompts(groups, reader.coder, reader.start)):
             if isinstance(queries, MergedBoundary):
                 merged.add(number)
                 continue
@@ -179,13 +190,16 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
     """Cut the beginning of a query's context if the query is longer than the model's context, as
-    lm-evaluation-harness does."""
+    lm-evaluation-harness does. Raises ConfigError for an empty answer, and for one that does not fit."""
+    if query.start == len(query.tokens):
+        raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
+                          f"answers")
     spare = len(query.tokens) - 1 - reader.context
     if spare <= 0:
         return query
     if spare >= query.start:
-        raise ConfigError(f"{item.where}: an answer has {len(query.tokens) - query.start} tokens, but the model's "
-                          f"context only {reader.context} (task {task.name}); leave the task out")
+        raise ContextTooShort(f"{item.where}: an answer has {len(query.tokens) - query.start} tokens, but the model's "
+                              f"context only {reader.context} (task {task.name}); leave the task out")
     return Query(query.tokens[spare:], query.start - spare)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pipeline.base.files import file_sha256
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.base.config import ConfigError, build
 from trainer.checkpoint import hf
@@ -26,21 +27,34 @@ from trainer.model.transformer import Transformer, phase_rope
 @dataclass(frozen=True)
 class StoredModel:
     """A model that can be loaded. `about` says which model it is, for the results; `step` is None for an exported
-    model. `context` is the longest sequence that it was trained on. `load` reads the weights, in float32 on the CPU."""
+    model. `context` is the longest sequence that it was trained on, and `start` the token before a text without
+    context: BOS if the model has one, else EOS. `tokenizer_sha256` is what the tokenizer's file must have. `load`
+    reads the weights, in float32 on the CPU."""
 
     about: dict[str, Any]
     step: int | None
     context: int
     eos: int
+    start: int
+    vocab: int
     tokenizer: Path
+    tokenizer_sha256: str | None
     load: Callable[[], Transformer]
 
     def coder(self) -> TextCoder:
         """Load the model's tokenizer. Raises ConfigError when that is impossible."""
-        coder, why = load_tokenizer(self.tokenizer)
-        if coder is None:
-            raise ConfigError(f"{self.tokenizer}: an evaluation needs the tokenizer ({why})")
-        return coder
+        return load_coder(self.tokenizer, self.tokenizer_sha256)
+
+
+def load_coder(path: Path, sha256: str | None) -> TextCoder:
+    """Load the tokenizer of an evaluation, whose file must have this `sha256` (None: any). Raises ConfigError."""
+    coder, why = load_tokenizer(path)
+    if coder is None:
+        raise ConfigError(f"{path}: an evaluation needs the tokenizer ({why})")
+    if sha256 not in (None, file_sha256(path)):
+        raise ConfigError(f"{path}: is not the tokenizer with which the model was trained (its sha256 differs); "
+                          f"restore the file from a copy of the store")
+    return coder
 
 
 def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
@@ -62,7 +76,8 @@ def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
     about = {"step": checkpoint.step, "tokens": meta["tokens"], "checkpoint": checkpoint.folder.name,
              "parameters": config.parameters(curriculum.tokenizer.vocab_size)}
     return StoredModel(about, checkpoint.step, max(p.sequence for p in begun), curriculum.tokenizer.eos,
-                       store / curriculum.tokenizer.path, load)
+                       curriculum.tokenizer.eos, curriculum.tokenizer.vocab_size, store / curriculum.tokenizer.path,
+                       curriculum.tokenizer.sha256, load)
 
 
 def of_export(folder: Path) -> StoredModel:
@@ -85,7 +100,9 @@ def of_export(folder: Path) -> StoredModel:
     tokenizer = next((folder / n for n in ("tokenizer.json", "tokenizer.model") if (folder / n).is_file()),
                      folder / "tokenizer.json")
     about = {"config_sha256": hashlib.sha256(data).hexdigest(), "parameters": config.parameters(vocab)}
-    return StoredModel(about, None, document.get("max_position_embeddings", 2048), eos, tokenizer, load)
+    bos = document.get("bos_token_id")
+    return StoredModel(about, None, document.get("max_position_embeddings", 2048), eos,
+                       bos if isinstance(bos, int) else eos, vocab, tokenizer, None, load)
 
 
 def _empty(config: ModelConfig, vocab: int) -> Transformer:

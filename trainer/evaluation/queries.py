@@ -9,12 +9,11 @@ this is an error.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
 from trainer.evaluation.items import Prompt
 
@@ -29,40 +28,38 @@ class MergedBoundary(ValueError):
 @dataclass(frozen=True)
 class Query:
     """Tokens of a context and a continuation. Asked for is the log-likelihood of tokens[start:]. `start` is at least 1,
-    because the first token has no prediction."""
+    because the first token has no prediction. An empty continuation has no tokens."""
 
     tokens: np.ndarray
     start: int
 
 
 def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
-                   eos: int) -> Iterator[list[Query] | MergedBoundary]:
+                   start: int) -> Iterator[list[Query] | MergedBoundary]:
     """Yield the queries of each group of prompts, or MergedBoundary for a group that cannot be divided. A context
-    without text is the token `eos`."""
+    without text is the token `start`."""
     waiting = iter(groups)
-    while part := [[_without_trailing_space(p) for p in group] for group in itertools.islice(waiting, _BATCH)]:
-        texts = dict.fromkeys(t for group in part for p in group for t in (p.context, p.context + p.continuation))
+    while part := list(itertools.islice(waiting, _BATCH)):
+        texts = dict.fromkeys(text for group in part for p in group
+                              for text in (p.context, p.context.rstrip(), p.context + p.continuation))
         coded = dict(zip(texts, coder.encode_batch(list(texts))))
         for group in part:
             try:
-                yield [_query(coded[p.context], coded[p.context + p.continuation], eos) for p in group]
+                yield [_query(p, coded, start) for p in group]
             except MergedBoundary as merged:
                 yield merged
 
 
-def _without_trailing_space(prompt: Prompt) -> Prompt:
-    """Move whitespace from the end of the context to the beginning of the continuation, because most tokenizers encode
-    it together with the word that follows."""
-    context = prompt.context.rstrip()
-    return Prompt(context, prompt.context[len(context):] + prompt.continuation)
-
-
-def _query(context: list[int], whole: list[int], eos: int) -> Query:
-    if whole[:len(context)] != context:
+def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
+    """Divide the tokens of a prompt. Whitespace at the end of the context belongs to the continuation, because most
+    tokenizers encode it together with the word that follows; but not if the tokenizer encodes it with what precedes."""
+    whole = coded[prompt.context + prompt.continuation]
+    for context in (coded[prompt.context.rstrip()], coded[prompt.context]):
+        if whole[:len(context)] == context:
+            break
+    else:
         raise MergedBoundary
-    if len(whole) == len(context):
-        raise ConfigError("an answer has no tokens; mend the row, or the template of its answers")
-    begin = context or [eos]
+    begin = context or [start]
     return Query(np.array([*begin, *whole[len(context):]], np.int32), len(begin))
 
 

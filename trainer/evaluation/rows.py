@@ -92,6 +92,17 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
                     row = json.loads(line)
                 except ValueError as error:
                     raise ConfigError(f"{path}: row {place} is no JSON ({error}); fetch the file again") from None
+                if b"\\ud" in line.lower():
+                    _check_text(row, f"{path}: row {place}")
                 if not isinstance(row, dict):
                     raise ConfigError(f"{path}: row {place} is no JSON object; a row needs named fields")
                 yield row
+
+
+def _check_text(row: Any, where: str) -> None:
+    """Raise ConfigError if a text of a row has half of a surrogate pair, which JSON can spell but no tokenizer
+    encodes."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where} has half of a character (a lone surrogate); fetch the file again") from None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.base.config import TrainingError
 from trainer.evaluation.queries import SharedRow
 from trainer.model.attention import DocMask
 from trainer.model.transformer import Transformer
@@ -42,11 +43,15 @@ def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         yield batch
 
 
+class NotFinite(TrainingError):
+    """Raised if a model computes NaN or infinity, as after a training that has diverged."""
+
+
 @torch.no_grad()
 def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
                 progress: Callable[[int], None] = lambda _rows: None) -> list[dict[int, Likelihood]]:
     """Compute for each row the likelihoods of its queries: {number of the query: likelihood}. A batch has at most
-    `most` tokens. `progress` is called with the number of rows of every finished batch."""
+    `most` tokens. `progress` is called with the number of rows of every finished batch. Raises NotFinite."""
     results: list[dict[int, Likelihood]] = [{}] * len(rows)
     for batch in batches([len(row.tokens) for row in rows], most):
         for number, result in zip(batch, _batch([rows[i] for i in batch], model)):
@@ -110,4 +115,7 @@ def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
         best = logits.argmax(-1)
         nats[own] = (logits[places, tokens].double() - logits.logsumexp(-1).double()[places]).cpu().numpy()
         greedy[own] = (best[places] == tokens).cpu().numpy()
+    if not np.isfinite(nats).all():
+        raise NotFinite("the model's log-likelihoods are NaN or infinite, so it cannot be scored; evaluate an earlier "
+                        "step")
     return nats, greedy

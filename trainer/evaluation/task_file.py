@@ -82,6 +82,13 @@ class TaskFile:
     shuffle: bool = False
     generate: GenerateConfig | None = None
 
+    @property
+    def main(self) -> str:
+        """The name of the measure that stands for the task where only one is shown."""
+        if "cf" in self.forms:
+            return f"cf.{self.norm}"
+        return next((form for form in self.forms if form != "bpb"), "bpb")
+
     def check(self) -> None:
         if bool(self.choices) == bool(self.choices_from):
             raise ValueError("give either choices or choices_from")

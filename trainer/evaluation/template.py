@@ -30,7 +30,7 @@ def _after(text: str, mark: str) -> str:
 
 def _wikihow(text: str, _: str) -> str:
     """Clean a text of HellaSwag as OLMES does: WikiHow's marks of titles and steps are removed."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    text = re.sub(r"\[[^\[\]\n]*\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ").replace(".. ", ". ")
 
 

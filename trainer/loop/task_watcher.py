@@ -45,11 +45,11 @@ def check_tasks(run: Run) -> None:
     config = run.config.evaluate.tasks
     if config is None:
         return
-    from trainer.data.tokenizer import load_tokenizer
     from trainer.evaluation.evaluate import PromptReader, prepare
+    from trainer.evaluation.models import load_coder
     from trainer.evaluation.task_file import tasks_named
 
-    key, tokenizer = "train.evaluate.tasks", run.store / run.curriculum.tokenizer.path
+    key, tokenizer = "train.evaluate.tasks", run.curriculum.tokenizer
     data = Path(config.data)
     if not data.is_dir():
         raise ConfigError(f"{key}.data: {data} is no folder; give the folder with the tasks' data")
@@ -57,10 +57,9 @@ def check_tasks(run: Run) -> None:
         tasks = tasks_named(config.tasks)
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
-    coder, why = load_tokenizer(tokenizer)
-    if coder is None:
-        raise ConfigError(f"{tokenizer}: {key} needs the tokenizer ({why})")
-    reader = PromptReader(coder, run.curriculum.tokenizer.eos, run.curriculum.phases[0].sequence, BATCH)
+    coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
+    reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
+                          BATCH)
     for task in tasks:
         prepare(task, data, config.shots, 0, reader)
 

@@ -45,25 +45,12 @@ def add_parser(commands: Any) -> None:
     ablate.add_argument("--widths", metavar="W,W,…", help="train every arm with models of these widths; the settings "
                                                           "are those of the smallest (muP)")
     experiment_arms.add_arguments(ablate)
-    add_data_arguments(ablate)
-
-
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name variants of recipes. `pipeline.study` reads them."""
-    data = parser.add_argument_group("data (with the pipeline installed)")
-    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE",
-                      help="compare the data of these recipes, which run as one plan")
-    data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
-                      help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
+    data = experiment_arms.add_data_arguments(ablate, "compare the data of these recipes, which run as one plan")
     data.add_argument("--held-out", nargs="+", metavar="DATASET|FILE",
                       help="text by which variants are judged: a dataset of the recipe, or files; nothing of it is "
                            "trained on")
     data.add_argument("--tokenizers", action="store_true", help="let each variant make its own tokenizer, and read "
                                                                 "equal numbers of bytes")
-    data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
-    data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
-                                                                    "each core)")
-    data.add_argument("--allow-custom-stages", action="store_true", help="let the recipes run their own code")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.loop.run import open_run
 
     if options.data or options.vary:
-        raise ConfigError("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', "
-                          "and call `tokenmill train ablate`")
+        raise ConfigError(experiment_arms.NEEDS_PIPELINE)
     if not options.runs or (options.arms and len(options.runs) > 1) or not (options.arms or len(options.runs) > 1):
         raise ConfigError("what is compared? A RUN with at least one --arm NAME KEY=VALUE, or several RUNs, or --data "
                           "RECIPE RECIPE")
@@ -154,7 +140,7 @@ def bytes_per_token(run: Run) -> float:
     return total / run.curriculum.tokens
 
 
-def widths_of(given: str | None) -> list[int | None]:
+def widths_of(given: str | None) -> Sequence[int | None]:
     """Parse `--widths`, in ascending order. Without it, the result is [None]: the model is that of the settings."""
     from trainer.base.config import ConfigError
 

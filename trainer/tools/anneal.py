@@ -1,7 +1,9 @@
 """`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
 
-Instead of mixtures, `--candidates STREAM …` names streams (data sources) of the store. Each of them gets the share
-`--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run alone.
+Instead of mixtures, `--candidates [NAME=]STREAM …` names streams (data sources) of the store. Each of them gets the
+share `--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run
+alone. A candidate may have several streams with weights, `clean=web:3,code:1`. `--data RECIPE …` makes the candidates
+from recipes; this needs the pipeline (`pipeline.study`).
 
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
@@ -45,11 +47,13 @@ def add_parser(commands: Any) -> None:
                                              "mixtures, and compare what that does to the held-out data.")
     anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
     anneal.add_argument("--mixes", nargs="+", metavar="FILE", default=[], help="candidate mixtures, as YAML")
-    anneal.add_argument("--candidates", nargs="+", metavar="STREAM", default=[],
+    anneal.add_argument("--candidates", nargs="+", metavar="[NAME=]STREAM", default=[],
                         help="streams of the store, each of which is mixed with what the run reads")
     anneal.add_argument("--share", default="60%", metavar="SHARE", help="share of a candidate (default: 60%%)")
     anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
     experiment_arms.add_arguments(anneal)
+    experiment_arms.add_data_arguments(anneal, "make candidates from the shards of these recipes, which run as one "
+                                               "plan in the store of RUN")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences, open_run
 
+    if options.data or options.vary:
+        raise ConfigError(experiment_arms.NEEDS_PIPELINE)
     base = open_run(options.run, options.store, options.out, options.overrides)
     checkpoints = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
     if options.step not in checkpoints:
@@ -82,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
     """Return the mixtures that are compared with `--candidates`: that of the run at sample number `sample`, called
-    `base`, and for each candidate (a stream) one in which it has the share `share` and `base` the rest."""
+    `base`, and for each candidate one in which it has the share `share` and `base` the rest."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 
@@ -90,17 +96,39 @@ def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: st
         part = parse_share(share)
     except ValueError as error:
         raise ConfigError(f"--share {share}: {error}") from None
-    if not part or len(set(candidates)) < len(candidates) or BASE in candidates:
-        raise ConfigError(f"--share {share}: a candidate has a share above 0" if not part else
-                          f"--candidates: each stream once, and none that is called {BASE}")
+    if not part:
+        raise ConfigError(f"--share {share}: a candidate has a share above 0")
     phase = base.curriculum.phases[base.curriculum.phase_at(sample - 1)]
-    total = sum(phase.weights.values())
     mixes: dict[str, dict[str, Any]] = {BASE: {"mix": dict(phase.weights)}}
-    for candidate in candidates:
-        mix = {name: 100 * (1 - part) * weight / total for name, weight in phase.weights.items() if weight}
-        mix[candidate] = mix.get(candidate, 0) + 100 * part
-        mixes[candidate] = {"mix": {name: weight for name, weight in mix.items() if weight}, "on_exhausted": "repeat"}
+    for word in candidates:
+        name, weights = candidate(word)
+        if name in mixes:
+            raise ConfigError(f"--candidates {word}: '{name}' stands there twice, or is the mixture of the run; give "
+                              f"it another name: NAME={word.partition('=')[2] or word}")
+        mix: dict[str, float] = {}
+        for streams, sum_of in ((phase.weights, 100 * (1 - part)), (weights, 100 * part)):
+            for stream, weight in streams.items():
+                mix[stream] = mix.get(stream, 0) + sum_of * weight / sum(streams.values())
+        mixes[name] = {"mix": {stream: weight for stream, weight in mix.items() if weight}, "on_exhausted": "repeat"}
     return mixes
+
+
+def candidate(word: str) -> tuple[str, dict[str, float]]:
+    """Parse a candidate of `--candidates`, `[NAME=]STREAM[:WEIGHT],…`. Returns its name and the weights of its
+    streams."""
+    from trainer.base.config import ConfigError
+
+    name, _, listed = word.rpartition("=")
+    weights: dict[str, float] = {}
+    for entry in listed.split(","):
+        stream, _, weight = entry.partition(":")
+        try:
+            weights[stream] = float(weight or 1)
+        except ValueError:
+            raise ConfigError(f"--candidates {word}: '{weight}' is not a weight; write clean=web:3,code:1") from None
+    if not all(stream and weight > 0 for stream, weight in weights.items()):
+        raise ConfigError(f"--candidates {word}: write a stream, or NAME=STREAM:WEIGHT,… with weights above 0")
+    return name or listed, weights
 
 
 def read_mix(path: Path) -> dict[str, Any]:
@@ -143,7 +171,7 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
         raise ConfigError(str(error)) from None
     # the phase has a rate of its own; shares in the run's schedule (a warm-up of 2%) would refer to another total
     decayed = {**settings, "schedule": {"kind": "constant", "warmup": "0"}, "skip": []}
-    return arm_of(base, name, seed, decayed, curriculum, folder)
+    return replace(arm_of(base, name, seed, decayed, curriculum, folder), before=checkpoint.meta["tokens"])
 
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Arm:
     """One training of a study. `settings` is the section `train:` of the recipe with which it trains. `width` is the
-    width of its model, if the study compares several widths."""
+    width of its model, if the study compares several widths. `before` is how many tokens its model had read before the
+    study, if it continues from a checkpoint."""
 
     name: str
     seed: int                     # from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None
+    before: int = 0
+
+    def rung(self, share: float) -> int:
+        """Return the number of the step that ends the given share of its steps."""
+        return max(1, math.ceil(share * self.run.curriculum.steps))
 
 
 def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,
@@ -72,12 +79,14 @@ def write(arm: Arm) -> None:
     replace_file(arm.run.out / "recipe.yaml", yaml.safe_dump({"train": dict(arm.settings)}, sort_keys=True))
 
 
-def finished(arm: Arm) -> bool:
-    """Whether an arm has been trained to the end of its curriculum. Of a finished arm, only the last checkpoint is
-    kept."""
+def finished(arm: Arm, share: float = 1.0) -> bool:
+    """Whether an arm has been trained to the end of its curriculum, or to that of a share of its steps. Of a finished
+    arm, only the last checkpoint is kept."""
     from trainer.checkpoint import checkpoints as ckpt
 
     checkpoints = ckpt.complete(arm.run.out / "checkpoints")
+    if share < 1:
+        return bool(checkpoints) and checkpoints[-1].step >= arm.rung(share)
     if not (arm.run.out / "summary.json").exists() or not checkpoints \
             or checkpoints[-1].meta["samples"] != arm.run.curriculum.samples:
         return False

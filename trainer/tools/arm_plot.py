@@ -39,12 +39,12 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
         return LEFT + (value + reach) / (2 * reach) * (WIDTH - LEFT - RIGHT)
 
     parts = [tag("rect", class_="bg", width=WIDTH, height=bottom + 48),
-             label("title", 12, 20, f"Held-out loss on {source}: difference to {first} ({result['unit']})"),
+             label("title", 12, 20, f"Loss on held-out text ({source}): difference to {first} in {result['unit']}"),
              label("axis", 12, 37, "left of the dashed line is better; bars are 95 % intervals, filled dots are beyond "
                                    "the noise" if of["noise"] is not None else "one seed: the noise is not known")]
     for value in ticks(-reach, reach, 6):
         parts += [tag("line", class_="grid", x1=x(value), x2=x(value), y1=TOP, y2=bottom),
-                  label("axis", x(value), bottom + 18, f"{value:+g}", text_anchor="middle")]
+                  label("axis", x(value), bottom + 18, f"{value:+g}" if value else "0", text_anchor="middle")]
     parts.append(tag("line", class_="entropy", x1=x(0), x2=x(0), y1=TOP, y2=bottom))
     for i, (name, delta) in enumerate(zip(others, deltas)):
         y = TOP + ROW * (i + 0.5)
@@ -83,7 +83,7 @@ def curves(points: Mapping[str, Sequence[tuple[float, float]]], source: str, uni
         return TOP + (high - value) / (high - low) * HEIGHT
 
     parts = [tag("rect", class_="bg", width=WIDTH, height=TOP + HEIGHT + 44),
-             label("title", 12, 20, f"Held-out loss on {source} ({unit})")]
+             label("title", 12, 20, f"Loss on held-out text ({source}) in {unit}")]
     for value in ticks(low, high, 6):
         parts += [tag("line", class_="grid", x1=64, x2=WIDTH - RIGHT, y1=y(value), y2=y(value)),
                   label("axis", 58, y(value) + 4, f"{value:g}", text_anchor="end")]

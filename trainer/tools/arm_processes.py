@@ -23,37 +23,40 @@ from trainer.base.files import training_process
 from trainer.base.interrupts import stopping
 from trainer.launch.local import STOPPED_S, end_with_parent
 from trainer.loop.run import TrainingError
-from trainer.loop.threads import cores
+from trainer.loop.threads import cores, threads
 from trainer.tools.arm import Arm, finished, label
 
 #: lines of an arm's log that an error message repeats
 SHOWN = 5
 
 
-def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None],
+def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], share: float = 1.0,
                clock: Clock = SYSTEM) -> None:
-    """Train all arms that are not finished, `options.jobs` at a time. Raises TrainingError if one of them fails, and
-    SystemExit(128 + n) after signal n, when all that ran have ended."""
-    waiting, running = deque(arm for arm in arms if not finished(arm)), dict[int, tuple[Arm, subprocess.Popen[bytes]]]()
+    """Train all arms that are not finished, `options.jobs` at a time, to a share of their steps. When an arm fails, or
+    when signal n asks this process to end, no further arm is started, and the running ones are asked to write a
+    checkpoint and end. After they have ended, TrainingError or SystemExit(128 + n) is raised."""
+    waiting = deque(arm for arm in arms if not finished(arm, share))
+    running: dict[int, tuple[Arm, subprocess.Popen[bytes]]] = {}
     done, failed = len(arms) - len(waiting), ""
+    goal = "" if share == 1 else f" (to {share:.0%} of their steps)"
     if done:
-        announce(f"{done} of {len(arms)} trainings are done already")
+        announce(f"{done} of {len(arms)} trainings are done already{goal}")
     with signals(running) as caught:
         while running or (waiting and not caught and not failed):
             while waiting and len(running) < options.jobs and not caught and not failed:
                 slot = min(set(range(options.jobs)) - set(running))
                 arm = waiting.popleft()
                 wait_for_earlier(arm.run.out, clock)
-                running[slot] = arm, start(arm, options, slot)
+                running[slot] = arm, start(arm, options, slot, share)
             clock.sleep(0.05)
             for slot, (arm, process) in list(running.items()):
                 code = process.poll()
                 if code is None:
                     continue
                 del running[slot]
-                if code == 0 and finished(arm):
+                if code == 0 and finished(arm, share):
                     done += 1
-                    announce(f"{done} of {len(arms)}: {label(arm)}, seed {arm.seed}")
+                    announce(f"{done} of {len(arms)}: {label(arm)}, seed {arm.seed}{goal}")
                 elif not caught and not failed:
                     failed = failure(arm, code)
                     stop(running)
@@ -63,15 +66,17 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
         raise SystemExit(128 + caught[0])
 
 
-def start(arm: Arm, options: argparse.Namespace, slot: int) -> subprocess.Popen[bytes]:
-    """Start the training of an arm. The number of its CPU threads depends on `--jobs` alone and not on the load of the
-    machine, because it may change the last digits of losses."""
+def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
+    """Start the training of an arm. The number of its CPU threads depends on its model and `--jobs`, and not on the
+    load of the machine, because it may change the last digits of losses."""
     command = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
                str(arm.run.out), "--device", options.device]
+    if share < 1:
+        command += ["--stop-at", str(arm.rung(share))]
     if options.ranks:
         command += ["--ranks", str(options.ranks)]
-    ranks = options.jobs * (options.ranks or 1)
-    env = {"OMP_NUM_THREADS": str(max(1, int(cores()) // ranks)), **os.environ}
+    share = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
+    env = {"OMP_NUM_THREADS": str(share), **os.environ}
     if options.device != "cpu" and options.jobs > 1 and not options.ranks and (gpus := visible_gpus()):
         env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     with open(arm.run.out / "log.txt", "ab") as log:

@@ -22,6 +22,9 @@ from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
 from trainer.tools.arm_table import ALL, NATS, cost_lines, lines, measured, table
 
+NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
+                  "`tokenmill train`")
+
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
 
@@ -30,9 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
                         help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
+    parser.add_argument("--halving", action="store_true",
+                        help="end the worse half of the arms after a quarter and after half of the tokens")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
+    """Add the options that name variants of recipes, which `pipeline.study` reads. Returns their group."""
+    data = parser.add_argument_group("data (with the pipeline installed)")
+    data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE", help=purpose)
+    data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
+                      help="a variant of the first recipe: its name, and the keys in which it differs; repeatable")
+    data.add_argument("--name", metavar="STUDY", help="name of the study (default: from the recipes)")
+    data.add_argument("--workers", type=positive, metavar="N", help="processes that make the data (default: one for "
+                                                                    "each core)")
+    data.add_argument("--allow-custom-stages", action="store_true", help="let the recipes run their own code")
+    return data
 
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
@@ -45,6 +63,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
+    from trainer.tools.halving import halved
 
     if "RANK" in os.environ:
         raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
@@ -60,8 +79,11 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         for arm in arms:
             prepare(arm)
             write(arm)
+        ended: list[dict[str, Any]] = []
+        if options.halving:
+            arms, ended = halved(arms, options, announce, sources[0], unit)
         train_arms(arms, options, announce)
-        result = results(arms, sources, unit)
+        result = {**results(arms, sources, unit), **({"ended": ended} if options.halving else {})}
         text = report(result)
         (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
@@ -114,7 +136,7 @@ def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str,
                               f"judge by another stream")
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append({s: float(v) for s, v in values.items() if v is not None})
-        model, tokens = arm.run.config.model, summary["tokens"]
+        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
         cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
                                              "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
         cost["tokens"] += tokens
@@ -141,7 +163,9 @@ def report(result: Mapping[str, Any]) -> str:
         out += [*([title, ""] if title else []), *lines(one), ""]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
-    return "\n".join([*out, *cost_lines(result["costs"])])
+    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
+             f"the first arm (--halving)" for one in result.get("ended", ())]
+    return "\n".join([*out, *early, *([""] if early else []), *cost_lines(result["costs"])])
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:

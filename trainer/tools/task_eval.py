@@ -173,17 +173,24 @@ def device_of(options: argparse.Namespace) -> str:
 def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
     from trainer.evaluation.evaluate import PromptReader
 
-    return PromptReader(model.coder(), model.eos, model.context, options.batch or BATCH[device_of(options)])
+    return PromptReader(model.coder(), model.eos, model.start, model.vocab, model.context,
+                        options.batch or BATCH[device_of(options)])
 
 
 def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
                 progress: EvaluationProgress) -> list[PreparedTask]:
-    from trainer.evaluation.evaluate import prepare
+    """Prepare all tasks. Without --tasks, those that do not fit into the model's context are left out with a line."""
+    from trainer.evaluation.evaluate import ContextTooShort, prepare
 
     prepared = []
     for task in tasks:
         progress.show(f"reading {task.name}")
-        prepared.append(prepare(task, data, options.shots, options.seed, reader))
+        try:
+            prepared.append(prepare(task, data, options.shots, options.seed, reader))
+        except ContextTooShort as error:
+            if options.tasks or (task is tasks[-1] and not prepared):
+                raise
+            say(f"left out: {error}", sys.stderr)
     return prepared
 
 
@@ -253,7 +260,7 @@ def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> N
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Format results as lines of text, a line for each measure."""
+    """Format results as lines of text, a line for each measure. A star marks the main measure of a task."""
     out = [f"{'task':<15}{'step':>9}{'shots':>7}{'items':>8}  {'measure':<20}{'value':>9}{'± s.e.':>9}{'chance':>9}"
            f"{'constant':>10}{'permuted':>10}"]
     for result in results:
@@ -267,7 +274,8 @@ def table(results: Sequence[dict[str, Any]]) -> list[str]:
                 cells = "".join(f"{'–' if measure.get(key) is None else format(measure[key], '.4f'):>{width}}"
                                 for key, width in (("value", 9), ("stderr", 9), ("chance", 9), ("constant", 10),
                                                    ("permuted", 10)))
-                out.append(f"{head}{name:<20}{cells}{suffix and f'{suffix}, {items:,} items'}")
+                label = f"{name} *" if name == result["main"] else name
+                out.append(f"{head}{label:<20}{cells}{suffix and f'{suffix}, {items:,} items'}")
                 head = " " * len(head)
         if result["truncated"]:
             out.append(f"{'':<15}{result['truncated']:,} items were longer than the model's context of "

@@ -75,8 +75,8 @@ def settings(options: argparse.Namespace) -> None:
 
 def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, clock: Clock = SYSTEM) -> int:
     """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
-    from trainer.base.config import ConfigError
-    from trainer.checkpoint.checkpoints import CheckpointError, survey
+    from trainer.base.config import CheckpointError, ConfigError, TrainingError
+    from trainer.checkpoint.checkpoints import survey
     from trainer.checkpoint.in_use import marked
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
@@ -114,7 +114,7 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
             try:
                 with marked(checkpoint.folder.parent) as heartbeat.mark:
                     results = evaluate_model(model, reader, missing, run, out, options, heartbeat)
-            except (CheckpointError, FileNotFoundError) as error:
+            except (CheckpointError, TrainingError, FileNotFoundError) as error:
                 say(f"step {checkpoint.step:,} is left out: {error}", sys.stderr)
                 continue
             for result in results:

@@ -178,10 +178,10 @@ def _day(year: str, month: str, day: str) -> datetime.date | None:
 def _head_facts(head: str) -> tuple[dict[str, str], list[list[str]], dict[str, str], list[str]]:
     """Reads the tags `<meta>`, `<link>` and `<time>` in `head`. Returns a tuple of four:
 
-    - the facts that `<meta>` tags state, by name
+    - the facts that `<meta>` tags state, other than authors, by name of the fact
     - the authors that `<meta>` tags name: one list for each kind of `<meta>` tag, the most reliable kind first
     - the address in the first `<link>` of each relation, by relation
-    - the `datetime` of each `<time>`, with dates of publication first
+    - the `datetime` of up to eight `<time>` tags, those marked as dates of publication first ("" for a tag without one)
     """
     best: dict[str, tuple[int, str]] = {}
     authors: dict[int, list[str]] = {}
