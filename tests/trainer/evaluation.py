@@ -84,9 +84,10 @@ def write_task(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "qui
     return read_task(path)
 
 
-def word_run(folder: Path, **train: Any) -> Path:
+def word_run(folder: Path, total: int = 3840, sequence: int = 0, batch: int = 0, **train: Any) -> Path:
     """Make a store with a run and a tokenizer of words, and a task `quiz` of 30 rows for it (quiz.yaml and the folder
-    data below `folder`). Returns the folder of the run."""
+    data below `folder`). Returns the folder of the run. Given a `sequence` and a `batch` of tokens, the run has one
+    phase; otherwise it has the phases of `make_run`."""
     import tokenizers
 
     from tests.trainer import synthetic
@@ -100,7 +101,10 @@ def word_run(folder: Path, **train: Any) -> Path:
     path.parent.mkdir(parents=True)
     tokenizer.save(str(path))
     with mock.patch.dict(synthetic.TOKENIZER, sha256=hashlib.sha256(path.read_bytes()).hexdigest()):
-        run = synthetic.make_run(folder / "store", total=3840, documents=200, train=train)
+        run = synthetic.make_run(folder / "store", total=total, documents=max(200, total // 30), train=train,
+                                 longest=sequence or 64, phases=[{
+                                     "name": "all", "until": "100%", "sequence": sequence, "batch": batch,
+                                     "mix": {"web": 1}}] if sequence else None)
     rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
             for i in range(30)]
     write_task(folder, rows, shots=2)
