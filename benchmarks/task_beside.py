@@ -1,16 +1,15 @@
 """By how much does the scoring of checkpoints on tasks delay the steps of a training beside it?
 
-    python -m benchmarks.task_beside DATA [--tasks T,…] [--steps N] [--one-core] [--no-pace]
+    python -m benchmarks.task_beside DATA [--tasks T,…] [--steps N] [--one-core] [--unpaced]
 
 DATA is the folder of the tasks. A model of about half a million parameters trains on one core, and `tokenmill train
 eval --follow` scores its checkpoints on another; with --one-core both have the same one. The texts of the training are
 random words.
 
-Without --one-core, the process is paused and continued every five steps, whatever it costs: each pair of neighbouring
-blocks gives a ratio of the medians of their steps, and the median of these ratios is the delay. So a load of the
-machine by others, which lasts longer than a few steps, changes both sides alike. With --one-core, the trainer's own
-pace decides when the process runs (--no-pace: it always runs), and the delay is the mean time of all steps beside that
-of the steps during which it was paused.
+Blocks of steps alternate in one training: in every second block the process is paused, in the others the trainer's pace
+decides when it runs (with --unpaced, it runs in all of them). The median of the steps of a block over that of its
+neighbour is the delay; printed is the median over all pairs of blocks, with the quartiles. So a load of the machine by
+others, which lasts longer than a block, changes both sides alike.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import json
 import os
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -31,36 +29,33 @@ if str(ROOT) not in sys.path:
 
 from tests.trainer.evaluation import word_run  # noqa: E402
 from trainer.loop import task_watcher  # noqa: E402
-from trainer.loop.pace import Pace  # noqa: E402
+from trainer.loop.pace import LEAST, Pace  # noqa: E402
 from trainer.loop.run import open_run  # noqa: E402
 from trainer.loop.train import train  # noqa: E402
 from trainer.parallel.world import world  # noqa: E402
 
-BLOCK = 5
+#: steps of a block
+BLOCK = 20
 MODEL = {"layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384}
-#: (did the process run?, seconds) of every step that was measured
-STEPS: list[tuple[bool, float]] = []
+#: (number of the block, did the process run?, seconds) of every step
+STEPS: list[tuple[int, bool, float]] = []
 
 
-class Recorded(Pace):
-    """The trainer's pace, which notes the steps."""
+class Blocks(Pace):
+    """The trainer's pace in every second block of steps; in the others, and without a pace, fixed."""
+
+    paced = True
 
     def add(self, shape: Any, seconds: float, steps: int) -> bool:
-        STEPS.append((self.runs, seconds / steps))
-        return super().add(shape, seconds, steps)
-
-
-class Alternating(Recorded):
-    def add(self, shape: Any, seconds: float, steps: int) -> bool:
-        super().add(shape, seconds, steps)
-        self.runs = len(STEPS) // BLOCK % 2 == 1
-        return self.runs
-
-
-class Running(Recorded):
-    def add(self, shape: Any, seconds: float, steps: int) -> bool:
-        super().add(shape, seconds, steps)
-        self.runs = len(STEPS) % 50 >= 10
+        block = len(STEPS) // BLOCK
+        STEPS.append((block, self.runs, seconds / steps))
+        if block % 2 and self.paced:
+            super().add(shape, seconds, steps)
+        following = len(STEPS) // BLOCK % 2 == 1
+        if not following or not self.paced:
+            self.runs = following
+        elif not block % 2:                                         # the pace goes on where it was
+            self.runs = self.measured >= LEAST and self.budget >= 0
         return self.runs
 
 
@@ -79,7 +74,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="piqa,sciq,openbookqa")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--one-core", action="store_true")
-    parser.add_argument("--no-pace", action="store_true")
+    parser.add_argument("--unpaced", action="store_true")
     options = parser.parse_args()
     first, *others = sorted(os.sched_getaffinity(0))
     if not others and not options.one_core:
@@ -89,10 +84,8 @@ def main() -> None:
     import trainer.loop.train as loop
 
     torch.set_num_threads(1)
-    pace: type[Recorded] = Alternating
-    if options.one_core:
-        pace = Running if options.no_pace else Recorded
-    task_watcher.Pace = pace  # type: ignore[misc]
+    Blocks.paced = not options.unpaced
+    task_watcher.Pace = Blocks  # type: ignore[misc]
     Pinned.core = first if options.one_core else others[0]
     loop.TaskWatcher = Pinned  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
@@ -103,27 +96,22 @@ def main() -> None:
         with world("cpu") as here:
             train(open_run(str(run), None, None, []), here, options.steps - 1, lambda _text: None)
         scored = len({row["step"] for row in task_watcher.score_rows.read_rows(run / "train")})
-    print(json.dumps({**(report_blocks() if not options.one_core else report_means()), "checkpoints_scored": scored}))
+    print(json.dumps({**report(), "checkpoints_scored": scored}))
 
 
-def report_blocks() -> dict[str, Any]:
-    steps = STEPS[20:]                                               # until the first checkpoint nothing is scored
-    blocks = [[seconds for _, seconds in steps[i:i + BLOCK]] for i in range(0, len(steps) - BLOCK + 1, BLOCK)]
-    runs = [steps[i * BLOCK + BLOCK // 2][0] for i in range(len(blocks))]
-    ratios = [median(b) / median(a) if after else median(a) / median(b)
-              for (a, b), (_, after) in zip(pairwise(blocks), pairwise(runs))]
-    low, _, high = quantiles(ratios, n=4)
-    return {"pairs": len(ratios), "step_s": round(median(s for ran, s in steps if not ran), 4),
-            "delay": round(median(ratios) - 1, 4), "quartiles": [round(low - 1, 4), round(high - 1, 4)]}
-
-
-def report_means() -> dict[str, Any]:
-    steps = STEPS[20:]
-    paused = [seconds for ran, seconds in steps if not ran]
-    running = [seconds for ran, seconds in steps if ran]
-    return {"steps": len(steps), "ran_in": round(len(running) / len(steps), 3), "paused_s": round(fmean(paused), 4),
-            "running_s": round(fmean(running), 4) if running else None,
-            "delay": round(fmean(s for _, s in steps) / fmean(paused) - 1, 4)}
+def report() -> dict[str, Any]:
+    """Return the figures, without the first two blocks, during which there is no checkpoint yet."""
+    blocks: dict[int, list[tuple[bool, float]]] = {}
+    for block, ran, seconds in STEPS[2 * BLOCK:]:
+        blocks.setdefault(block, []).append((ran, seconds))
+    times = {block: median(seconds for _, seconds in steps) for block, steps in blocks.items() if len(steps) == BLOCK}
+    means = {block: fmean(seconds for _, seconds in blocks[block]) for block in times}
+    pairs = [(block, other) for block in times if block % 2 for other in (block - 1, block + 1) if other in times]
+    low, middle, high = quantiles([times[a] / times[b] for a, b in pairs], n=4)
+    return {"pairs": len(pairs), "step_s": round(median(times[b] for _, b in pairs), 4), "delay": round(middle - 1, 4),
+            "quartiles": [round(low - 1, 4), round(high - 1, 4)],
+            "delay_of_means": round(median(means[a] / means[b] for a, b in pairs) - 1, 4),
+            "ran_in": round(fmean(ran for block in times if block % 2 for ran, _ in blocks[block]), 3)}
 
 
 if __name__ == "__main__":

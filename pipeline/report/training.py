@@ -34,7 +34,7 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
     curve = None
     if store.exists(f"{folder}/loss.svg"):
         curve = sanitised(store.read(f"{folder}/loss.svg"))
-    scores = {}
+    scores: dict[str, Any] = {}
     if store.exists(f"{folder}/tasks.jsonl") and (tasks := latest_scores(store.read(f"{folder}/tasks.jsonl"))):
         scores = {"tasks": tasks}
         if store.exists(f"{folder}/tasks.svg"):
@@ -51,7 +51,7 @@ def latest_scores(data: bytes) -> list[dict[str, Any]]:
     for line in data.decode("utf-8", "replace").splitlines():
         try:
             row = json.loads(line)
-            score = {"task": str(row["task"]), "measure": str(row["measure"]), "step": int(row["step"]),
+            score: dict[str, Any] = {"task": str(row["task"]), "measure": str(row["measure"]), "step": int(row["step"]),
                      **{key: None if row.get(key) is None else float(row[key])
                         for key in ("value", "stderr", "chance")}}
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -90,7 +90,8 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
     score_rows.rebuild(out)
     done: set[Path] = set()                                      # nothing is left to do with these checkpoints
     prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
-    with Heartbeat(options.end_with) as heartbeat:
+    heartbeat = Heartbeat(options.end_with)
+    with heartbeat:
         while True:
             heartbeat.show("")
             checkpoints = survey(out / "checkpoints")[0]
