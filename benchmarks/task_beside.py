@@ -9,7 +9,8 @@ random words.
 Blocks of steps alternate in one training: in every second block the process is paused, in the others the trainer's pace
 decides when it runs (with --unpaced, it runs in all of them). The median of the steps of a block over that of its
 neighbour is the delay; printed is the median over all pairs of blocks, with the quartiles. So a load of the machine by
-others, which lasts longer than a block, changes both sides alike.
+others, which lasts longer than a block, changes both sides alike. `cpu_delay` is the same of the CPU time of the steps.
+It says how much caches and memory that both share delay them, even on a machine on which others compute.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -37,18 +39,19 @@ from trainer.parallel.world import world  # noqa: E402
 #: steps of a block
 BLOCK = 20
 MODEL = {"layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384}
-#: (number of the block, did the process run?, seconds) of every step
-STEPS: list[tuple[int, bool, float]] = []
+#: (number of the block, did the process run?, seconds, CPU seconds since the step before) of every step
+STEPS: list[tuple[int, bool, float, float]] = []
 
 
 class Blocks(Pace):
     """The trainer's pace in every second block of steps; in the others, and without a pace, fixed."""
 
-    paced = True
+    paced, cpu = True, 0.0
 
     def add(self, shape: Any, seconds: float, steps: int) -> bool:
         block = len(STEPS) // BLOCK
-        STEPS.append((block, self.runs, seconds / steps))
+        before, self.cpu = self.cpu, time.process_time()
+        STEPS.append((block, self.runs, seconds / steps, self.cpu - before))
         if block % 2 and self.paced:
             super().add(shape, seconds, steps)
         following = len(STEPS) // BLOCK % 2 == 1
@@ -101,17 +104,19 @@ def main() -> None:
 
 def report() -> dict[str, Any]:
     """Return the figures, without the first two blocks, during which there is no checkpoint yet."""
-    blocks: dict[int, list[tuple[bool, float]]] = {}
-    for block, ran, seconds in STEPS[2 * BLOCK:]:
-        blocks.setdefault(block, []).append((ran, seconds))
-    times = {block: median(seconds for _, seconds in steps) for block, steps in blocks.items() if len(steps) == BLOCK}
-    means = {block: fmean(seconds for _, seconds in blocks[block]) for block in times}
-    pairs = [(block, other) for block in times if block % 2 for other in (block - 1, block + 1) if other in times]
-    low, middle, high = quantiles([times[a] / times[b] for a, b in pairs], n=4)
-    return {"pairs": len(pairs), "step_s": round(median(times[b] for _, b in pairs), 4), "delay": round(middle - 1, 4),
-            "quartiles": [round(low - 1, 4), round(high - 1, 4)],
-            "delay_of_means": round(median(means[a] / means[b] for a, b in pairs) - 1, 4),
-            "ran_in": round(fmean(ran for block in times if block % 2 for ran, _ in blocks[block]), 3)}
+    blocks: dict[int, list[tuple[bool, float, float]]] = {}
+    for block, *step in STEPS[2 * BLOCK:]:
+        blocks.setdefault(block, []).append(tuple(step))
+    blocks = {block: steps for block, steps in blocks.items() if len(steps) == BLOCK}
+    pairs = [(block, other) for block in blocks if block % 2 for other in (block - 1, block + 1) if other in blocks]
+    out: dict[str, Any] = {"pairs": len(pairs), "ran_in": round(fmean(
+        ran for block in blocks if block % 2 for ran, *_ in blocks[block]), 3)}
+    for name, column in (("", 1), ("cpu_", 2)):
+        times = {block: median(step[column] for step in steps) for block, steps in blocks.items()}
+        low, middle, high = (round(ratio - 1, 4) for ratio in quantiles([times[a] / times[b] for a, b in pairs], n=4))
+        out |= {f"{name}step_s": round(median(times[b] for _, b in pairs), 4), f"{name}delay": middle,
+                f"{name}quartiles": [low, high]}
+    return out
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from trainer.evaluation import score_rows
 from trainer.loop import task_watcher
 from trainer.loop.config import TrainConfig
 from trainer.loop.run import open_run
-from trainer.loop.train import train
+from trainer.loop.stability import Rewind, StabilityMonitor, StepRecord
+from trainer.loop.train import Trainer, train
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
 
@@ -267,6 +268,29 @@ def test_a_watcher_that_cannot_work_does_not_end_the_training(quiet_rows, tmp_pa
     assert perform(run, tmp_path, say=lines.append)["steps"]
     assert len(children) == 1 and any("no longer scored" in line for line in lines)
     assert (tmp_path / "summary.json").exists()
+
+
+def test_a_rewind_forgets_scores_of_steps_that_are_given_up(quiet_rows, tmp_path: Path, children, monkeypatch):
+    run, expected = quiet_rows
+    real, seen = Trainer.rewind, []
+
+    def rewind(self: Trainer, decision: Any) -> None:
+        score_rows.write_rows(tmp_path, [{**row, "value": -1.0} for row in expected])     # of the models given up
+        real(self, decision)
+        seen.append({row["step"] for row in score_rows.read_rows(tmp_path)})
+
+    def review(_self: StabilityMonitor, records: Sequence[StepRecord], _hint: str) -> Rewind | None:
+        spike = not seen and any(record.step == 14 for record in records)
+        return Rewind(13, 14, 13, 15, "a spike", 2) if spike else None
+
+    monkeypatch.setattr(Trainer, "rewind", rewind)
+    monkeypatch.setattr(StabilityMonitor, "review", review)
+    perform(run, tmp_path)
+    assert len(seen) == 1 and len(children) == 2
+    assert seen[0] and max(seen[0]) <= 12 < max(row["step"] for row in expected)
+    found, steps = rows(tmp_path), [c.step for c in ckpt.complete(tmp_path / "checkpoints")]
+    assert {row["step"] for row in found} == set(steps) and max(steps) > 14
+    assert all(row["value"] != -1.0 for row in found) and len(set(places(found))) == len(found)
 
 
 def test_settings_are_checked_together():
