@@ -14,6 +14,7 @@ from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
 from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.fresh import our_code
+from pipeline.plan.indexes import WantedIndex
 from pipeline.plan.nodes import Node
 from pipeline.plan.planner import Planner
 from pipeline.plan.tokens import TOKENIZER, StreamResult
@@ -28,12 +29,14 @@ from tokenizer.mixture.resolve import resolve
 class NamedRecipe:
     """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
     names under which the datasets and shards of this one are published. `shared` names nodes of the plan which this
-    recipe does not have, because it uses the results that they have in the first of the recipes."""
+    recipe does not have, because it uses the results that they have in the first of the recipes. `index` names a
+    dataset whose deduplications also make indexes (`stages.dedup.index`)."""
 
     run: str
     recipe: Recipe
     suffix: str = ""
     shared: frozenset[str] = frozenset()
+    index: WantedIndex | None = None
 
 
 def publish_dataset(store: Store, log: Log, name: str, passes: list[Node], results: Mapping[str, Any],

@@ -211,6 +211,8 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
         log.check_lease()
         document = plan_document(plan.planner, plan.nodes, warnings)
         store.write(f"runs/{run}/plan.json", json.dumps(document, indent=1).encode())
+        if plan.one.index is not None:
+            plan.one.index.take(plan.planner.indexes.wanted(plan.one.index.dataset, plan.results))
         write_tasks(store, run, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in plan.nodes))
         if report:
             write_report(store, run, log.get, log.check_lease, plan.sums)
@@ -227,7 +229,7 @@ class _RunPlan:
         self.one, self.store, self.log = one, store, log
         self.planner = Planner(one.recipe, store.read_checked, quarantined=log.quarantined, earlier=log.earlier,
                                verify_inputs=verify_inputs, put_list=writes_to(store), journal=journal,
-                               tombstones=finished_tombstones(store))
+                               tombstones=finished_tombstones(store), indexed=one.index.dataset if one.index else "")
         self.nodes: list[Node] = []
         self.files: dict[str, int] = {}                  # source → number of its files
         self.results = Results()
@@ -332,8 +334,9 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
         "unconfined": planner.unconfined,
         "sources": {name: {"files": len(files), "bytes": files.bytes}
                     for name, files in planner.files.items()},
-        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": list(n.deps), "steps": list(n.steps),
+        "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": n.upstream, "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
+                   **({"against": list(n.against)} if n.against else {}),
                    **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
 

@@ -1,4 +1,4 @@
-"""`tokenmill dedup`: shows what deduplications removed, and why."""
+"""`tokenmill dedup`: shows what deduplications removed, and why, and makes indexes of what they kept."""
 
 from __future__ import annotations
 
@@ -13,24 +13,42 @@ from pipeline.base.humanize import plural
 from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
 from pipeline.cli.compare import stacked
-from pipeline.cli.errors import UserError, writing
+from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.inspect import check_published, rows
-from pipeline.cli.options import JsonOpt, LimitOpt, StoreOpt, open_store
+from pipeline.cli.options import (
+    BackendName,
+    BackendOpt,
+    CodeOpt,
+    JsonOpt,
+    LimitOpt,
+    QuietOpt,
+    RunArg,
+    StoreOpt,
+    WorkersOpt,
+    check_root,
+    open_store,
+    resolve_run,
+)
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Store
     from stages.dedup.explain import Explanation
+    from stages.dedup.index import DedupIndex
 
 #: characters of two texts that are compared word by word
 COMPARED = 20_000
+OutFolder = Annotated[str, typer.Option("--out", metavar="FOLDER", help="Folder or URL to write to; new or empty.")]
 DatasetArg = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the store.")]
 
 
 def register(app: typer.Typer) -> None:
-    dedup = typer.Typer(help="Look at duplicates.", no_args_is_help=True, rich_markup_mode=None)
+    dedup = typer.Typer(help="Look at duplicates, and make indexes for later documents.", no_args_is_help=True,
+                        rich_markup_mode=None)
     dedup.callback()(lambda: None)
     dedup.command("explain")(explain)
     dedup.command("stats")(stats)
+    dedup.command("index")(index)
+    dedup.command("merge")(merge)
     app.add_typer(dedup, name="dedup")
 
 
@@ -64,10 +82,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     if not verdict.get("kept"):
         _explain_cuts(at, dataset, removed, html, json_texts)
         return
-    kept = next((r for kind in ("datasets", "dropped") for r in rows(at, kind, dataset, None, verdict["kept"])), None)
-    if kept is None:
-        raise UserError(f"the document {verdict['kept']}, which was kept in its place, is not in {dataset} any more, "
-                        f"because the store has changed since; run the recipe again")
+    place, kept = _kept(at, dataset, verdict["kept"])
     config = minhash_config(at, dataset)
     # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
     # recognised in such text
@@ -76,7 +91,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     for row in (removed, kept):
         mask(row)
     heads = [_one_line(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}")
-             for row, what in ((removed, "removed"), (kept, "kept"))]
+             for row, what in ((removed, "removed"), (kept, "kept" if place == dataset else f"kept in {place}"))]
     verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
     shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
     if html is not None:
@@ -84,7 +99,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
         _write_page(html, render(heads, verdict_line, *shown))
     if json_texts:
-        document = {"removed": removed["id"], "kept": kept["id"], "reason": removed["reason"],
+        document = {"removed": removed["id"], "kept": kept["id"], "kept_in": place, "reason": removed["reason"],
                     "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
         typer.echo(json_text(document))
         return
@@ -93,6 +108,23 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     typer.echo(visible(verdict_line))
     for line in stacked(paragraph_pairs(*shown)):
         typer.echo(line)
+
+
+def _kept(store: Store, dataset: str, id: str) -> tuple[str, dict[str, Any]]:
+    """Return (dataset, document) of the document that was kept in the place of one of `dataset`. It is in this dataset,
+    or in one with which it was compared."""
+    from pipeline.report.removals import compared_with
+
+    old, folders = compared_with(store, dataset)
+    for place in (dataset, *old):
+        for kind in ("datasets", "dropped"):
+            if (row := next(rows(store, kind, place, None, id), None)) is not None:
+                return place, row
+    if folders:
+        raise UserError(f"the document {id}, which was kept in its place, is not in this store but in the index "
+                        f"{' or '.join(folders)}; look at it in the store that the index was made from")
+    raise UserError(f"the document {id}, which was kept in its place, is not in {dataset} any more, because the store "
+                    f"has changed since; run the recipe again")
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
@@ -204,6 +236,70 @@ def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
         raise UserError(f"--step {step}: this step removed no duplicate from {dataset} and cut nothing; leave it out "
                         f"to see all steps")
     typer.echo(json_text(result) if json_lines else visible("\n".join(_lines(result))))
+
+
+def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the run.")],
+          out: OutFolder, store: StoreOpt = "store", backend: BackendOpt = BackendName.process,
+          workers: WorkersOpt = None, allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False) -> None:
+    """Make indexes of what the deduplications of a dataset kept, in a folder of their own.
+
+    The deduplications `exact` and `minhash` of later datasets can be compared with them (`against: FOLDER`), in any
+    store, and after this store is gone. The run is repeated first; what it has made is not made again. An index of
+    `minhash` holds the texts of the documents that it kept, so take as much care of it as of the dataset. A takedown
+    does not reach it: make it again after one.
+
+    \b
+    Examples:
+      tokenmill dedup index may-1f2e3d4c clean --out may.index --store store
+    """
+    from pipeline.cli.cluster import kept_recipe
+    from pipeline.cli.runs import shown
+    from pipeline.index_folders import export_indexes, new_folder
+    from pipeline.plan.indexes import WantedIndex
+    from pipeline.run import NamedRecipe, default_workers, make_backend, run_recipes
+    from stages.catalog import stage_class
+    from stages.dedup.index import IndexedBarrier
+
+    at, name = resolve_run(run, store)
+    check_root(out, "--out")
+    folder = new_folder(out)
+    taken: list[DedupIndex] = []
+    with kept_recipe(at, name, allow_custom_stages) as recipe:
+        if dataset not in recipe.datasets:
+            raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
+        stages = [stage_class(step.name)(dict(step.config)) for step in recipe.datasets[dataset].steps]
+        if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
+            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies, of which an index "
+                            f"could be made; add one to its steps")
+        run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
+                    show=shown(quiet, False),
+                    make_backend=make_backend(backend.value, workers or default_workers(), None))
+    export_indexes(at, taken, folder)
+    _tell(folder.root, taken, quiet)
+
+
+def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help="Folders of `tokenmill dedup index`, "
+                                                       "the one whose documents come first in priority first.")],
+          out: OutFolder, quiet: QuietOpt = False) -> None:
+    """Merge folders of indexes into one, which is read faster than many.
+
+    \b
+    Examples:
+      tokenmill dedup merge may.index june.index --out both.index
+    """
+    from pipeline.index_folders import merge_folders, new_folder
+
+    if len(folders) < 2:
+        raise BadUsage("merging needs at least two folders; name the second one, too")
+    check_root(out, "--out")
+    _tell(out, merge_folders(folders, new_folder(out)), quiet)
+
+
+def _tell(root: str, indexes: list[DedupIndex], quiet: bool) -> None:
+    """Say what a folder of indexes holds."""
+    if not quiet:
+        typer.echo(visible(f"{root}: " + "; ".join(f"index of {made.step} with {plural(made.documents, 'document')}"
+                                                   for made in indexes)))
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

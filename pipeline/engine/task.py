@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
+from pipeline.base.errors import TokenmillError
 from pipeline.base.files import state
 from pipeline.store.errors import GONE, ChangedFile, DamagedFile
 from pipeline.store.fs import Needs, Store, matches
@@ -101,6 +102,12 @@ class TaskSpec:
 
 class ChangedInput(Exception):
     """Raised when an input file has changed since the run was planned."""
+
+    permanent = True
+
+
+class DamagedIndex(TokenmillError):
+    """Raised when a file of an index outside the store (`tokenmill dedup index`) is missing or damaged."""
 
     permanent = True
 
@@ -226,19 +233,30 @@ class TaskInputs:
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 
-    def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns the bytes [start, stop) of a file of the store, or fewer if the file was cut short. The bytes are not
-        checked here: the caller must compare them with checksums that it knows. Raises DamagedFile when the file is
-        missing."""
+    def _place(self, ref: Mapping[str, Any]) -> tuple[Store, str]:
+        """Returns (store, path) of a file that is read by range: one of the store (`$ref`), or of an index outside it
+        (`$file`)."""
+        if "$file" in ref:
+            return Store(ref["root"]), ref["$file"]
         self._by_range[ref["$ref"]] = ref
+        return self.store, ref["$ref"]
+
+    def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
+        """Returns the bytes [start, stop) of a file of the store or of an index outside it, or fewer if the file was
+        cut short. The bytes are not checked here: the caller must compare them with checksums that it knows. Raises the
+        error that `damaged` returns when the file is missing."""
+        store, path = self._place(ref)
         try:
-            return self.store.read_range(ref["$ref"], start, stop)
+            return store.read_range(path, start, stop)
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 
-    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> DamagedFile:
+    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
-        written."""
+        written. The store makes its own files again, but not those of an index outside it."""
+        if "$file" in ref:
+            return DamagedIndex(f"{ref['$file']} (below {ref['root']}) {why}; make the index again with `tokenmill "
+                                f"dedup index`")
         return DamagedFile(ref["$ref"], why)
 
     def find_damage(self, named: str = "") -> DamagedFile | None:
@@ -259,8 +277,11 @@ class TaskInputs:
         task (`TaskOutputs.segments`). Only this bucket of the file is read."""
         from pipeline.engine.shuffle.exchange import read_segment
 
-        self._by_range[ref["$ref"]] = ref
-        return read_segment(self.store, ref, bucket)
+        store, path = self._place(ref)
+        try:
+            return read_segment(store, {**ref, "$ref": path}, bucket)
+        except DamagedFile as e:
+            raise (self.damaged(ref, e.why) if "$file" in ref else e) from e
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:

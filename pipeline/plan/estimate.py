@@ -219,7 +219,7 @@ class Flow:
             share = state.weight / max(state.weight + state.weight_fresh, 1)
         elif status == "partly":
             share = 1 - state.fresh / total
-        return {"name": node.name, "kind": node.kind, "deps": list(node.deps), "steps": list(node.steps),
+        return {"name": node.name, "kind": node.kind, "deps": node.upstream, "steps": list(node.steps),
                 "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
                 "replayed": state.replayed,

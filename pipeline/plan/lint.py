@@ -44,7 +44,7 @@ def findings(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[
     (`estimate.Speeds.stages`).
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
-             _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
+             _against(recipe), _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
     problems = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
     return sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
 
@@ -258,6 +258,23 @@ def _list(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
+# -- old documents ----------------------------------------------------------------------------------------------------
+def _against(recipe: Recipe) -> Iterator[Finding]:
+    """Finds deduplications that compare documents with an earlier dataset, but not with those that this dataset was
+    compared with. Copies of documents in the latter are missing in the former, so they would be kept again."""
+    for name, dataset in recipe.datasets.items():
+        for number, step in enumerate(dataset.steps):
+            named = (step.config.get("against") or ()) if _is_barrier(step) else ()
+            for i, old in enumerate(named):
+                steps = recipe.datasets[old].steps if old in recipe.datasets else []
+                earlier = [other for s in steps if s.name == step.name for other in s.config["against"]]
+                missing = [other for other in earlier if other not in named]
+                if missing:
+                    yield (*_steps(name), number, step.name, "against", i), (
+                        f"'{old}' was compared with '{missing[0]}' and lacks its documents; name '{missing[0]}', too, "
+                        f"so that no copy of them is kept")
+
+
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
     """Finds crawled pages that reach a final dataset without a check of their language, or without a step that removes
@@ -321,6 +338,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
                                       else "no dataset is made from it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}
+        used |= {old for dataset in recipe.datasets.values() for old in dataset.against}
         if recipe.tokenizer is not None and recipe.tokenizer.train is not None:
             used |= set(recipe.tokenizer.train.inputs)
         for name in recipe.datasets:

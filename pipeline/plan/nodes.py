@@ -15,6 +15,7 @@ from pipeline.store.dataset import PassParts
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled, path_bytes, path_of, scratch_database
 from stages.barrier import FileRef, PartRef, TaskResult
+from stages.dedup.index import DedupIndex
 from stages.stage import Stage
 
 #: a running node: it yields the specs of tasks and is sent their records
@@ -61,8 +62,14 @@ class Node:
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
+    against: tuple[str, ...] = ()                 # those of `deps` of which a barrier reads an index, and no documents
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
     parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
+
+    @property
+    def upstream(self) -> list[str]:
+        """The nodes from which the node gets its documents."""
+        return [name for name in self.deps if name not in self.against]
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,7 @@ class BarrierResult:
     parts: Sequence[PartRef]
     slices: Sequence[FileRef | None]
     counts: Sequence[FileRef | None] | None = None   # by part, for how many documents its rows stand; None: not counted
+    index: DedupIndex | None = None                  # of the documents that stay, if a later deduplication reads it
 
     def __iter__(self) -> Iterator[tuple[PartRef, FileRef | None]]:
         return zip(self.parts, self.slices, strict=True)

@@ -21,6 +21,7 @@ from pipeline.base.machine import cpu_tag
 from pipeline.engine.task import TaskSpec
 from pipeline.passes.replay import replay_arg
 from pipeline.plan.file_list import FileList, SourceFile
+from pipeline.plan.indexes import Indexes
 from pipeline.plan.inputs import list_source
 from pipeline.plan.nodes import (
     DOCUMENTS,
@@ -50,6 +51,7 @@ from stages.barrier import COUNT, Barrier, FileRef, PartRef, TaskDraft, TaskResu
 from stages.catalog import load, reader_class, reader_target
 from stages.dedup.counts import count_waves
 from stages.dedup.fragment import groups, slices_of
+from stages.dedup.index import IndexedBarrier
 from stages.read.reader import Reader
 from stages.stage import resource_files
 
@@ -68,13 +70,15 @@ class Planner:
     `replay_key`, and returns the latest record of a task with this `replay_key`, that is, of a task that differs from
     the new one only in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`).
     `journal` continues an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
-    `tombstones` says which documents tasks must leave out."""
+    `tombstones` says which documents tasks must leave out. `indexed` is a dataset whose deduplications make indexes,
+    even if nothing in the recipe reads these.
+    """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
                  quarantined: Callable[[list[str]], dict[str, dict[str, Any]]] = lambda keys: {},
                  earlier: Callable[[str], PartRecord | None] = lambda replay_key: None, verify_inputs: bool = False,
                  put_list: Callable[[str, bytes], Any] | None = None, journal: ListingJournal | None = None,
-                 tombstones: Tombstones | None = None) -> None:
+                 tombstones: Tombstones | None = None, indexed: str = "") -> None:
         self.recipe = recipe
         self.lists = ListFiles(put_list)
         #: the tombstones as an argument of tasks, under `$volatile`; {} if there are none
@@ -92,12 +96,15 @@ class Planner:
         self._listed: dict[str, str] = {}                # source → hash of the list of its files
         self._division = DatasetPasses(recipe)
         self.passes, self.barriers = self._division.passes, self._division.barriers
+        self._indexed = indexed
+        self.indexes = Indexes({}, {})
 
     # -- the plan ------------------------------------------------------------------------------------------------
     def nodes(self) -> list[Node]:
         """Return all nodes of the plan, each after the nodes that it depends on."""
         check_overlaps(self.recipe)
         self._division.divide()
+        self.indexes = Indexes(self.passes, self.barriers, self._indexed)
         nodes: list[Node] = []
         for name in self.sources_used():
             nodes.append(Node(f"index:{name}", "index", (), self._index_work(name), name,
@@ -120,8 +127,8 @@ class Planner:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Return the URLs of the object storage locations of the sources."""
-        return tuple(sorted({files.root for files in self.files.values() if "://" in files.root}))
+        """Return the URLs of the object storage locations of the sources, and of indexes outside the store."""
+        return tuple(sorted({files.root for files in self.files.values() if "://" in files.root} | self.indexes.roots))
 
     def sources_used(self) -> list[str]:
         used = {name for plans in self.passes.values() for p in plans for kind, name in p.inputs if kind == "source"}
@@ -297,11 +304,12 @@ class Planner:
     def _barrier_node(self, plan: PassPlan) -> Node:
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
-        deps = tuple(n for _, n in plan.inputs)
+        against = tuple(self.indexes.nodes(plan.barrier))
+        deps = (*(n for _, n in plan.inputs), *against)
         return Node(plan.barrier, "barrier", deps,
                     lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
                     plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
-                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None)
+                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None, against=against)
 
     def _barrier_inputs(self, plan: PassPlan) -> Any:
         """Return everything that decides which tasks a barrier (such as deduplication) has, and what the keys of these
@@ -309,7 +317,9 @@ class Planner:
         modules define their tasks."""
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
-        return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs, *([COUNT] if plan.counting else [])]
+        return [barrier.key(), prepare, ranks, names, plan.dataset, plan.inputs, *([COUNT] if plan.counting else []),
+                *(["index"] if plan.barrier in self.indexes.made else []),
+                *self.indexes.folders(plan.barrier, barrier.name)]
 
     def _barrier_work(self, plan: PassPlan, barrier: Barrier, prepare: str, ranks: list[str], names: list[str],
                       results: Mapping[str, Any]) -> Work:
@@ -325,14 +335,19 @@ class Planner:
                     parts.append(PartRef(kept.record.key, dataset, rank, kept.rows, kept.bytes, kept.text,
                                          side.ref() if side else None, kept.gone, kept.counts))
         assert plan.barrier is not None
-        done = yield from self._waves(plan.barrier, barrier.waves(parts))
-        slices = _spilled_refs(barrier.slices(parts, done))
+        against = self.indexes.of(plan.barrier, barrier.name, results)
+        waves = barrier.waves(parts, against) if isinstance(barrier, IndexedBarrier) else barrier.waves(parts)
+        done = yield from self._waves(plan.barrier, waves)
+        slices, index = _spilled_refs(barrier.slices(parts, done)), None
+        if plan.barrier in self.indexes.made and isinstance(barrier, IndexedBarrier):
+            made = yield from self._waves(plan.barrier, barrier.index_waves(parts, slices, done))
+            index = barrier.index(parts, made, len(ranks))
         if not plan.counting or COUNT not in barrier.signals:
-            return BarrierResult(parts, slices)
+            return BarrierResult(parts, slices, index=index)
         stored = any(COUNT in before.signals for plans in self.passes.values() for before in plans
                      if ("pass", before.name) in plan.inputs)
         done = yield from self._waves(f"{plan.barrier}/count", count_waves(parts, slices, stored, barrier.rounds))
-        return BarrierResult(parts, slices, _spilled_refs(slices_of(groups(parts), done["counts"], "counts")))
+        return BarrierResult(parts, slices, _spilled_refs(slices_of(groups(parts), done["counts"], "counts")), index)
 
     def _waves(self, node: str, waves: Iterable[Wave]) -> Generator[Any, Any, dict[str, Sequence[TaskResult]]]:
         """Have the tasks of waves run, one wave after another, and return the results of each wave by its name."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
 
+from pipeline.recipe.against import check_against
 from pipeline.recipe.curriculum import check_curriculum
 from pipeline.recipe.errors import KeyPath, key_path, nearest
 from pipeline.recipe.hub import is_hub_name
@@ -53,6 +55,8 @@ def check_recipe(recipe: Recipe, checker: Checker) -> None:
             _step(checker, step, (*at, "steps", i))
     checker.stop_if_failed()
     _cycles(recipe, checker)
+    checker.stop_if_failed()
+    check_against(recipe, checker)
     checker.stop_if_failed()
     for name, dataset in recipe.datasets.items():
         _where(recipe, checker, dataset.inputs, dataset.where, ("datasets", name))
@@ -169,15 +173,18 @@ def _cycles(recipe: Recipe, checker: Checker) -> None:
     state: dict[str, int] = {}                                      # 1 while being visited, 2 when known to be acyclic
 
     def visit(name: str, trail: list[str]) -> None:
-        if state.get(name) == 2 or name in recipe.sources:
+        if state.get(name) == 2:
             return
         if state.get(name) == 1:
             ring = [*trail[trail.index(name):], name]
-            checker.fail(("datasets", name, "from"), f"a dataset cannot be made from itself: {' ← '.join(ring)}")
+            also = any(old not in recipe.datasets[new].inputs for new, old in pairwise(ring))      # by `against`
+            checker.fail(("datasets", name, "from"), "a dataset cannot be made from itself"
+                         + (", or compared with one that is made from it" if also else "") + f": {' ← '.join(ring)}")
             return
         state[name] = 1
-        for upstream in recipe.datasets[name].inputs:
-            visit(upstream, [*trail, name])
+        for upstream in (*recipe.datasets[name].inputs, *recipe.datasets[name].against):
+            if upstream in recipe.datasets:
+                visit(upstream, [*trail, name])
         state[name] = 2
 
     for name in recipe.datasets:

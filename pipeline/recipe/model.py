@@ -75,6 +75,13 @@ class Dataset(RecipeModel):
     priority: list[str] = []
     where: Where = {}
 
+    @property
+    def against(self) -> list[str]:
+        """Return the datasets and folders with whose documents a deduplication of this dataset compares its
+        documents."""
+        entries = [step.config.get("against") for step in self.steps]
+        return [name for entry in entries if isinstance(entry, (list, tuple)) for name in entry]
+
 
 def _files(value: Any) -> int | float:
     """Parse a number of files such as '20', or a share of all files such as '1%'."""
@@ -187,13 +194,13 @@ class Recipe(RecipeModel):
         return self._marks.at(path) if self._marks is not None else Mark(self._name)
 
     def dataset_order(self) -> list[str]:
-        """Return the names of the datasets so that each comes after the datasets it is made from. Apart from that, they
-        are in the order of the recipe file."""
+        """Return the names of the datasets so that each comes after the datasets that it is made from or compared with.
+        Apart from that, they are in the order of the recipe file."""
         done: list[str] = []
 
         def visit(name: str) -> None:
             if name in self.datasets and name not in done:
-                for upstream in self.datasets[name].inputs:
+                for upstream in (*self.datasets[name].inputs, *self.datasets[name].against):
                     visit(upstream)
                 done.append(name)
 

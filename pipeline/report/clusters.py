@@ -62,7 +62,8 @@ def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]
         rows_read += 1
     total = sum(n for node in appliers for by in node.counters.get("stages", {}).get(f"barrier:{step}", {}).get(
         "dropped", {}).values() for n in by.values())
-    texts = {info.path: (key, info) for node in appliers for key, info in _texts(node, nodes)}
+    old = [n for n in nodes if n.kind == "pass" and not set(barrier.against).isdisjoint(n.deps)]
+    texts = {info.path: (key, info) for node in (*appliers, *old) for key, info in _texts(node, nodes)}
     kept_files = [info for _, info in heapq.nsmallest(sampled.PARTS, texts.values(), key=lambda text: text[0])]
     largest = heapq.nsmallest(LARGEST, groups.items(), key=lambda group: (-group[1], group[0]))
     places, origin = _look_up(store, kept_files, {kept for _, kept in sources}, {kept for kept, _ in largest})

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.base.domain import domain_of
+from pipeline.plan.changes import latest_run, run_recipe_of
 from pipeline.report.clusters import difference
 from pipeline.report.marks import verdict
 from pipeline.report.samples import masked_address, sample
-from pipeline.store.dataset import iter_batches
+from pipeline.store.dataset import iter_batches, published_folders
 from pipeline.store.fs import Store
 from pipeline.store.temp import MOST_KEYS, scratch_database
 
@@ -55,7 +56,8 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
         db.executemany("INSERT INTO removed VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET docs = docs + 1",
                        [(kept, row["source"] or "") for row, kept in batch])
     lost.pop("", None)
-    pairs, kept_docs, left = _pairs(db, store, dataset, lost)
+    old = [f"datasets/{name}" for name in compared_with(store, dataset)[0]]
+    pairs, kept_docs, left = _pairs(db, store, dataset, old, lost)
     total = sum(reasons.values())
     sizes: Counter[int] = Counter()
     for (docs,) in db.execute("SELECT sum(docs) FROM removed GROUP BY kept"):
@@ -73,7 +75,20 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
         "domains": [_domain(d, lost, left) for d in heapq.nsmallest(most, lost, key=lambda d: (-lost[d], d))],
         "alarms": [_domain(d, lost, left) for d in heapq.nsmallest(most, alarms, key=lambda d: (-lost[d], d))],
         "groups": sum(sizes.values()), "sizes": {str(b): n for b, n in sorted(sizes.items())},
-        "largest": _largest(store, dataset, step, largest)}
+        "largest": _largest(store, dataset, old, step, largest)}
+
+
+def compared_with(store: Store, dataset: str) -> tuple[list[str], list[str]]:
+    """Return (the other datasets of the store, the folders) with whose documents those of `dataset` were compared, too
+    (`against`), by the recipe of the latest run."""
+    run = latest_run(store)
+    steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
+    settings = [config for step in steps if isinstance(step, dict) for config in step.values()]
+    names = dict.fromkeys(name for config in settings if isinstance(config, dict)
+                          for name in config.get("against") or ())
+    published = set(published_folders(store)) if names else set()
+    return ([name for name in names if f"datasets/{name}" in published],
+            [name for name in names if f"datasets/{name}" not in published])
 
 
 def _domain(domain: str, lost: Counter[str], left: Counter[str]) -> dict[str, Any]:
@@ -92,16 +107,18 @@ def _removed(store: Store, dataset: str, step: str | None,
             yield rows
 
 
-def _pairs(db: sqlite3.Connection, store: Store, dataset: str,
+def _pairs(db: sqlite3.Connection, store: Store, dataset: str, old: Sequence[str],
            lost: Counter[str]) -> tuple[Counter[tuple[str, str]], int, Counter[str]]:
     """Return three counts: the removed documents by (their source, source of the kept document), the documents of the
-    dataset, and its documents from each domain in `lost`."""
+    dataset, and its documents from each domain in `lost`. Kept documents may also be in the folders `old`."""
     pairs: Counter[tuple[str, str]] = Counter()
     left: Counter[str] = Counter()
-    docs = 0
-    for batch in iter_batches(store, f"datasets/{dataset}", ["id", "source", "url"]):
-        docs += batch.num_rows
-        left.update(d for d in map(domain_of, batch.column("url").to_pylist()) if d in lost)
+    docs, own = 0, f"datasets/{dataset}"
+    columns = ["id", "source", "url"]
+    for place, batch in ((name, batch) for name in (own, *old) for batch in iter_batches(store, name, columns)):
+        if place == own:
+            docs += batch.num_rows
+            left.update(d for d in map(domain_of, batch.column("url").to_pylist()) if d in lost)
         origin = dict(zip(batch.column("id").to_pylist(), batch.column("source").to_pylist(), strict=True))
         ids = list(origin)
         for first in range(0, len(ids), MOST_KEYS):
@@ -112,7 +129,8 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str,
     return pairs, docs, left
 
 
-def _largest(store: Store, dataset: str, step: str | None, groups: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+def _largest(store: Store, dataset: str, old: Sequence[str], step: str | None,
+             groups: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     """Describe groups of duplicates: the kept document, and the removed documents with the smallest ids, each with its
     difference from the kept text."""
     if not groups:
@@ -123,9 +141,9 @@ def _largest(store: Store, dataset: str, step: str | None, groups: Sequence[tupl
         for row, kept in batch:
             if kept in wanted:
                 members[kept] = heapq.nsmallest(MEMBERS, [*members[kept], row], key=lambda r: r["id"])
-    twins = {row["id"]: row for batch in iter_batches(store, f"datasets/{dataset}", ["id", "url", "source", "text",
-                                                                                     "meta", "locator"])
-             for row in batch.to_pylist() if row["id"] in wanted}
+    columns = ["id", "url", "source", "text", "meta", "locator"]
+    twins = {row["id"]: row for folder in (f"datasets/{dataset}", *old)
+             for batch in iter_batches(store, folder, columns) for row in batch.to_pylist() if row["id"] in wanted}
     entries = []
     for kept, docs in groups:
         twin = twins.get(kept)

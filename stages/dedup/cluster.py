@@ -26,6 +26,9 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+#: Nodes from the place KEYS << 32 on are band keys of old documents (`stages.dedup.against`). They bring documents into
+#: the graph that share a key only with old ones.
+KEYS = 1 << 31
 #: a document of a cluster: its part and row within its group, and the smallest place (part and row, counted over all
 #: groups) of the cluster's documents
 MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
@@ -54,7 +57,7 @@ class Clusters:
         for block in edges_of(inputs, args["links"], args["firsts"], args["$volatile"]["folded"]):
             edges = np.concatenate([tree, block])
             tree = forest(edges["a"], edges["b"])
-        nodes, roots = components(tree["a"], tree["b"])
+        nodes, roots = real(*components(tree["a"], tree["b"]))
         members, group = members_of(nodes, roots, args["groups"])
         write_segments(out, "members.seg", members, group, len(args["groups"]))
         return cluster_counters(len(nodes), np.unique(roots, return_counts=True)[1])
@@ -84,6 +87,12 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
         yield np.concatenate(pending)
 
 
+def real(nodes: NDArray[np.uint64], roots: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Leave out nodes that are keys of old documents (KEYS), and no documents."""
+    documents = nodes < np.uint64(KEYS << 32)
+    return (nodes, roots) if documents.all() else (nodes[documents], roots[documents])
+
+
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return (a MEMBER record for each document, the number of each document's group).
 
@@ -104,21 +113,26 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
             "cluster_sizes": {str(b): int(n) for b, n in enumerate(log2_bins(sizes)) if n}}
 
 
-def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
+def cluster_waves(firsts: list[int], sizes: Sizes = SIZES, linking: Sequence[str] = ("links",)) -> list[Wave]:
     """Return the waves (tasks that may run at the same time) that find the clusters of near-duplicates. They read the
-    edges that the waves `bands` and `links` have written, and write files `members.seg` (which cluster a document
+    edges that the waves `bands` and `linking` have written, and write files `members.seg` (which cluster a document
     belongs to) in the wave `clusters`. `firsts` holds the number of the first part (file of documents) of each group of
     parts."""
     def linked(done: Done) -> int:
-        """Return the number of edges between documents that the waves `bands` and `links` have written."""
-        return sum(r.counters["linked"] for wave in ("bands", "links") for r in done[wave])
+        """Return the number of edges between documents that the earlier waves have written."""
+        return sum(r.counters["linked"] for wave in ("bands", *linking) for r in done[wave])
+
+    def links_of(done: Done) -> list[FileRef]:
+        """Return references to the files of edges. Those of the wave `bands` number parts from the start of a
+        group."""
+        return [ref for wave in ("bands", *linking) for ref in files_of(done[wave], "links.seg")]
 
     def spread(done: Done) -> list[TaskDraft]:
         total = linked(done)
         if total <= sizes.one_task_edges:
             return []
         buckets = star_buckets(total, sizes)
-        links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
+        links = links_of(done)
         add = firsts + [0] * (len(links) - len(firsts))
         drafts, start, size = [], 0, 0
         for i, ref in enumerate(links):
@@ -155,7 +169,7 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES) -> list[Wave]:
             return [TaskDraft("stages.dedup.stars:Members", {"edges": edges, "bucket": b, "groups": firsts},
                               total * 32 // len(edges), f"clusters, range {b + 1}/{len(edges)}", 800)
                     for b in range(len(edges))]
-        links = [*files_of(done["bands"], "links.seg"), *files_of(done["links"], "links.seg")]
+        links = links_of(done)
         args = {"links": links, "firsts": firsts + [0] * (len(links) - len(firsts)), "groups": firsts,
                 "$volatile": {"folded": sizes.folded_edges}}
         return [TaskDraft("stages.dedup.cluster:Clusters", args, sum(f["bytes"] for f in links), "clusters",

@@ -32,10 +32,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import xxhash
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from pipeline.base.errors import TokenmillError
-from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
+from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
+from stages.dedup.exact_index import index_wave, lookup_wave, old_hashes
 from stages.dedup.fragment import (
     SIZES,
     VERDICT,
@@ -50,6 +51,17 @@ from stages.dedup.fragment import (
     write_segments,
 )
 from stages.dedup.hashed import SURVIVOR, best, hashed_dtype, losers_of, place_of, rows_of
+from stages.dedup.index import (
+    HASH,
+    OLD,
+    DedupIndex,
+    IndexedBarrier,
+    against_setting,
+    as_list,
+    check_preference,
+    fine_buckets,
+    key_files,
+)
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, in_order, order_bytes, preference, signals, stored
 from stages.dedup.units import same_text
 from stages.stage import Stage, StageConfig, keyed_settings, signal
@@ -167,7 +179,7 @@ class ExactHash(Stage):
         return _digest(same_text(doc.text) if column == "text" and self.config.normalise else doc.text)
 
 
-class Exact(Barrier):
+class Exact(IndexedBarrier):
     """Remove documents whose text, URL or metadata equals that of another document, which is kept.
 
     `by` names what must be equal: `text` (but for white space and case), `bytes` (the text byte for byte), `no-space`
@@ -187,7 +199,16 @@ class Exact(Barrier):
     cost_ms, leaves = 0.02, 0.95
     signals = (COUNT,)
     sizes = SIZES
-    Config = ExactConfig
+
+    class Config(ExactConfig):
+        against: tuple[str, ...] = against_setting()
+
+        _listed = field_validator("against", mode="before")(as_list)
+
+        @model_validator(mode="after")
+        def _old_documents_stay(self) -> Exact.Config:
+            check_preference(self.against, self.prefer)
+            return self
 
     def reads(self) -> dict[str, str]:
         return dict.fromkeys(signals(self.config.prefer), "prefer")
@@ -197,12 +218,18 @@ class Exact(Barrier):
         return len(self.config.columns)       # a document that is kept for one property may be removed for the next
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        return "stages.dedup.exact:ExactHash", keyed_settings(self.config)
+        return "stages.dedup.exact:ExactHash", {name: value for name, value in keyed_settings(self.config).items()
+                                                if name in ExactConfig.model_fields}
 
-    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
+    def _ranges(self, plan: Sequence[PartGroup]) -> int:
+        """Return the number of ranges into which hashes are divided."""
+        size = hashed_dtype(self.config.prefer).itemsize
+        return self.sizes.buckets(sum(group.rows for group in plan) * size, len(plan))
+
+    def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
         plan = groups(parts, self.sizes)
         columns, prefer = self.config.columns, list(self.config.prefer)
-        ranges = self.sizes.buckets(sum(group.rows for group in plan) * hashed_dtype(prefer).itemsize, len(plan))
+        ranges = self._ranges(plan)
         for group in plan:
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
@@ -231,8 +258,9 @@ class Exact(Barrier):
                 maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [group.rank for group in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
                 for b in range(ranges if plan else 0):
-                    yield TaskDraft("stages.dedup.exact:ExactReduce",
-                                    {"maps": maps, "ranks": ranks, "bucket": b, "prefer": prefer}, size,
+                    old = old_hashes(done, column, b)
+                    args = {"maps": maps, "ranks": [*ranks, OLD], "old": old} if old else {"maps": maps, "ranks": ranks}
+                    yield TaskDraft("stages.dedup.exact:ExactReduce", {**args, "bucket": b, "prefer": prefer}, size,
                                     f"equal {column} hashes, range {b + 1}/{ranges}", 900)
             return tasks
 
@@ -249,8 +277,26 @@ class Exact(Barrier):
         waves = []
         for number, column in enumerate(columns):
             waves += [Wave(f"{column}_map", mapper(column, columns[:number])),
+                      *([lookup_wave(column, against, ranges, prefer)] if against else []),
                       Wave(f"{column}_reduce", reducer(column))]
         return [*waves, Wave("slices", slices)]
+
+    def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
+        plan = groups(parts, self.sizes)
+        ranks, ranges, buckets = [group.rank for group in plan], self._ranges(plan), self._buckets(plan)
+        return [index_wave(column, done, ranks, ranges, buckets, list(self.config.prefer))
+                for column in self.config.columns]
+
+    def _buckets(self, plan: Sequence[PartGroup]) -> int:
+        """Return the number of buckets in each file of an index."""
+        return fine_buckets(sum(group.rows for group in plan), HASH, self._ranges(plan))
+
+    def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
+        buckets = self._buckets(groups(parts, self.sizes))
+        keys = {column: key_files(done[f"{column}_index"], buckets) for column in self.config.columns}
+        first = done[f"{self.config.columns[0]}_index"]
+        return DedupIndex(self.name, self.index_settings(), ranks, keys, [],
+                          sum(task.counters["keys"] for task in first))
 
     @staticmethod
     def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
@@ -303,7 +349,8 @@ class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
     Arguments: `maps` (references to the files `hashes.seg`, one per group of parts, which are files of documents),
-    `ranks` (priority of each group), `bucket` (number of the range), `prefer` (which document stays).
+    `ranks` (priority of each group), `bucket` (number of the range), `prefer` (which document stays). If there are
+    indexes of old documents, `old` refers to the file of `ExactLookup`, and the last of `ranks` is its priority.
 
     The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group. A record
     goes to every group that has the hash. The task counts hashes, repeated hashes, removed documents, and how often the
@@ -318,8 +365,9 @@ class ExactReduce:
         args = inputs.args
         ranks = np.asarray(args["ranks"], np.int64)
         counters = {"hashes": 0, "repeated": 0, "removed": 0, "max_repeats": 0}
-        with out.segments("survivors.seg", SURVIVOR, len(args["maps"])) as writer:
-            for block in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo"), numbered=True):
+        maps = [*args["maps"], *args.get("old", ())]
+        with out.segments("survivors.seg", SURVIVOR, len(maps)) as writer:
+            for block in inputs.segments(maps, args["bucket"], whole=("hi", "lo"), numbered=True):
                 block = block[in_order((block["hi"], block["lo"]),
                                        preference(block, ranks[block["source"]], args["prefer"]))]
                 no_twins(block)

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import field_validator, model_validator
 
-from stages.barrier import COUNT, Barrier, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
+from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup import curve
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
@@ -59,7 +59,9 @@ from stages.dedup.hashing import (
     token_shingles,
     word_shingles,
 )
+from stages.dedup.index import DedupIndex, IndexedBarrier, against_setting, as_list, check_preference
 from stages.dedup.lsh import BAND
+from stages.dedup.minhash_index import IndexPlan, hit_bytes, lookup_tasks, route_tasks, verify_args
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
@@ -167,7 +169,7 @@ class MinHashSignature(Stage):
 
     def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Do the same as `shingles`, for a text given as UTF-8."""
-        simplified, ngram = simplified_utf8(_beginning(text, self.config.max_chars)), self.config.ngram
+        simplified, ngram = simplified_utf8(beginning(text, self.config.max_chars)), self.config.ngram
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)
         if self.config.dialect == "tokenmill" and self.config.shingles == "words":
@@ -240,7 +242,7 @@ def _reads(config: SignatureConfig) -> dict[str, str]:
             **dict.fromkeys(signals(config.prefer), "prefer")}
 
 
-def _beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+def beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
     """Return the first `most` characters of a text in UTF-8."""
     if len(text) <= most:
         return text
@@ -269,7 +271,12 @@ def _number(value: Any) -> Any:
         return value
 
 
-class MinHash(Barrier):
+def _verifies(config: MinHash.Config) -> bool:
+    """Whether texts are compared before a document is removed."""
+    return isinstance(config.verify, float) and config.verify > 0
+
+
+class MinHash(IndexedBarrier):
     """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
 
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
@@ -317,6 +324,9 @@ class MinHash(Barrier):
             gt=0, lt=1, added=True)
         max_comparisons: int = decision(128, "most kept documents that one document is compared with; those that share "
                                              "the most bands come first", ge=1)
+        against: tuple[str, ...] = against_setting()
+
+        _listed = field_validator("against", mode="before")(as_list)
 
         @model_validator(mode="before")
         @classmethod
@@ -342,9 +352,17 @@ class MinHash(Barrier):
         def _what_is_verified(self) -> MinHash.Config:
             if isinstance(self.verify, float) and not 0 <= self.verify <= 1:
                 raise ValueError("verify is a similarity from 0 to 1")
-            if self.containment is not None and not (isinstance(self.verify, float) and self.verify > 0):
+            if self.containment is not None and not _verifies(self):
                 raise ValueError("containment needs verify: texts are not compared otherwise; set verify: 0.75 or "
                                  "remove containment")
+            return self
+
+        @model_validator(mode="after")
+        def _old_documents_stay(self) -> MinHash.Config:
+            check_preference(self.against, self.prefer)
+            if self.against and not _verifies(self):
+                raise ValueError("against needs verify: without it one document of each cluster stays, and a new one "
+                                 "would join clusters of old ones; set verify: 0.75 or remove against")
             return self
 
     def reads(self) -> dict[str, str]:
@@ -365,10 +383,14 @@ class MinHash(Barrier):
     def prepare(self) -> tuple[str, dict[str, Any]]:
         return "stages.dedup.minhash:MinHashSignature", self._signature()
 
+    @property
+    def indexable(self) -> bool:
+        return _verifies(self.config)
+
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
 
-    def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
+    def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
         sizes, plan = self.sizes, groups(parts, self.sizes)
         config = self.config
         verify = 0.0 if config.verify == "record" else float(config.verify or 0.0)
@@ -417,8 +439,13 @@ class MinHash(Barrier):
                       "ranks": [group.rank for group in plan], "bands": config.bands, "verify": verify, **judging,
                       "max_comparisons": config.max_comparisons, "$volatile": {"cache": sizes.shingle_cache_bytes}}
             size = sum(f["bytes"] for f in [*shared["candidates"], *(s for s in shared["shingles"] if s)])
+            task = "stages.dedup.verify:Verify"
+            if against:
+                task = "stages.dedup.against:VerifyAgainst"
+                shared |= verify_args(done, against, shared["ranks"], signature, stage_key)
+                shared["$volatile"] |= {"tokenizer": config.tokenizer} if config.tokenizer else {}
             for b in range(buckets if shared["candidates"] else 0):
-                yield TaskDraft("stages.dedup.verify:Verify", {**shared, "bucket": b}, size // buckets,
+                yield TaskDraft(task, {**shared, "bucket": b}, size // buckets,
                                 f"clusters {b + 1}/{buckets}", 1500)
 
         def slices(done: Done) -> Iterator[TaskDraft]:
@@ -436,10 +463,25 @@ class MinHash(Barrier):
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if texts else 0
-            return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes, len(plan))
+            touched = hit_bytes(done) if against else 0
+            return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes + touched, len(plan))
 
-        return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
-                Wave("verify", judged), Wave("slices", slices)]
+        lookup, routes = [], []
+        if against:
+            lookup = [Wave("lookup", lambda done: lookup_tasks(done, against, firsts, ranges))]
+            routes = [Wave("routes", lambda done: route_tasks(done, plan, judges(done)))]
+        return [Wave("bands", bands), Wave("links", links), *lookup,
+                *cluster_waves(firsts, sizes, ("links", "lookup") if against else ("links",)),
+                Wave("shingles", shingles), *routes, Wave("verify", judged), Wave("slices", slices)]
+
+    def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
+        return self._index_plan(parts).waves(slices)
+
+    def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
+        return self._index_plan(parts).index(done, self.index_settings(), ranks)
+
+    def _index_plan(self, parts: Sequence[PartRef]) -> IndexPlan:
+        return IndexPlan(self.name, self.config, groups(parts, self.sizes), self.sizes)
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])

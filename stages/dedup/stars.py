@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.cluster import MEMBER, edges_of, members_of
+from stages.dedup.cluster import KEYS, MEMBER, edges_of, members_of, real
 from stages.dedup.fragment import bucket_of
 from stages.dedup.hashing import mix
 from stages.dedup.lsh import forest, log2_bins
@@ -125,12 +125,13 @@ class Members:
         with out.segments("members.seg", MEMBER, len(args["groups"])) as writer:
             for arcs in neighbourhoods(inputs.segments(args["edges"], args["bucket"])):
                 nodes, roots = arcs.u[arcs.first], arcs.least[arcs.first]
-                members, group = members_of(nodes, roots, args["groups"])
+                members, group = members_of(*real(nodes, roots), args["groups"])
                 writer.write(group, members)
-                counters["candidates"] += len(nodes)
+                counters["candidates"] += len(members)
                 # the cluster around a root consists of the root and all its neighbours
                 starts = np.flatnonzero(arcs.first)
-                lengths = np.diff(np.r_[0, starts, len(arcs.u)])
+                documents = np.r_[0, np.cumsum(arcs.v < np.uint64(KEYS << 32))]
+                lengths = np.diff(documents[np.r_[0, starts, len(arcs.u)]])
                 sizes = np.r_[open_size, np.where(nodes == roots, 1, 0)]
                 around = np.r_[open_size > 0, nodes == roots]
                 sizes = sizes + np.where(around, lengths, 0)

@@ -3,7 +3,9 @@
 The points: `partition` (the N-th document was written), `tokens` (before the N-th block of tokens is written), `commit`
 (the N-th result is in the store, but its record is not yet in the log), `map` and `reduce` (before the N-th exchange
 file is written or read), `publish` (the folder of a dataset is half built), `copy` (before the N-th part is copied on
-S3).
+S3). The points of deduplications with indexes of old documents: `index` (before the N-th exchange file of an index is
+written), `hashes` and `lookup` (before hashes or band keys are looked up for the N-th time), `routes` (before the N-th
+exchange file with what was found is written), `old` (before the N-th text of an old document is read).
 """
 
 from __future__ import annotations
@@ -49,6 +51,22 @@ def main() -> None:
         import pipeline.engine.shuffle.exchange as exchange
 
         die_at(exchange, "merge_segments", nth)
+    elif point == "index":
+        import stages.dedup.index_texts as index_texts
+
+        die_at(index_texts, "write_segments", nth)
+    elif point == "hashes":
+        import stages.dedup.exact_index as exact_index
+
+        die_at(exact_index, "found", nth)
+    elif point in ("lookup", "routes"):
+        import stages.dedup.against as against
+
+        die_at(against, "found" if point == "lookup" else "write_segments", nth)
+    elif point == "old":
+        from stages.dedup.index_texts import OldSets
+
+        die_at(OldSets, "get", nth)
     elif point == "publish":
         import pipeline.store.dataset as dataset
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from pipeline.store.content_keys import content_key, task_key
 from pipeline.store.fs import Store
 from pipeline.store.lists import ListFiles, writes_to
 from pipeline.store.records import merge_counters
-from stages.barrier import Barrier, PartRef, TaskResult
+from stages.barrier import Barrier, PartRef, TaskResult, Wave
 from stages.catalog import load
+from stages.dedup.index import DedupIndex
 from stages.document import Document, document_id, storable_text
 
 
@@ -49,6 +51,7 @@ class Outcome:
     slices: list[Any]
     content: list[str | None]
     keys: dict[str, list[str]]                                 # content keys of the tasks of each wave
+    index: DedupIndex | None = None
 
 
 def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: int = 10,
@@ -84,13 +87,27 @@ def write_parts(barrier: Barrier, docs: list[Doc], store: Store, *, part_rows: i
     return parts
 
 
-def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffle: int | None = None) -> Outcome:
-    """Run the waves of the barrier over the parts. With `shuffle`, the tasks of a wave finish in a random order."""
-    done: dict[str, list[TaskResult]] = {}
+def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffle: int | None = None,
+                 against: Sequence[DedupIndex] = (), ranks: int | None = None) -> Outcome:
+    """Run the waves of the barrier over the parts. With `shuffle`, the tasks of a wave finish in a random order. With
+    `ranks` (the number of priorities), also make an index."""
     counters: dict[str, Any] = {}
     keys: dict[str, list[str]] = {}
+    done = _run_waves(barrier.waves(parts, against) if against else barrier.waves(parts), store, shuffle, counters,
+                      keys)
+    slices = list(barrier.slices(parts, done))
+    outcome = _read_slices(parts, slices, store, done, counters, keys)
+    if ranks is not None:
+        made = _run_waves(barrier.index_waves(parts, slices, done), store, shuffle, counters, keys)
+        outcome.index = barrier.index(parts, made, ranks)
+    return outcome
+
+
+def _run_waves(waves: list[Wave], store: Store, shuffle: int | None, counters: dict[str, Any],
+               keys: dict[str, list[str]]) -> dict[str, list[TaskResult]]:
+    done: dict[str, list[TaskResult]] = {}
     lists = ListFiles(writes_to(store))
-    todo = list(barrier.waves(parts))
+    todo = list(waves)
     while todo:
         wave = todo.pop(0)
         drafts = list(wave.tasks(done))
@@ -109,7 +126,11 @@ def run_fragment(barrier: Barrier, parts: list[PartRef], store: Store, *, shuffl
         done[wave.name] = [results[i] for i in range(len(drafts))]
         if wave.again(done):
             todo.insert(0, wave)
-    slices = list(barrier.slices(parts, done))
+    return done
+
+
+def _read_slices(parts: list[PartRef], slices: list[Any], store: Store, done: dict[str, list[TaskResult]],
+                 counters: dict[str, Any], keys: dict[str, list[str]]) -> Outcome:
     removed, clusters = {}, {}
     for part, ref in zip(parts, slices, strict=True):
         if ref is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
                           help="which checkpoints of RUN (default: the latest)")
     evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
     evaluate.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
+    evaluate.add_argument("--out", metavar="FOLDER",
+                          help="where the results go (default: RUN/train/evaluation, or EXPORT/evaluation)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
                           help="examples before each question (default: what the task's file says)")
     evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
@@ -72,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return list_tasks(tasks_named(options.tasks.split(",") if options.tasks else list(built_in())), options)
     tasks, data = checked(options)
-    out, models = open_models(options)
+    folder, models = open_models(options)
+    out = writable(Path(options.out) if options.out else folder / "evaluation")
     results = []
     with EvaluationProgress() as progress:
         prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
@@ -81,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             known = (model.tokenizer, model.context)         # checkpoints that read alike share the prepared tasks
             if known not in prepared:
                 prepared = {known: (reader, prepare_all(tasks, data, options, reader, progress))}
-            results += evaluate_model(model, *prepared[known], run_folder(options), out, options, progress)
+            results += evaluate_model(model, *prepared[known], out, run_folder(options), options, progress)
     print(json_text(results, indent=1) if options.json else visible("\n".join(table(results))))
     return 0
 
@@ -162,6 +166,19 @@ def run_folder(options: argparse.Namespace) -> Path:
     return Path(options.store) / "runs" / options.model if options.store and not folder.is_dir() else folder
 
 
+def writable(folder: Path) -> Path:
+    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
+    be written."""
+    from trainer.base.config import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror}); name another folder with --out") from None
+
+
 def device_of(options: argparse.Namespace) -> str:
     import torch
 
@@ -194,10 +211,10 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
     return prepared
 
 
-def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], folder: Path, out: Path,
+def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
-    """Score one model on all tasks, and write the results of each task when it is done. `folder` is that of the run (or
-    of the exported model), and `out` gets the results. Returns the results."""
+    """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
+    it is done, and to the training's tasks.jsonl. Returns the results."""
     import torch
 
     from trainer.evaluation import score_rows
@@ -207,7 +224,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     device = torch.device(device_of(options))
     dtype = compute_dtype("auto", device)
     network = model.load().to(device, dtype)
-    where = out / score_rows.FOLDER if model.step is None else score_rows.step_folder(out, model.step)
+    where = out / (f"step_{model.step:08d}" if model.step is not None else "")
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
@@ -218,8 +235,8 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   "seconds": round(time.perf_counter() - began, 3), **scores.to_json()}
         write_results(where, result, scores)
-        if model.step is not None:
-            score_rows.add(out, result)
+        if model.step is not None and not options.out:
+            score_rows.add(out.parent, result)
         results.append(result)
     return results
 

@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--every is for --follow; name the checkpoints with --steps")
     if options.steps and options.follow:
         raise ConfigError("--follow scores all checkpoints; leave out --steps, or choose some with --every")
+    if options.out and options.follow:
+        raise ConfigError("--follow writes its results to the folder of the training; leave out --out")
     if not options.follow or options.list:
         return task_eval.run(options)
     if options.model is not None and options.data is None:
@@ -114,7 +116,7 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
                 continue
             try:
                 with marked(checkpoint.folder.parent) as heartbeat.mark:
-                    results = evaluate_model(model, reader, missing, run, out, options, heartbeat)
+                    results = evaluate_model(model, reader, missing, out / score_rows.FOLDER, run, options, heartbeat)
             except (CheckpointError, TrainingError, FileNotFoundError) as error:
                 say(f"step {checkpoint.step:,} is left out: {error}", sys.stderr)
                 continue

@@ -1,0 +1,88 @@
+"""Indexes of deduplications in folders of their own, outside a store (`tokenmill dedup index`).
+
+    FOLDER/STEP/index.json     the sha256 of the rest, and the `DedupIndex` of one step, whose files are
+                               {"$file": path below FOLDER, "size", "etag": "sha256:…", "bytes", "content", "rows"}
+    FOLDER/STEP/NUMBER.NAME    its files
+
+The file index.json is written last, so a folder without it holds no index. Files are never changed. A task that reads
+one checks the bytes that it reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.base.errors import TokenmillError
+from pipeline.store.fs import Store
+from stages.dedup.index import DedupIndex
+
+FORMAT = 1
+MANIFEST = "index.json"
+
+
+class NoIndex(TokenmillError):
+    """Raised when a folder holds no index for a step, or a damaged one."""
+
+    exit_code = 2
+
+
+def with_files(index: DedupIndex, change: Callable[[str, Mapping[str, Any]], dict[str, Any]]) -> DedupIndex:
+    """Return the index with other references to its files: `change` is called with the kind and the reference of
+    each."""
+    keys = {name: {**keys, "files": [change("keys.seg", ref) for ref in keys["files"]]}
+            for name, keys in index.keys.items()}
+    groups = [{"rank": group["rank"], "documents": change("documents.seg", group["documents"]),
+               "texts": change("texts.bin", group["texts"]), "ids": change("ids.parquet", group["ids"])}
+              for group in index.groups]
+    return DedupIndex(index.step, index.settings, index.ranks, keys, groups, index.documents)
+
+
+def file_ref(path: str, ref: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reference to a file of a folder, by its path in the folder. `ref` says what the file contains."""
+    return {"$file": path, "size": ref["bytes"], "etag": f"sha256:{ref['sha256']}", "sha256": ref["sha256"],
+            "bytes": ref["bytes"], "content": ref["content"], "rows": ref["rows"]}
+
+
+def steps_in(folder: Store) -> list[str]:
+    """Return the steps for which a folder has indexes."""
+    return sorted(path.split("/")[0] for path in folder.list("") if path.count("/") == 1
+                  and path.endswith(f"/{MANIFEST}"))
+
+
+def write_index(folder: Store, index: DedupIndex) -> None:
+    """Write the file index.json of an index whose files lie in the folder."""
+    body = json.dumps({"format": FORMAT, **index.to_json()}, sort_keys=True, indent=1).encode()
+    folder.write(f"{index.step}/{MANIFEST}", hashlib.sha256(body).hexdigest().encode() + b"\n" + body, durable=True)
+
+
+def read_index(root: str, step: str) -> DedupIndex:
+    """Return the index of a folder for a step. References to its files hold the folder as `root`. Raises NoIndex if
+    there is none, or if its file index.json is damaged."""
+    folder = Store(root)
+    try:
+        data = folder.read(f"{step}/{MANIFEST}")
+    except (FileNotFoundError, NotADirectoryError) as e:
+        there = ", ".join(steps_in(folder)) if folder.local is None or folder.local.is_dir() else ""
+        raise NoIndex(f"{root} holds no index for the step '{step}'"
+                      + (f", only for {there}" if there else "")
+                      + "; make one with `tokenmill dedup index`") from e
+    head, _, body = data.partition(b"\n")
+    if head != hashlib.sha256(body).hexdigest().encode():
+        raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} is damaged; make the index again with `tokenmill dedup "
+                      f"index`")
+    document = json.loads(body)
+    if document.pop("format", None) != FORMAT:
+        raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} was written by another version of Tokenmill; make the index "
+                      f"again with `tokenmill dedup index`")
+    index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root})
+    paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]]
+    paths += [group[part]["$file"] for group in index.groups for part in ("documents", "texts", "ids")]
+    for path in paths:
+        if not re.fullmatch(rf"{re.escape(step)}/\d+\.[\w.]+", path):
+            raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} names {path!r}, which is no file of this index; make the "
+                          f"index again with `tokenmill dedup index`")
+    return index

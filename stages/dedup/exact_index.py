@@ -1,0 +1,131 @@
+"""Tasks by which `exact` makes an index of the documents that it keeps, and compares documents with indexes
+(`stages.dedup.index`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.barrier import Done, FileRef, TaskDraft, Wave
+from stages.dedup.fragment import bucket_of, files_of, id_text, runs
+from stages.dedup.hashed import hashed_dtype
+from stages.dedup.index import HASH, OLD, DedupIndex, found
+from stages.dedup.survivor import in_order, preference
+from stages.document import DuplicateId
+from stages.task import Counters, Cursor, Inputs, Out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def lookup_wave(column: str, against: Sequence[DedupIndex], ranges: int, prefer: Sequence[str]) -> Wave:
+    """Return the wave (tasks that may run at the same time) that looks the hashes of a column up in indexes. `ranges`
+    is the number of ranges of hashes."""
+    def tasks(done: Done) -> Iterator[TaskDraft]:
+        maps = files_of(done[f"{column}_map"], "hashes.seg")
+        args = {"maps": maps, "ranges": ranges, "indexes": [index.keys[column] for index in against], "prefer": prefer}
+        for b in range(ranges if maps else 0):
+            yield TaskDraft("stages.dedup.exact_index:ExactLookup", {**args, "bucket": b},
+                            sum(ref["bytes"] for ref in maps) // ranges, f"old {column} hashes, range {b + 1}/{ranges}",
+                            900)
+
+    return Wave(f"{column}_lookup", tasks)
+
+
+def old_hashes(done: Done, column: str, bucket: int) -> list[FileRef]:
+    """Return a reference to the file that names old documents with hashes of one range; [] if there are no indexes."""
+    lookups = done.get(f"{column}_lookup", ())
+    return files_of(lookups[bucket:bucket + 1], "hashes.seg")
+
+
+def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, buckets: int, prefer: Sequence[str]) -> Wave:
+    """Return the wave that makes the files of an index for a column. `done` holds the results of the deduplication,
+    `ranks` the priorities of its groups, and `buckets` is the number of buckets of a file."""
+    def tasks(_: Done) -> Iterator[TaskDraft]:
+        maps = files_of(done[f"{column}_map"], "hashes.seg")
+        args = {"maps": maps, "ranks": [*ranks, OLD], "ranges": ranges, "buckets": buckets, "prefer": prefer}
+        for b in range(ranges if maps else 0):
+            yield TaskDraft("stages.dedup.exact_index:ExactIndex",
+                            {**args, "bucket": b, "old": old_hashes(done, column, b)},
+                            sum(ref["bytes"] for ref in maps) // ranges,
+                            f"index of {column} hashes, range {b + 1}/{ranges}", 900)
+
+    return Wave(f"{column}_index", tasks)
+
+
+class ExactLookup:
+    """Task that looks the hashes of one range up in the indexes of old documents.
+
+    Arguments: `maps` (references to the files `hashes.seg` of the new documents), `bucket` (number of the range),
+    `ranges`, `indexes` (for each index its files of keys of the compared property), `prefer`.
+
+    The task writes the exchange file `hashes.seg`, whose only records are in the bucket of the range. For each hash
+    that an old document has, it has a HASHED record that names the old document. The first index that has a hash
+    decides. `ExactReduce` reads the file as if it came from a group of documents of the first priority.
+    """
+
+    name = "exact_lookup"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        hits = 0
+        dtype = hashed_dtype(args["prefer"])
+        with out.segments("hashes.seg", dtype, args["ranges"], key=("hi", "lo")) as writer:
+            for block in inputs.segments(args["maps"], args["bucket"], whole=("hi", "lo")):
+                starts, _ = runs(block)
+                wanted = block[starts]
+                for keys in args["indexes"]:
+                    at, old = found(inputs, keys, wanted)
+                    _check_ids(block, old)
+                    records = np.zeros(len(old), dtype)
+                    for field in HASH.names or ():
+                        records[field] = old[field]
+                    records["n"] = 1
+                    writer.write(np.full(len(records), args["bucket"]), records)
+                    hits += len(records)
+                    wanted = np.delete(wanted, at)
+        return {"hits": hits}
+
+
+def _check_ids(new: NDArray[Any], old: NDArray[Any]) -> None:
+    """Raise DuplicateId if a new document is one of the old ones."""
+    alike = new[np.isin(new["id_hi"], old["id_hi"])]
+    twice = set(alike[["id_hi", "id_lo"]].tolist()).intersection(old[["id_hi", "id_lo"]].tolist())
+    if twice:
+        raise DuplicateId(id_text(*min(twice)))
+
+
+class ExactIndex:
+    """Task that writes the hashes of one range, and the document that stays for each, into one file of an index.
+
+    Arguments: `maps` and `old` (references to the files `hashes.seg` of the documents and, if there are any, of old
+    documents, which are left out), `ranks` (the priority of each file), `bucket` (number of the range), `ranges`,
+    `buckets` (number of buckets of the file), `prefer`. The task writes the exchange file `keys.seg` (HASH records).
+    """
+
+    name = "exact_index"
+    version = 1
+
+    @staticmethod
+    def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
+        args = inputs.args
+        ranks, total = np.asarray(args["ranks"], np.int64), 0
+        with out.segments("keys.seg", HASH, args["buckets"], key=("hi", "lo")) as writer:
+            for block in inputs.segments([*args["maps"], *args["old"]], args["bucket"], whole=("hi", "lo"),
+                                         numbered=True):
+                order = in_order((block["hi"], block["lo"]),
+                                 preference(block, ranks[block["source"]], args["prefer"]))
+                block = block[order]
+                stay = block[runs(block)[0]]
+                stay = stay[stay["source"] < len(args["maps"])]
+                records = np.empty(len(stay), HASH)
+                for field in HASH.names or ():
+                    records[field] = stay[field]
+                place = bucket_of(records["hi"], args["ranges"] * args["buckets"])
+                writer.write(place - args["bucket"] * args["buckets"], records)
+                total += len(records)
+        return {"keys": total}

@@ -1,0 +1,179 @@
+"""The index of a deduplication: what `exact` or `minhash` kept of a dataset, so that later documents can be compared
+with it (`against: old`) without reading the old documents again.
+
+Old documents come before all new ones, as the datasets before them in `priority:` would. So an old document never goes
+for a new one, and what became of it never changes. A new document goes exactly if one run over all documents, with the
+old datasets first in `priority:`, removed it. For this, an index needs only documents that its deduplication kept:
+
+  * `exact` removes a document if one that *stays* by the same property has its hash. Of every hash, one document stays.
+    (It may go by a later property, or by a later step. The hash then still removes others, as in one run over all.)
+  * `minhash` compares a document only with documents that were *kept* before it and share a band key with it. A new
+    document that resembles only an old one that was removed is kept, in one run over all, too.
+
+An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
+steps. It is never changed. Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have
+checksums of their own, so that a task reads and checks only the buckets that its documents need:
+
+    keys.seg       of each range of keys: KEY records (minhash: the band keys of kept documents) or HASH records
+                   (exact: hashes of a property), sorted, in buckets of about BUCKET_BYTES
+    documents.seg  of each group of files of old documents: DOCUMENT records, ROWS in a bucket (only minhash)
+    texts.bin      of each group: the compared texts, compressed in blocks (only minhash; `stages.dedup.index_texts`)
+    ids.parquet    of each group: the ids, by which a takedown finds the index (`pipeline.takedown`; only minhash,
+                   because the index of `exact` holds no text)
+
+`DedupIndex` lists these files, and the settings of the step, which must be those of the step that reads the index. The
+tasks that make an index run after those of the deduplication itself (`index_waves`), only if something reads the index.
+They change no key of the old dataset's results, so nothing else runs again when a new dataset is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.base.files import file_sha256
+from stages.barrier import Barrier, Done, FileRef, PartRef, TaskResult, Wave
+from stages.catalog import load
+from stages.dedup.fragment import ID, bucket_of, files_of, joined
+from stages.dedup.survivor import order_field
+from stages.stage import library_versions, python_version, role_of, signal
+from stages.task import Inputs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: bytes of keys in a bucket, which are read together
+BUCKET_BYTES = 256 << 10
+#: the priority of old documents, before that of all others
+OLD = -1
+#: documents in a bucket of `documents.seg`
+ROWS = 4096
+#: a band key, and an old document that has it: number of the group in the index << 32 | row of the group's documents
+KEY = np.dtype([("key", "<u8"), ("document", "<u8")])
+#: a hash of a property, and the old document that stays for it
+HASH = np.dtype([("hi", "<u8"), ("lo", "<u8"), *ID])
+
+
+def document_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
+    """Return the dtype of a DOCUMENT record: the id of an old document, the id that names its cluster, its characters,
+    the place of its text (`stages.dedup.index_texts`), and the numbers that the preferences `prefer` need."""
+    return np.dtype([*ID, ("cluster_hi", "<u8"), ("cluster_lo", "<u8"), ("chars", "<u4"), ("number", "<u4"),
+                     ("offset", "<u8"), ("size", "<u8"), ("sum", "<u8"), *order_field(prefer)])
+
+
+@dataclass(frozen=True)
+class DedupIndex:
+    """An index: what a deduplication kept of a dataset.
+
+    `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
+    priorities of its documents. `keys` has for each property (of minhash: `bands`) the files of keys, one for each
+    range, and the number of buckets in each. `groups` has for each group of documents its priority and its files (of
+    `exact`: none). `documents` counts keys of the first property, or documents.
+    """
+
+    step: str
+    settings: dict[str, Any]
+    ranks: int
+    keys: dict[str, dict[str, Any]]
+    groups: list[dict[str, Any]]
+    documents: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def as_list(given: Any) -> Any:
+    """Return a list of one name for the name."""
+    return [given] if isinstance(given, str) else given
+
+
+def check_preference(against: Sequence[str], prefer: Sequence[str]) -> None:
+    """Raise ValueError if a document could be preferred to one of an index, which may be published long since."""
+    if against and prefer[:1] != ("priority",):
+        raise ValueError("against: old documents stay, whatever the new ones are; begin prefer with priority, or "
+                         "leave against out and deduplicate all documents in one dataset")
+
+
+def against_setting() -> Any:
+    return signal((), "datasets of the recipe, or folders of `tokenmill dedup index`, with whose documents these are "
+                      "compared, too; the old documents stay", added=True)
+
+
+class IndexedBarrier(Barrier):
+    """A deduplication that can make an index of the documents that it keeps, and compare documents with such
+    indexes."""
+
+    @property
+    def indexable(self) -> bool:
+        """Whether the step can make an index: whether what it keeps does not depend on later documents."""
+        return True
+
+    def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
+        raise NotImplementedError
+
+    def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
+        """Return the waves (groups of tasks that may run at the same time) that make an index of the kept documents.
+        `done` holds the results of the deduplication's own waves, and `slices` its removal slices."""
+        raise NotImplementedError
+
+    def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
+        """Return the index that `index_waves` has made. `done` holds the results of these waves, and `ranks` is the
+        number of priorities of the documents."""
+        raise NotImplementedError
+
+    def index_settings(self) -> dict[str, Any]:
+        """Return everything that must be equal for two deduplications so that one can use the index of the other."""
+        stage = load(self.prepare()[0])(self.prepare()[1])
+        settings = {name: value for name, value in self.config.model_dump(mode="json").items() if name != "against"}
+        for name in settings:
+            if settings[name] is not None and role_of(type(self.config), name) == "resource":
+                settings[name] = file_sha256(settings[name])
+        versions = {"Python": python_version(), self.name: self.version, stage.name: stage.version,
+                    **library_versions(stage.libraries)}
+        return {**settings, **{f"version of {name}": version for name, version in versions.items()}}
+
+
+def differing(index: dict[str, Any], step: dict[str, Any]) -> str:
+    """Say which settings of an index differ from those of the step that is to read it; "" if none do."""
+    return ", ".join(f"{name}: {index.get(name)} instead of {step.get(name)}" for name in sorted({*index, *step})
+                     if index.get(name) != step.get(name))
+
+
+# -- making ----------------------------------------------------------------------------------------------------------
+def fine_buckets(rows: int, dtype: np.dtype[Any], ranges: int) -> int:
+    """Return the number of buckets in each of `ranges` files of keys that hold `rows` records in all."""
+    return max(1, -(-rows * dtype.itemsize // (ranges * BUCKET_BYTES)))
+
+
+def key_files(results: Sequence[TaskResult], buckets: int) -> dict[str, Any]:
+    """Describe the files of keys of one property, for `DedupIndex.keys`."""
+    return {"files": files_of(results, "keys.seg"), "buckets": buckets}
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Look keys up in the files of one property of an index (`DedupIndex.keys`). `wanted` holds records with the key
+    fields of KEY or HASH, sorted by them. Returns (for each record of the index that has a wanted key the number of
+    this key in `wanted`, these records). Only buckets in whose range a wanted key lies are read."""
+    field, *rest = ("key",) if "key" in (wanted.dtype.names or ()) else ("hi", "lo")
+    files, buckets = keys["files"], keys["buckets"]
+    if not files or not len(wanted):
+        return np.zeros(0, np.int64), np.zeros(0, HASH if rest else KEY)
+    places = bucket_of(wanted[field], len(files) * buckets)
+    numbers, records = [], []
+    edges = (np.flatnonzero(np.diff(places)) + 1).tolist()
+    for start, stop in zip([0, *edges], [*edges, len(places)]):
+        file, bucket = divmod(int(places[start]), buckets)
+        stored = inputs.segment(files[file], bucket)
+        ordered, mine = (stored[field], wanted[field][start:stop]) if not rest else (
+            joined(stored), joined(wanted[start:stop]))
+        first, last = np.searchsorted(ordered, mine), np.searchsorted(ordered, mine, side="right")
+        lengths = last - first
+        # the positions first[i], first[i] + 1 … last[i] - 1 of every key
+        positions = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+        numbers.append(np.repeat(np.arange(start, stop), lengths))
+        records.append(np.array(stored[positions]))
+    return np.concatenate(numbers), np.concatenate(records)

@@ -1,0 +1,291 @@
+"""Crawls that are added to a store one after another: what is kept is what one run over all keeps, whatever runs it,
+cuts it or kills it; old datasets stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.plan.lint import lint
+from pipeline.recipe import load_recipe
+from pipeline.recipe.errors import RecipeError
+from pipeline.run import RunSummary, make_backend, run_recipe
+from pipeline.store.dataset import dataset_hash
+from pipeline.store.fs import Store
+from pipeline.store.log import Log
+from tests import commands
+from tests.chaos.processes import descendants, named
+from tests.stages.dedup_corpus import corpus
+
+CRAWLS = ("one", "two", "three")
+SHARDS = """
+tokenizer: {kind: bytes}
+shards: {web: {from: [FROM], longest: 64, val: 10%}}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    top = tmp_path_factory.mktemp("site")
+    for name in CRAWLS:
+        texts = [doc.text for doc in corpus(3, 120, CRAWLS) if doc.dataset == name]
+        (top / name).mkdir()
+        for file in range(3):
+            (top / name / f"{file}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n"
+                                                              for text in texts[file::3]))
+    for number in (1, 2, 3):
+        (top / f"{number}.yaml").write_text(added(number))
+    (top / "all.yaml").write_text(recipe({"all": "{from: [one, two, three], priority: [one, two, three], "
+                                                 "steps: [{exact: {by: both}}, minhash]}"}))
+    return top
+
+
+def recipe(datasets: dict[str, str], crawls=CRAWLS) -> str:
+    lines = ["version: 1", "sources:", *(f"  {name}: {{read: jsonl, path: {name}}}" for name in crawls), "datasets:",
+             *(f"  {name}: {text}" for name, text in datasets.items())]
+    return "\n".join(lines) + SHARDS.replace("FROM", ", ".join(datasets))
+
+
+def added(number: int) -> str:
+    """The recipe after so many crawls."""
+    datasets = {}
+    for name in CRAWLS[:number]:
+        old = f"against: [{', '.join(datasets)}]" if datasets else ""
+        steps = f"[{{exact: {{by: both{', ' if old else ''}{old}}}}}, {{minhash: {{{old}}}}}]"
+        datasets[f"new_{name}"] = f"{{from: {name}, steps: {steps}}}"
+    return recipe(datasets, CRAWLS[:number])
+
+
+def run(path: Path, store: Path | str, backend: str = "inline", workers: int = 1, *settings: str) -> RunSummary:
+    return run_recipe(load_recipe(path, list(settings)), str(store), make_backend=make_backend(backend, workers, None))
+
+
+def ids(store: Path, folder: str) -> list[str]:
+    found = []
+    for path in sorted(store.glob(f"{folder}/part-*.parquet")):
+        found += pq.read_table(path, columns=["id"])["id"].to_pylist()
+    return found
+
+
+def files(store: Path, *datasets: str) -> dict[str, tuple[int, bytes]]:
+    return {path.name: (path.stat().st_ino, path.read_bytes()) for name in datasets
+            for path in sorted(store.glob(f"*/{name}/part-*.parquet"))}
+
+
+@pytest.fixture(scope="module")
+def whole(site, tmp_path_factory) -> Path:
+    """The store of one run over all."""
+    store = tmp_path_factory.mktemp("whole")
+    run(site / "all.yaml", store)
+    return store
+
+
+@pytest.fixture(scope="module")
+def grown(site, tmp_path_factory) -> Path:
+    store = tmp_path_factory.mktemp("grown")
+    for number in (1, 2, 3):
+        run(site / f"{number}.yaml", store)
+    return store
+
+
+@pytest.fixture(scope="module")
+def hashes(grown) -> list[str]:
+    return [dataset_hash(Store(str(grown)), f"new_{name}") for name in CRAWLS]
+
+
+def test_crawls_added_one_after_another_are_kept_as_by_one_run(site, whole, tmp_path):
+    before: dict = {}
+    for number in (1, 2, 3):
+        run(site / f"{number}.yaml", tmp_path)
+        now = files(tmp_path, *(f"new_{name}" for name in CRAWLS[:number]))
+        assert before.items() <= now.items(), "an old dataset changed"
+        before = now
+    kept = [id for name in CRAWLS for id in ids(tmp_path, f"datasets/new_{name}")]
+    assert len(kept) == len(set(kept))
+    assert sorted(kept) == sorted(ids(whole, "datasets/all"))
+    assert len(ids(tmp_path, "dropped/new_three")) > 20
+
+
+def test_only_the_new_crawl_and_the_index_of_the_last_one_are_computed(site, tmp_path):
+    run(site / "2.yaml", tmp_path)
+    records = {path.name for path in (tmp_path / "objects").iterdir()}
+    run(site / "3.yaml", tmp_path)
+    nodes = {record.node.split("/")[-1] for record in Log.read(Store(str(tmp_path))).records()
+             if record.key not in records and record.node.startswith(("new_one", "new_two"))}
+    assert nodes == {"url_index", "text_index", "index_documents", "index_keys"}
+
+
+def test_no_document_changes_its_split(grown, whole):
+    def split(store: Path, which: str) -> set[str]:
+        return {id for path in store.glob(f"shards/web/split={which}/*.parquet")
+                for id in pq.read_table(path, columns=["id"])["id"].to_pylist()}
+
+    assert split(grown, "val") == split(whole, "val") != set()
+    assert split(grown, "train") == split(whole, "train")
+
+
+@pytest.mark.parametrize(("workers", "partition"), [(2, "3KB"), pytest.param(1, "1MB", marks=pytest.mark.slow),
+                                                    pytest.param(5, "8KB", marks=pytest.mark.slow)])
+def test_workers_and_partitions_change_nothing(site, hashes, tmp_path, workers, partition):
+    run(site / "3.yaml", tmp_path, "process", workers, f"run.partition={partition}")
+    assert [dataset_hash(Store(str(tmp_path)), f"new_{name}") for name in CRAWLS] == hashes
+
+
+def test_workers_that_are_killed_change_nothing(site, hashes, tmp_path):
+    ended, killed = threading.Event(), []
+
+    def kill() -> None:
+        while not ended.wait(0.3):
+            children = [pid for pid in descendants(os.getpid()) if named(pid, "engine.worker.child")]
+            if children and len(killed) < 8:
+                os.kill(children[0], signal.SIGKILL)
+                killed.append(time.monotonic())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        run(site / "3.yaml", tmp_path, "process", 2, "run.partition=8KB")
+    finally:
+        ended.set()
+        killer.join()
+    assert len(killed) > 2
+    assert [dataset_hash(Store(str(tmp_path)), f"new_{name}") for name in CRAWLS] == hashes
+
+
+def test_a_run_that_is_killed_in_each_new_wave_goes_on(site, hashes, tmp_path):
+    arguments = ["run", str(site / "3.yaml"), "--store", str(tmp_path), "--quiet", "--backend", "inline"]
+    for point in ("index", "hashes", "lookup", "routes", "old"):
+        died = commands.command("tests.e2e.kill", point, "2", *arguments)
+        assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
+    again = commands.command("pipeline.cli", *arguments)
+    assert again.returncode == 0, again.stderr
+    assert [dataset_hash(Store(str(tmp_path)), f"new_{name}") for name in CRAWLS] == hashes
+
+
+@pytest.fixture(scope="module")
+def folders(grown, tmp_path_factory) -> Path:
+    """The folders with the indexes of the first two crawls, and with both merged."""
+    top = tmp_path_factory.mktemp("folders")
+    [name] = [path.name for path in (grown / "runs").iterdir() if path.name.startswith("3-")]
+    for crawl in ("one", "two"):
+        done = commands.command("pipeline.cli", "dedup", "index", name, f"new_{crawl}", "--out", str(top / crawl),
+                                "--store", str(grown), "--backend", "inline")
+        assert done.returncode == 0, done.stderr
+    done = commands.command("pipeline.cli", "dedup", "merge", str(top / "one"), str(top / "two"), "--out",
+                            str(top / "both"))
+    assert done.returncode == 0, done.stderr
+    return top
+
+
+@pytest.mark.parametrize("names", [["one", "two"], ["both"]])
+def test_an_index_outlives_its_store(site, hashes, folders, tmp_path, names):
+    against = f"against: [{', '.join(str(folders / name) for name in names)}]"
+    steps = f"[{{exact: {{by: both, {against}}}}}, {{minhash: {{{against}}}}}]"
+    (site / "later.yaml").write_text(recipe({"new_three": f"{{from: three, steps: {steps}}}"}))
+    run(site / "later.yaml", tmp_path, "process", 2)
+    assert dataset_hash(Store(str(tmp_path)), "new_three") == hashes[2]
+
+
+@pytest.mark.parametrize(("steps", "key", "words"), [
+    ("[{exact: {against: new_on}}]", "against", ["new_on", "did you mean"]),
+    ("[{exact: {against: one}}]", "against", ["source"]),
+    ("[{exact: {against: old}}]", "exact", ["by", "same settings"]),
+    ("[{minhash: {against: old, verify: 0.8}}]", "against", ["verify", "same settings"]),
+    ("[{minhash: {against: old, verify: null}}]", "minhash", ["verify: 0.75"]),
+    ("[{minhash: {against: old, verify: record}}]", "minhash", ["verify: 0.75"]),
+    ("[{minhash: {against: old, prefer: [longest, priority]}}]", "minhash", ["begin prefer with priority"]),
+    ("[{exact: {against: bare}}]", "against", ["no step 'exact'"]),
+    ("[{exact: {by: both, against: [old, old]}}]", "against[1]", ["twice"]),
+    ("[{exact: {by: both, against: new}}]", "from", ["itself"]),
+    ("[{exact: {by: both, against: two}}]", "against", ["source"]),
+    ("[{exact: {by: both, against: twin}}]", "against", ["source of its own"]),
+    ("[{exact: {by: both, against: FOLDERS/one}}]", None, []),
+    ("[{exact: {by: text, against: FOLDERS/one}}]", "against", ["by", "dedup index"]),
+    ("[{exact: {by: both, against: FOLDERS}}]", "against", ["no index", "dedup index"])])
+def test_what_cannot_be_compared_is_refused(site, folders, tmp_path, steps, key, words):
+    both = "steps: [{exact: {by: both}}, minhash]"
+    text = recipe({"old": f"{{from: one, {both}}}", "bare": "{from: one}", "twin": f"{{from: two, {both}}}",
+                   "new": f"{{from: two, steps: {steps.replace('FOLDERS', str(folders))}}}"})
+    path = site / "refused.yaml"
+    path.write_text(text.partition("tokenizer")[0])
+    if key is None:
+        load_recipe(path)
+        return
+    with pytest.raises(RecipeError) as e:
+        load_recipe(path)
+    assert key in str(e.value)
+    assert all(word in str(e.value) for word in words), e.value
+
+
+def test_a_crawl_that_is_not_compared_with_all_before_it_is_warned_of(site):
+    path = site / "gap.yaml"
+    path.write_text((site / "3.yaml").read_text().replace("minhash: {against: [new_one, new_two]}",
+                                                          "minhash: {against: new_two}"))
+    [warning] = lint(load_recipe(path))
+    assert "minhash.against" in warning
+    assert "name 'new_one', too" in warning
+    assert not lint(load_recipe(site / "3.yaml"))
+
+
+def test_a_damaged_index_is_refused(site, folders, tmp_path):
+    shutil.copytree(folders / "both", tmp_path / "both")
+    against = f"against: {tmp_path / 'both'}"
+    (site / "damaged.yaml").write_text(recipe({"new_three": f"{{from: three, steps: [{{minhash: {{{against}}}}}]}}"}))
+    text = next((tmp_path / "both" / "minhash").glob("*.texts.bin"))
+    text.write_bytes(b"\0" * text.stat().st_size)
+    done = commands.command("pipeline.cli", "run", str(site / "damaged.yaml"), "--store", str(tmp_path / "store"),
+                            "--quiet", "--backend", "inline")
+    assert done.returncode == 1
+    assert "texts.bin" in done.stderr and "dedup index" in done.stderr and "Traceback" not in done.stderr
+    manifest = tmp_path / "both" / "minhash" / "index.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"rank": 0', b'"rank": 7'))
+    with pytest.raises(RecipeError, match="damaged"):
+        load_recipe(site / "damaged.yaml")
+
+
+def test_explain_and_stats_find_kept_documents_in_old_datasets(grown):
+    old = {id for name in ("one", "two") for id in ids(grown, f"datasets/new_{name}")}
+    dropped = [row for path in sorted(grown.glob("dropped/new_three/part-*.parquet"))
+               for row in pq.read_table(path, columns=["id", "meta", "stage"]).to_pylist()]
+    twins = {row["id"]: json.loads(row["meta"])[row["stage"]]["kept"] for row in dropped if row["stage"] == "minhash"}
+    id, kept = next((id, kept) for id, kept in twins.items() if kept in old)
+    done = commands.command("pipeline.cli", "dedup", "explain", id, "--dataset", "new_three", "--store", str(grown))
+    assert done.returncode == 0, done.stderr
+    assert f"kept in new_{'one' if kept in ids(grown, 'datasets/new_one') else 'two'} {kept}" in done.stdout
+    done = commands.command("pipeline.cli", "dedup", "stats", "new_three", "--store", str(grown), "--json")
+    stats = json.loads(done.stdout)
+    assert {pair["kept"] for pair in stats["pairs"]} == set(CRAWLS)
+    assert stats["unknown"] < 10                      # documents that `exact` kept and `minhash` removed
+    [run] = (path for path in (grown / "runs").iterdir() if path.name.startswith("3-"))
+    section = next(s for s in json.loads((run / "report.json").read_text())["clusters"]
+                   if s["barrier"].startswith("new_three/minhash"))
+    assert {pair["kept"] for pair in section["pairs"]} == set(CRAWLS)
+    assert section["unknown"] == 0
+
+
+def test_a_takedown_reaches_an_index(site, grown, tmp_path):
+    """The index that holds the text goes; the next run makes another, and new copies of the text stay out."""
+    store = tmp_path / "store"
+    shutil.copytree(grown, store)
+    gone = ids(store, "datasets/new_one")[0]
+    (tmp_path / "ids.txt").write_text(gone + "\n")
+
+    def indexed() -> set[str]:
+        return {id for path in store.glob("objects/*/*.ids.parquet") for id in pq.read_table(path)["id"].to_pylist()}
+
+    assert gone in indexed()
+    done = commands.command("pipeline.cli", "takedown", "--ids", str(tmp_path / "ids.txt"), "--reason", "test",
+                            "--store", str(store))
+    assert done.returncode == 0, done.stderr
+    assert gone not in indexed()
+    run(site / "3.yaml", store)
+    assert gone not in indexed() != set()
+    assert gone not in {id for name in CRAWLS for id in ids(store, f"datasets/new_{name}")}
