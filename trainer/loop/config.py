@@ -19,13 +19,44 @@ MICRO_BATCH = Count(16384)
 
 
 @dataclass(frozen=True)
+class TaskScoringConfig:
+    """Settings of the scores of checkpoints on benchmark tasks. A process beside the training computes them (`tokenmill
+    train eval --follow`). It scores the checkpoints of each `every`-th step and those at the ends of phases (stretches
+    of the training). `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and
+    `shots` is the number of examples before each question (null: what the task's file says).
+
+    The process is paused so that it delays the training by at most the share `share` of the time of its steps. It
+    computes on `device`. On `cuda` it takes GPU memory beside the training.
+    """
+
+    every: int
+    tasks: tuple[str, ...]
+    data: str
+    shots: int | None = None
+    share: float = 0.02
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def check(self) -> None:
+        if self.every < 1 or not self.tasks:
+            raise ValueError("every must be at least 1, and tasks must name a task")
+        if any("," in name for name in self.tasks):
+            raise ValueError("the names of tasks and of their files must not have commas")
+        if self.shots is not None and self.shots < 0:
+            raise ValueError("shots must be at least 0, or null")
+        if self.share <= 0:
+            raise ValueError("share must be above 0 (0.02: steps may take 2 % longer)")
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations; a run also
     starts and ends with an evaluation. `windows` is the largest number of held-out samples that are used from each
-    stream (the data of one source, language or bucket)."""
+    stream (the data of one source, language or bucket). `tasks` says on which benchmark tasks checkpoints are scored
+    (null: on none)."""
 
     every: int = 100
     windows: int = 64
+    tasks: TaskScoringConfig | None = None
 
     def check(self) -> None:
         if self.every < 1 or self.windows < 1:
@@ -160,6 +191,9 @@ class TrainConfig:
         if self.checkpoint.keep_best and self.checkpoint.every % self.evaluate.every:
             raise ValueError("checkpoint.keep_best: only a checkpoint with an evaluation can be the best: let "
                              "checkpoint.every be a multiple of evaluate.every")
+        if self.evaluate.tasks is not None and self.evaluate.tasks.every % self.checkpoint.every:
+            raise ValueError("evaluate.tasks.every: only checkpoints are scored: let it be a multiple of "
+                             f"checkpoint.every ({self.checkpoint.every})")
         if not all(1 <= first < stop for first, stop in self.skip):
             raise ValueError("skip is a list of [first, stop] step numbers from 1, stop itself being performed")
 

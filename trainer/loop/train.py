@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
@@ -20,6 +22,7 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
+from trainer.evaluation import score_rows
 from trainer.loop import threads
 from trainer.loop.evaluate import Heldout
 from trainer.loop.high_loss import HighLossRows
@@ -29,6 +32,7 @@ from trainer.loop.resume import history, position, probe_loss, restore, resume_p
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
 from trainer.loop.summary import sample, summarise
+from trainer.loop.task_watcher import TaskWatcher
 from trainer.model import attention
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
@@ -70,10 +74,11 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         summary_file.unlink(missing_ok=True)           # the curriculum has been prolonged since it was written
     before = trainer.evaluate() if checkpoint is None else {}
     began = time.perf_counter()
-    with interruptions() as interrupted, trainer.saver:
-        while rewind := trainer.steps(stop_at, interrupted):
-            trainer.rewind(rewind)
-    return trainer.finish(before, time.perf_counter() - began)
+    with trainer.watcher or nullcontext():
+        with interruptions() as interrupted, trainer.saver:
+            while rewind := trainer.steps(stop_at, interrupted):
+                trainer.rewind(rewind)
+        return trainer.finish(before, time.perf_counter() - began)
 
 
 class Trainer:
@@ -104,6 +109,12 @@ class Trainer:
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
         self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved)
+        self.watcher: TaskWatcher | None = None
+        if world.first and config.evaluate.tasks is not None:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            self.watcher = TaskWatcher(run, here * torch.get_num_threads(), say)
+        if world.first:
+            score_rows.forget(run.out, self.number)
         self.last_evaluation: dict[str, Any] = {}
 
     def build_model(self) -> None:
@@ -178,6 +189,7 @@ class Trainer:
                     or evaluate):
                 continue                                # no number is needed yet, so the host runs ahead of the device
             stopping, records = self.buffer.flush(interrupted())
+            self.watch((phase.sequence, step.batch))
             if rewind := self.monitor.review(records, f"tokenmill train explain {self.run.folder}"):
                 return rewind
             if evaluate:
@@ -195,6 +207,15 @@ class Trainer:
                 self.stop(stopping)
             self.buffer.restart()                       # evaluation and checkpoints are not part of the speed
         return None
+
+    def watch(self, shape: tuple[int, int]) -> None:
+        """Record what the process that scores checkpoints has written, and let it run or pause it. `shape` is that of
+        the last steps."""
+        if self.watcher is not None:
+            if self.buffer.took is not None:
+                self.watcher.stepped(shape, *self.buffer.took)
+            if self.watcher.due():
+                self.meters.scored(self.watcher.look())
 
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
         """Learn from one batch: compute gradients, decide whether they are an outlier (then the update is skipped),
@@ -226,6 +247,12 @@ class Trainer:
         self.number, self.samples, self.tokens = position(checkpoint)
         self.high_loss.begin(self.number)
         self.meters.rewound(self.number)
+        if self.watcher is not None:
+            self.watcher.stop()                         # it may be scoring a checkpoint that was just given up
+        if self.world.first:
+            score_rows.forget(self.run.out, self.number)
+        if self.watcher is not None:
+            self.watcher.start()
         self.restore(checkpoint)
         start, stop = self.ledger.lines[-1]["steps"]
         self.metrics.write("rewind", self.number, samples=self.samples, seen=rewind.step, steps=[start, stop],
@@ -286,9 +313,10 @@ class Trainer:
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Finish the training in this process. At the end of the curriculum, make the last evaluation, a sample of text
-        and the summary. If the training stops earlier, only close its metrics. `before` is the first evaluation;
-        `seconds` is how long the steps of this process took, with the evaluations and checkpoints between them. Returns
-        the summary on rank 0, {} on other ranks and if the training stops earlier."""
+        and the summary, and wait until all checkpoints are scored on tasks. If the training stops earlier, only close
+        its metrics. `before` is the first evaluation; `seconds` is how long the steps of this process took, with the
+        evaluations and checkpoints between them. Returns the summary on rank 0, {} on other ranks and if the training
+        stops earlier."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}
@@ -301,9 +329,16 @@ class Trainer:
             self.metrics.write("sample", self.number, prompt=config.sample.prompt, text=text, skipped=reason)
             self.say(reason or f"sample: {text}")
             self.metrics.flush()
+            if self.watcher is not None:                # after the last collective: the other ranks need not wait
+                with interruptions() as interrupted:
+                    self.watcher.wait(interrupted)
+                    if number := interrupted():
+                        self.stop(number)
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)
+        if self.watcher is not None:
+            self.meters.scored(self.watcher.look())
         self.metrics.close()
         self.say(self.goodput.describe())
         if summary:

@@ -2,9 +2,9 @@
 sent to views: TensorBoard, W&B and a Prometheus text file.
 
 Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
-step, eval, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them. Lines are
-only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint (rewind),
-earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
+step, eval, tasks, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them.
+Lines are only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint
+(rewind), earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.observe.prometheus import Textfile
 
 VERSION = 1
 #: events whose numbers go to TensorBoard and W&B → prefix of the names there
-VIEWED = {"step": "train", "eval": "heldout"}
+VIEWED = {"step": "train", "eval": "heldout", "tasks": "tasks"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Metrics:
     def write(self, event: str, step: int, **values: Any) -> None:
         """Write one line of metrics.jsonl. If `event` is step or eval, the numbers in `values` are also sent to
         TensorBoard and W&B, under names such as 'train/loss' and 'heldout/loss'. Numbers in nested mappings are
-        included."""
+        included. If `event` is tasks, the numbers in `values["scores"]` are sent ('tasks/hellaswag/bpb')."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
@@ -102,7 +102,7 @@ class Metrics:
             for view in self.views:
                 view.void(0 if event == "start" else step + 1)
         if event in VIEWED:
-            numbers = dict(flat_numbers(VIEWED[event], values))
+            numbers = dict(flat_numbers(VIEWED[event], values["scores"] if event == "tasks" else values))
             for view in self.views:
                 view.write(step, numbers)
 
