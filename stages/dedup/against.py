@@ -30,8 +30,9 @@ from stages.dedup.index import ROWS, document_dtype, found
 from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
 from stages.dedup.minhash import MinHashSignature
+from stages.dedup.shingle_sets import ShingleSetReader
 from stages.dedup.survivor import DEFAULT, in_order, preference
-from stages.dedup.verify import ClusterJudge, SetReader
+from stages.dedup.verify import ClusterJudge
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -133,14 +134,15 @@ class VerifyAgainst:
         volatile = args["$volatile"]
         tokenizer = {"tokenizer": volatile["tokenizer"]} if "tokenizer" in volatile else {}
         stage = MinHashSignature({**args["signature"], **tokenizer})
-        sets, old_sets = (SetReader(inputs, args["shingles"], volatile["cache"]),
+        sets, old_sets = (ShingleSetReader(inputs, args["shingles"], volatile["cache"]),
                           OldSets(inputs, stage, volatile["cache"]))
-        touched = np.sort(np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED)))
+        touched = np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED))
+        touched = touched[np.lexsort([touched[field] for field in reversed(TOUCHED.names or ())])]
         removed_for_old = documents_read = 0
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
-                start, stop = np.searchsorted(touched["root"], [block["root"].min(), block["root"].max()], "left")
+                start = np.searchsorted(touched["root"], block["root"].min(), "left")
                 stop = np.searchsorted(touched["root"], block["root"].max(), "right")
                 old = OldDocuments(inputs, args["indexes"], touched[start:stop], prefer)
                 documents_read += len(old.documents)
@@ -157,7 +159,6 @@ class VerifyAgainst:
                 near_writer.write(source[source != _OLD], near[source != _OLD])
                 judged += int(new.sum())
         sets.close()
-        old_sets.close()
         return {"judged": judged, **counters, "removed_for_old": removed_for_old, "old_documents": documents_read,
                 "old_texts": old_sets.read}
 
@@ -212,7 +213,7 @@ class JudgeAgainst(ClusterJudge):
     begin with its old documents. `number` holds for each candidate the number of its old document in `old`; it is
     negative for new documents."""
 
-    def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: SetReader,
+    def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
                  counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
         super().__init__(candidates, candidates["source"], rank, args, sets, counters)
         self.old, self.number, self.old_sets = old, number, old_sets

@@ -244,6 +244,7 @@ def begun(folder: Path) -> bool:
     return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
 
 
+@pytest.mark.slow
 def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
     run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
     arms = [["frozen", "optimizer.lr=1e-6"], ["slow", "optimizer.lr=0.002"], ["clip", "clip=0.5"]]
