@@ -355,8 +355,8 @@ class Saver:
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest, those at the ends of
-    phases, and those that `config.keep_every` and `config.keep_best` select."""
+    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest `config.keep`, those at
+    the ends of phases, and those that `config.keep_every` and `config.keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -369,8 +369,8 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
     """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
-    checkpoints that were never completed are deleted too, if their step is not after that of the latest checkpoint.
-    Damaged checkpoints stay."""
+    checkpoints that have no COMPLETE, because they were never completed or were set aside as damaged, are deleted too,
+    if their step is not after that of the latest checkpoint. Other damaged checkpoints stay."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config)
     for old in checkpoints:

@@ -115,7 +115,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
     shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
-    recognised as a model.
+    recognised as a model. Raises ConfigError when `out` is not empty, and CheckpointError when a file of the checkpoint
+    is damaged.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -183,8 +184,8 @@ def write(path: Path, document: Any) -> None:
 
 
 def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
-    """Copy the tokenizer into `out`, and write the tokenizer_config.json that transformers' AutoTokenizer needs.
-    Returns a line to print about it."""
+    """Copy the tokenizer into `out`, and write the tokenizer_config.json that transformers' AutoTokenizer needs. If
+    there is no file `path`, write nothing. Returns a line to print about it."""
     if path is None or not path.is_file():
         return f"no tokenizer: {path} is not there" if path else "no tokenizer"
     if path.suffix == ".model":
@@ -266,8 +267,8 @@ def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokeni
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
     Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
-    when `folder` holds a model with other settings than `config`, or when its tokenizer.json has another vocabulary
-    than `tokenizer`, the file with which the shards were encoded."""
+    when `folder` holds a model with other settings than `config` (see `differing`) or other tensors, or when its
+    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

@@ -75,7 +75,7 @@ class Alerts:
 
     def step(self, outlier: bool) -> list[Alert]:
         """Check the rule about loss spikes. Called for every step. `outlier` is whether the step's loss or gradient
-        norm was too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
+        norm was not finite or too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
