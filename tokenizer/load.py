@@ -102,7 +102,8 @@ class Tokenizer:
 
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
                    pattern: str | None = None) -> Tokenizer:
-    """Load the tokenizer in a file, or in a folder that holds `tokenizer.json`, one `.model` or one `.tiktoken`.
+    """Load the tokenizer in a file or a folder. In a folder, `tokenizer.json` is loaded; if there is none, the first
+    `.model` by name, and otherwise the first `.tiktoken`.
 
     `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is used. If the
     files of a tokenizer.json declare none, the first of the usual names (EOS_NAMES) that is a special token of the

@@ -100,11 +100,10 @@ class TokenizerTrain(RecipeModel):
 
 class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
-    new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one of these files, a
-    .tiktoken file, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits
-    text: r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains
-    one of these five names. `eos` is the end-of-text token; it is needed when the tokenizer's files do not name this
-    token."""
+    new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that holds one of
+    these files, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits text:
+    r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains one of
+    these five names. `eos` is the end-of-text token; it is needed when the tokenizer's files do not name this token."""
 
     kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None

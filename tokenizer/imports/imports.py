@@ -52,9 +52,9 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
                   is_held_out: Callable[[str], bool] | None = None) -> Imported:
     """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
-    `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
-    for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
-    bytes to read. Raises TokenFileError when a file is not as the format wants it; then nothing is left."""
+    `out`. For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
+    Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
+    the bytes to read. Raises TokenFileError when a file is not as the format wants it; then nothing is left."""
     done = total = 0
 
     def read(size: int) -> None:

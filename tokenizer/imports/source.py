@@ -124,9 +124,9 @@ class ImportSource:
         self.dtype = token_dtype(coding.vocab_size)
 
     def files(self, suffix: str) -> list[str]:
-        """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
-        are left out. Raises TokenFileError when there is no such file, or when only some of the names say that the file
-        is held out from training (such as `val_…`)."""
+        """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
+        hidden folders are left out. Raises TokenFileError when there is no such file, or when only some of the names
+        say that the file is held out from training (such as `val_…`)."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():

@@ -13,7 +13,7 @@ In the format `bytes`, these are three or four plain files::
 
 SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
+input_ids list<u8|u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
 (`loss_spans`), all its files also have the column `loss list<bool>`. It says whether the tokens at positions 1 to L
 count, and is null for a row in which all count. The first token of a document after the end of another (`bounds`,
 `ends`) never counts.
