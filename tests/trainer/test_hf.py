@@ -210,6 +210,14 @@ def test_configurations_this_trainer_has_not_are_refused(exported, tmp_path, cha
         hf_config.read_config(tmp_path)
 
 
+@pytest.mark.parametrize("contents", [b"{", b"[]", b"\xff{", b'{"model_type": "llama"}', b"[" * 100_000,
+                                      b'{"model_type": "llama", "num_attention_heads": "x", "rope_theta": 1}'])
+def test_a_damaged_config_is_an_error_that_names_the_file(tmp_path, contents):
+    (tmp_path / "config.json").write_bytes(contents)
+    with pytest.raises(ConfigError, match=r"config\.json: damaged"):
+        hf_config.read_config(tmp_path)
+
+
 def test_configurations_of_transformers_5_are_read(exported, tmp_path):
     text = json.loads((exported["mqa, llama3"][1] / "config.json").read_text())
     new = {k: v for k, v in text.items() if k not in ("rope_theta", "rope_scaling")}
