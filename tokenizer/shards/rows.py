@@ -4,7 +4,7 @@ Row n of a set is sample n of its curriculum. A row has the L + 1 tokens of the 
 `rows.json` and row files. A range of consecutive rows, all of one phase (stretch of the training), has its own files.
 In the format `bytes`, these are three or four plain files::
 
-    p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
+    p0-00000.SHA.tokens   (rows, L + 1) u8, u16 or u32, little-endian
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
                           first
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for

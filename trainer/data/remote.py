@@ -4,10 +4,10 @@ The trainer reads shards (files of tokens) at random positions through memory ma
 If the disk is too small, or with `train.fetch: ahead`, the tokens to train on stay in the bucket and are read shortly
 before they are needed (`trainer.data.read_ahead`).
 
-Shard files are immutable and named by their content, so files already copied are reused. Fetched files are checked
-against the sha256 that the curriculum names. The copy has the same folders as the store. All ranks of a machine share
-the copy: the first rank fetches, the others wait. Tools that look up a few documents read them directly from the bucket
-(`place`).
+Shard files are immutable and named by their content, so files already copied are reused. Fetched shard files are
+compared with their sha256 in the manifest of the set, which the curriculum names by its sha256. The copy has the same
+folders as the store. All ranks of a machine share the copy: the first rank fetches, the others wait. Tools that look up
+a few documents read them directly from the bucket (`place`).
 
 Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment, so a GPU
 node needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's
@@ -184,8 +184,8 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """Read the files of a shard set in a bucket, and return a line for each file whose hash differs from the
-    manifest's."""
+    """Read the files of a shard set in a bucket, and return a line for each file that is missing or whose hash differs
+    from the manifest's."""
     def problem(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -215,9 +215,10 @@ def _size(files: Sequence[ShardFile]) -> int:
 
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[ShardFile]:
-    """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block checksums
-    and loss masks. Of held-out sets the document tables are included too, from which bits per byte are computed. The
-    manifests of the sets, which list the files, are fetched if they are not in the local copy `store`."""
+    """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block
+    checksums, loss masks and packed rows. Of held-out sets the document tables are included too, from which bits per
+    byte are computed. The manifests of the sets, which list the files, are fetched if they are not in the local copy
+    `store`."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -277,7 +278,7 @@ def _complete(file: Path, size: int | None) -> bool:
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
-    """Copy one file, whole or not at all, and check its hash."""
+    """Copy one file, whole or not at all. If `sha256` is given, raise ConfigError unless it is that of the file."""
     digest = hashlib.sha256()
     to.parent.mkdir(parents=True, exist_ok=True)
     with replacing(to) as part:
