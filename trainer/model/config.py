@@ -62,7 +62,9 @@ class ModelConfig:
 
     `kv_heads` 0: as many as `heads`. `head_dim` null: width / heads. `ffn` 0: 8/3 of the width, rounded up to a
     multiple of 64 (Llama), or 4 times the width with `activation: relu2` (arXiv 2109.08668), which has two matrices
-    instead of three. `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's
+    instead of three. `tie` makes the embedding serve as the output matrix, too. `qk_norm` normalises the queries and
+    keys of each head; `qkv_bias` adds biases to queries, keys and values; `norm_eps` is added inside all norms, so that
+    none divides by 0. `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's
     dimensions that RoPE rotates. `rope_theta` and `rope_scaling` set RoPE's frequencies; a phase of the training may
     override both. `masking: none` lets tokens attend to earlier documents in the same training sample. `softcap: c`
     bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard deviation of the initial values of every

@@ -49,8 +49,10 @@ class MuonConfig(Moments):
 
     `scaling` sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for AdamW
     can be used, and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at
-    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the
-    number of Newton–Schulz steps. `betas` and `eps` are settings of AdamW.
+    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `momentum` is the
+    share of the momentum that a step keeps; with `nesterov`, the mean of gradient and momentum, weighted likewise, is
+    orthogonalised instead of the momentum. `steps` is the number of Newton–Schulz steps. `betas` and `eps` are settings
+    of AdamW.
     """
 
     kind: Literal["muon"] = "muon"
