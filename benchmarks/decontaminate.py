@@ -3,15 +3,20 @@
     python benchmarks/decontaminate.py speed DATA       megabytes of text per CPU second
     python benchmarks/decontaminate.py recall DATA      which share of planted questions is found, by benchmark
     python benchmarks/decontaminate.py hits DATA        what is found in texts in which nothing was planted
+    python benchmarks/decontaminate.py index DATA       CPU time, memory and size of an index of many items
 
 DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
 
 `speed` searches books and WikiText-2, first once and then five times. The rate is computed from the difference between
-both times, so that loading, compiling and building the index do not count.
+both times, so that loading, compiling and building the index do not count. The peer is datatrove's
+`NGramsDecontFilter` with the 13-grams of the same questions, on the first 200 texts.
+
+`index` builds the index of a set of 1,000,000 random questions of 25 words (--items N) in a process of its own.
 
 `recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book: as
 a paragraph of its own, and inside a sentence. It plants them in three forms: verbatim, with other case and spaces, and
-with one number changed. Questions without a number have no third form.
+with one number changed. Questions without a number have no third form. datatrove's
+filter gets the questions of the first seed, verbatim, as paragraphs.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +48,16 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("speed", "recall", "hits"))
+    parser.add_argument("what", choices=("speed", "recall", "hits", "index"))
     parser.add_argument("data", type=Path)
+    parser.add_argument("--items", type=int, default=1_000_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TOKENMILL_CACHE"] = cache
-        {"speed": speed, "recall": recall, "hits": hits}[options.what](options.data, Path(cache))
+        if options.what == "index":
+            index(options.items, Path(cache))
+        else:
+            {"speed": speed, "recall": recall, "hits": hits}[options.what](options.data, Path(cache))
 
 
 def stage_of(data: Path, **settings: Any) -> Any:
@@ -58,6 +68,30 @@ def stage_of(data: Path, **settings: Any) -> Any:
                           **settings)
     stage.setup()
     return stage
+
+
+def peer_of(questions: Iterable[str], folder: Path) -> Callable[[str], bool]:
+    """Return the search of datatrove's filter for the 13-grams of questions: whether a text has one. The index is
+    written to `folder`, as its `NGramsDecontIndexer` does, which needs lighteval."""
+    import numpy as np
+    from datatrove.data import Document as PeerDocument
+    from datatrove.pipeline.decont.n_grams import NGramsDecontConfig, NGramsDecontFilter
+    from datatrove.utils.text import ngrams, simplify_text
+
+    peer = NGramsDecontFilter(str(folder), NGramsDecontConfig(n_grams=13, find_query_ngrams=True))
+    digest = peer.hash_func
+    peer.hash_func = lambda gram: digest(gram.encode())              # type: ignore  # xxhash 4 takes no str
+    grams = {peer.hash_func(" ".join(gram)) for question in questions for gram in ngrams(
+        peer.tokenizer.word_tokenize(simplify_text(question, peer.config.norm_config)), 13)}
+    np.array(sorted(grams), peer.config.hash_config.np_descr).tofile(folder / "sets.index.hashes")
+    return lambda text: peer.filter(PeerDocument(text=text, id="")) is not True
+
+
+def questions_of(data: Path) -> dict[str, list[Any]]:
+    from stages.decontaminate.sets import read_set
+
+    return {name: list(read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]}))
+            for name, f in FIELDS.items()}
 
 
 def plain_texts(data: Path, *folders: str) -> list[str]:
@@ -85,15 +119,41 @@ def speed(data: Path, cache: Path) -> None:
         rate = 4 * size / (taken[1] - taken[0]) / 1e6
         print(f"{dialect:6} {rate:6.1f} MB a CPU second, {len(found) // 5} documents with hits; start {built:.1f} s, "
               f"index {index.stat().st_size / 1e6:.1f} MB")
+    peer = peer_of((item.text for texts in questions_of(data).values() for item in texts), cache)
+    peer(texts[0])
+    began = time.process_time()
+    for text in texts[:200]:
+        peer(text)
+    rate = sum(len(text.encode()) for text in texts[:200]) / (time.process_time() - began) / 1e6
+    print(f"datatrove, 13-grams {rate:6.2f} MB a CPU second")
 
 
-def recall(data: Path, _: Path) -> None:
-    from stages.decontaminate.sets import read_set
+def index(items: int, cache: Path) -> None:
+    from stages.decontaminate.index import index_file
+
+    draw, path = random.Random(1), cache / "items.jsonl"
+    names = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
+    with open(path, "w") as file:
+        for _ in range(items):
+            file.write(json.dumps({"question": " ".join(draw.choices(names, k=25))}) + "\n")
+    for dialect in ("ngram", "idf"):
+        sys.stdout.flush()
+        if child := os.fork():
+            _, status, used = os.wait4(child, 0)
+            assert status == 0
+            (built,) = cache.glob(f"{dialect}/decontaminate/*.npy")
+            print(f"{dialect:6} {items:,} items: {used.ru_utime + used.ru_stime:.0f} s of CPU time, peak "
+                  f"{used.ru_maxrss / 1e3:,.0f} MB, index {built.stat().st_size / 1e6:,.0f} MB", flush=True)
+            continue
+        os.environ["TOKENMILL_CACHE"] = str(cache / dialect)
+        index_file({"items": str(path)}, {"items": {"question": "question"}}, dialect, 3, None)
+        os._exit(0)
+
+
+def recall(data: Path, cache: Path) -> None:
     from stages.document import Document
 
-    books = plain_texts(data, "books")
-    questions = {name: list(read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]}))
-                 for name, f in FIELDS.items()}
+    books, questions = plain_texts(data, "books"), questions_of(data)
     same: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
     for name, texts in questions.items():
         for item in texts:
@@ -112,6 +172,12 @@ def recall(data: Path, _: Path) -> None:
                             rows = {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}
                             found[where, kind, name].append(bool(rows & same[name, item.text]))
             show(f"{dialect}, min_words: {least}", found)
+    peer, draw = peer_of((item.text for texts in questions.values() for item in texts), cache), random.Random(SEEDS[0])
+    sample = [item.text for number, name in enumerate(FIELDS)
+              for item in draw.sample(questions[name], 16 if number < 5 else 15)]
+    hits = [peer(f"{book[:2000]}\n\n{question}\n\n{book[2000:4000]}")
+            for question in sample for book in (draw.choice(books),)]
+    print(f"\ndatatrove's 13-grams: {sum(hits)} of {len(hits)} verbatim as paragraphs (seed {SEEDS[0]})")
 
 
 def planted(question: str, book: str, draw: random.Random) -> list[tuple[str, str, str]]:

@@ -224,29 +224,30 @@ class TaskInputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file for reading at any position: a file of the store (`$ref`), or of an index outside it (`$file`).
-        The contents are not checked here. The caller must compare the bytes that it reads with checksums that it knows,
-        and raise the error that `damaged` returns if they differ. Raises this error when the file is missing."""
-        store, path = self._place(ref)
+        """Open a file of the store for reading at any position. The contents are not checked here. The caller must
+        compare the bytes that it reads with checksums that it knows, and raise the error that `damaged` returns if they
+        differ. Raises DamagedFile when the file is missing."""
+        self._by_range[ref["$ref"]] = ref
         try:
-            return store.open(path)
+            return self.store.open(ref["$ref"])
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 
     def _place(self, ref: Mapping[str, Any]) -> tuple[Store, str]:
-        """Returns (store, path) of a file that is read by range."""
+        """Returns (store, path) of a file that is read by range: one of the store (`$ref`), or of an index outside it
+        (`$file`)."""
         if "$file" in ref:
             return Store(ref["root"]), ref["$file"]
         self._by_range[ref["$ref"]] = ref
         return self.store, ref["$ref"]
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns the bytes [start, stop) of a file of the store, or fewer if the file was cut short. The bytes are not
-        checked here: the caller must compare them with checksums that it knows. Raises DamagedFile when the file is
-        missing."""
-        self._by_range[ref["$ref"]] = ref
+        """Returns the bytes [start, stop) of a file of the store or of an index outside it, or fewer if the file was
+        cut short. The bytes are not checked here: the caller must compare them with checksums that it knows. Raises the
+        error that `damaged` returns when the file is missing."""
+        store, path = self._place(ref)
         try:
-            return self.store.read_range(ref["$ref"], start, stop)
+            return store.read_range(path, start, stop)
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 

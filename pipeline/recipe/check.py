@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -176,8 +177,9 @@ def _cycles(recipe: Recipe, checker: Checker) -> None:
             return
         if state.get(name) == 1:
             ring = [*trail[trail.index(name):], name]
-            checker.fail(("datasets", name, "from"), f"a dataset cannot be made from itself, or compared with one "
-                                                     f"that is made from it: {' ← '.join(ring)}")
+            also = any(old not in recipe.datasets[new].inputs for new, old in pairwise(ring))      # by `against`
+            checker.fail(("datasets", name, "from"), "a dataset cannot be made from itself"
+                         + (", or compared with one that is made from it" if also else "") + f": {' ← '.join(ring)}")
             return
         state[name] = 1
         for upstream in (*recipe.datasets[name].inputs, *recipe.datasets[name].against):

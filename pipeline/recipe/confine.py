@@ -118,6 +118,10 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
             for stage, config in _mapping(step).items():
                 at = ("datasets", name, "steps", i, stage)
                 yield from _settings(stage, _mapping(config), at, base, STAGES, stage_class)
+                if stage in STAGES:                        # the folder of an index, if it is no dataset
+                    yield from ((path, value) for path, value in _strings(_mapping(config).get("against"),
+                                                                          (*at, "against"))
+                                if value not in _mapping(data.get("datasets")))
     for section in ("init", "model"):
         value = _mapping(_mapping(data.get("train")).get(section)).get("from")
         yield from _strings(value, ("train", section, "from"))

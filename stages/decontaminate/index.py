@@ -18,29 +18,36 @@ import hashlib
 import json
 import math
 import unicodedata
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
-from pipeline.base.compiled import njit
 from pipeline.base.files import file_sha256, replacing
-from stages.decontaminate.scan import ScannedWords, find, keys_of, words_of
+from stages.decontaminate.scan import KeyTable, ScannedWords, find, key_table, keys_of, words_of
 from stages.decontaminate.sets import Part, SetError, read_set
 from stages.stage import python_version
 from stages.text.cache import cache_dir, cached
 
 #: words of an n-gram: GPT-3's (arXiv 2005.14165, appendix C), and decon's
 LENGTHS = {"ngram": 13, "idf": 5}
-#: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders.
-BORDERED = 8
+#: dialect idf: entries of fewer words have too few n-grams to compare
+SHORT = 8
+#: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders. In
+#: 24 MB of books, Wikipedia, web pages and licences, one of the 2,176 questions of up to 12 words of 13 benchmarks is
+#: inside a sentence: "the Moon's gravity", which has four words.
+BORDERED = 5
 #: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 4
+_VERSION = 5
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
+#: ranges of keys, a power of two, that are sorted one after the other
+_RANGES = 16
 
 
 class ItemPart(NamedTuple):
@@ -57,19 +64,21 @@ class EvaluationIndex:
     sets it is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the sum `totals[e]`.
     If `whole[e]` is 1, the entry is looked up whole, not by its n-grams. From the start of one of its n-grams to the
     start of the next are at most `stretches[e]` words; this is more than one if n-grams between them are left out.
-    N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]` and has the weight `weights[g]`."""
+    N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]`; an n-gram of n entries has the weight
+    `weights[n]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")
         header = int(data[0])
         about = json.loads(data[1:1 + header].tobytes())
         arrays, at = {}, 1 + header
-        for name, kind, size in about["arrays"]:
-            arrays[name] = data[at:at + size].view(kind)
+        for name, kind, count in about["arrays"]:
+            size = -(-count * np.dtype(kind).itemsize // 8)
+            arrays[name] = data[at:at + size].view(kind)[:count]
             at += size
         self.sets: dict[str, dict[str, int]] = about["sets"]
         self._names = list(self.sets)
-        self.filter, self.slots, self.values = (np.asarray(arrays[n]) for n in ("filter", "slots", "values"))
+        self.table = KeyTable(*(np.asarray(arrays[n]) for n in KeyTable._fields))
         self.lengths, self.offsets, self.postings = (np.asarray(arrays[n]) for n in ("lengths", "offsets", "postings"))
         self.weights, self.words, self.grams, self.totals, self.whole, self.stretches = (
             np.asarray(arrays[n]) for n in ("weights", "words", "grams", "totals", "whole", "stretches"))
@@ -83,7 +92,19 @@ class EvaluationIndex:
     def hits(self, words: ScannedWords) -> np.ndarray:
         """Return the places in a text at which the index has a sequence of words, in the form that `scan.find`
         returns."""
-        return find(words, self.lengths, self.filter, self.slots, self.values)
+        return find(words, self.lengths, self.table)
+
+    def entries(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (which of the n-grams, an entry that has it) for every entry of each of the n-grams."""
+        begins = self.offsets[grams].astype(np.int64)
+        sizes = self.offsets[grams + 1] - begins
+        which = np.repeat(np.arange(len(grams)), sizes)
+        inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return which, self.postings[begins[which] + inside].astype(np.int64)
+
+    def weight(self, grams: np.ndarray) -> int:
+        """Return the sum of the weights of n-grams."""
+        return int(self.weights[self.offsets[grams + 1] - self.offsets[grams]].sum())
 
 
 def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, min_words: int,
@@ -101,36 +122,39 @@ def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]]
 
 class _Builder:
     """Builds an index of n-grams of `length` words. With `long_whole`, all entries of fewer words are looked up whole;
-    otherwise only those of fewer than BORDERED words."""
+    otherwise only those of fewer than SHORT words.
+
+    Sets may have millions of items, so what is known of them is in arrays of numbers.
+    """
 
     def __init__(self, length: int, long_whole: bool, min_words: int) -> None:
         self.length, self.min_words = length, min_words
-        self.shortest = length if long_whole else BORDERED
-        #: (keys as bytes) → number of the entry; per entry: its keys in order, their places in the text, the number of
-        #: its words, whether it is looked up whole, and its members
+        self.shortest = length if long_whole else SHORT
+        #: hash of an entry's keys → its number
         self.numbers: dict[bytes, int] = {}
-        self.keys: list[np.ndarray] = []
-        self.places: list[np.ndarray] = []
-        self.words: list[int] = []
-        self.whole: list[bool] = []
-        self.members: list[list[tuple[int, int, int]]] = []
+        #: by entry: the number of its keys, that of its words, and whether it is looked up whole
+        self.sizes, self.words, self.whole = array("q"), array("q"), array("B")
+        #: the keys of all entries, in order, and their places in the texts
+        self.keys, self.places = array("Q"), array("I")
+        #: (entry, number of the set, row, number of the part) of each text, in order
+        self.members = array("q")
 
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
         """Return ({set: counts}, the arrays of `EvaluationIndex` by name). The counts are `rows`, `short` (questions
         that are too short to be looked for) and `common` (questions that have only common n-grams)."""
         about: dict[str, dict[str, int]] = {}
-        questions: list[list[int]] = []
+        questions: list[array[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):
             about[name] = {"rows": 0, "short": 0, "common": 0}
-            questions.append([])
+            questions.append(array("q"))
             for text in read_set(Path(path), dict(fields[name])):
                 about[name]["rows"] = text.row + 1
                 entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
                 if text.part == "question":
                     about[name]["short"] += entry is None
-                    questions[-1] += [] if entry is None else [entry]
-        if not self.keys:
+                    questions[-1].extend([] if entry is None else [entry])
+        if not self.sizes:
             raise SetError("sets", f"no text of the sets has {self.min_words} words; name other fields under `fields`, "
                                    f"or set min_words: 1")
         arrays = self._arrays(self._common_keys(common))
@@ -152,96 +176,91 @@ class _Builder:
             sums = np.concatenate([[0], np.cumsum(words.letters, dtype=np.int64)])
             places = np.flatnonzero(2 * (sums[self.length:] - sums[:-self.length]) >= self.length)
             keys = keys[places]
-        entry = self.numbers.setdefault(keys.tobytes() + bytes([whole]), len(self.keys))
-        if entry == len(self.keys):
-            self.keys.append(keys)
-            self.places.append(places)
+        digest = xxhash.xxh3_128_digest(keys.tobytes() + bytes([whole]))
+        entry = self.numbers.setdefault(digest, len(self.sizes))
+        if entry == len(self.sizes):
+            self.sizes.append(len(keys))
             self.words.append(size)
             self.whole.append(whole)
-            self.members.append([])
-        self.members[entry].append((number, row, ("question", "answer", "passage").index(part)))
+            self.keys.frombytes(keys.tobytes())
+            self.places.frombytes(places.astype(np.uint32).tobytes())
+        self.members.extend((entry, number, row, ("question", "answer", "passage").index(part)))
         return entry
 
     def _common_keys(self, common: str | None) -> np.ndarray:
         """Return the keys that are common in the sample of the corpus, whose documents are the texts in `text`."""
         if common is None:
             return np.empty(0, np.uint64)
-        keys = np.unique(np.concatenate(self.keys))
+        keys = np.unique(np.asarray(self.keys))
         counts = np.zeros(len(keys), np.int64)
-        lengths = self._lengths()
-        table = _table(keys)
+        lengths, table = self._lengths(), key_table(keys)
         try:
             for sample in read_set(Path(common), {"passage": "text"}):
-                hits = find(words_of(sample.text.encode("utf-8", "surrogatepass")), lengths, *table)
+                hits = find(words_of(sample.text.encode("utf-8", "surrogatepass")), lengths, table)
                 counts[np.unique(hits[:, 2])] += 1
         except SetError as error:
             raise SetError("common", str(error)) from None
         return keys[counts >= COMMON]
 
     def _lengths(self) -> np.ndarray:
-        return np.unique(np.array([self.length, *(w for w, whole in zip(self.words, self.whole) if whole)], np.int64))
+        return np.unique(np.append(np.asarray(self.words)[np.asarray(self.whole) == 1], self.length))
 
     def _arrays(self, common: np.ndarray) -> dict[str, np.ndarray]:
-        different = [np.unique(keys) for keys in self.keys]
-        entries = np.repeat(np.arange(len(self.keys)), [len(keys) for keys in different])
-        keys, numbers, counts = np.unique(np.concatenate(different), return_inverse=True, return_counts=True)
-        kept = (counts <= COMMON) & ~np.isin(keys, common)
-        entries, numbers = entries[kept[numbers]], (np.cumsum(kept) - 1)[numbers[kept[numbers]]]
-        keys, counts = keys[kept], counts[kept]
-        order = np.lexsort((entries, numbers))
-        weights = np.array([round(_WEIGHT * math.log(1 + len(self.keys) / n)) for n in range(1, COMMON + 1)], np.int64)[
-            counts - 1]
-        filter_bits, slots, values = _table(keys)
-        return {"filter": filter_bits, "slots": slots, "values": values, "lengths": self._lengths(),
-                "offsets": np.concatenate([[0], np.cumsum(counts)]), "postings": entries[order], "weights": weights,
-                "words": np.array(self.words, np.int64), "whole": np.array(self.whole, np.int64),
-                "grams": np.bincount(entries, minlength=len(self.keys)),
-                "stretches": self._stretches(keys),
-                "totals": np.bincount(entries, weights[numbers], minlength=len(self.keys)).astype(np.int64),
-                "firsts": np.cumsum([0, *map(len, self.members)]),
-                "members": np.array([m for members in self.members for m in members], np.int64).ravel()}
+        """Return the arrays of `EvaluationIndex`. The keys are sorted in ranges, so that what sorting needs besides
+        them is small."""
+        count, all_keys = len(self.sizes), np.asarray(self.keys)
+        entry_of = np.repeat(np.arange(count, dtype=np.uint32), np.asarray(self.sizes))
+        weights = np.array([0, *(round(_WEIGHT * math.log(1 + count / n)) for n in range(1, COMMON + 1))], np.int64)
+        present = np.zeros(len(all_keys), bool)           # whether the index keeps a key
+        grams, totals = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        keys, numbers, postings = [], [], []
+        for part in range(_RANGES):
+            inside = np.flatnonzero(all_keys >> np.uint64(64 - _RANGES.bit_length() + 1) == part)
+            order = inside[np.argsort(all_keys[inside], kind="stable")]      # by key, then by entry
+            key, entry = all_keys[order], entry_of[order]
+            is_new = np.r_[True, key[1:] != key[:-1]][:len(key)]
+            is_first = is_new | np.r_[True, entry[1:] != entry[:-1]][:len(key)]   # not the same key of one entry again
+            gram = np.cumsum(is_new) - 1
+            entries = np.bincount(gram[is_first])
+            kept = (entries <= COMMON) & ~np.isin(key[is_new], common)
+            present[order] = kept[gram]
+            posted = is_first & kept[gram]
+            keys.append(key[is_new][kept])
+            numbers.append(entries[kept].astype(np.uint8))
+            postings.append(entry[posted])
+            grams += np.bincount(entry[posted], minlength=count)
+            np.add.at(totals, entry[posted], weights[entries[gram[posted]]])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(numbers), dtype=np.int64)])
+        if offsets[-1] >= 2**32:
+            raise SetError("sets", "the sets have more than 4 billion n-grams; name fewer fields, or divide the sets "
+                                   "among several steps")
+        members = np.asarray(self.members).reshape(-1, 4)
+        members = members[np.argsort(members[:, 0], kind="stable")]
+        return {**key_table(np.concatenate(keys))._asdict(), "lengths": self._lengths(),
+                "offsets": offsets.astype(np.uint32), "postings": np.concatenate(postings), "weights": weights,
+                "words": np.asarray(self.words), "whole": np.asarray(self.whole), "grams": grams, "totals": totals,
+                "stretches": self._stretches(entry_of[present], np.asarray(self.places)[present]),
+                "firsts": np.searchsorted(members[:, 0], np.arange(count + 1)), "members": members[:, 1:].ravel()}
 
-    def _stretches(self, kept: np.ndarray) -> np.ndarray:
-        """Return for each entry the most words from one of its n-grams in `kept` (sorted keys) to the next."""
-        sizes = [len(keys) for keys in self.keys]
-        keys = np.concatenate(self.keys)
-        present = np.isin(keys, kept)
-        entries, places = np.repeat(np.arange(len(sizes)), sizes)[present], np.concatenate(self.places)[present]
-        stretches = np.ones(len(sizes), np.int64)
-        same = entries[1:] == entries[:-1]
-        np.maximum.at(stretches, entries[1:][same], np.diff(places)[same])
+    def _stretches(self, entries: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return for each entry the most words from one of its n-grams to the next. `entries` and `places` have those
+        of the n-grams that the index keeps, in order."""
+        stretches = np.ones(len(self.sizes), np.int64)
+        apart = np.flatnonzero((entries[1:] == entries[:-1]) & (places[1:] > places[:-1] + 1))
+        np.maximum.at(stretches, entries[apart], places[apart + 1].astype(np.int64) - places[apart])
         return stretches
 
 
-def _table(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a hash table of sorted `keys` for `scan.find`, whose values are their numbers: (filter bits, slots,
-    values)."""
-    size = 1 << max(2 * len(keys), 32).bit_length()
-    filter_bits = np.zeros(size, np.uint8)                        # 16 to 32 bits for each key
-    bits = keys & np.uint64(8 * size - 1)
-    np.bitwise_or.at(filter_bits, (bits >> np.uint64(3)).astype(np.int64),
-                     np.uint8(1) << (bits & np.uint64(7)).astype(np.uint8))
-    slots, values = np.zeros(size, np.uint64), np.zeros(size, np.int64)
-    _fill(keys, slots, values)
-    return filter_bits, slots, values
-
-
-@njit(cache=True, nogil=True)
-def _fill(keys: Any, slots: Any, values: Any) -> None:
-    places = np.uint64(len(slots) - 1)
-    for number in range(len(keys)):
-        at = (keys[number] >> np.uint64(32)) & places
-        while slots[np.int64(at)] != 0:
-            at = (at + np.uint64(1)) & places
-        slots[np.int64(at)], values[np.int64(at)] = keys[number], number
-
-
 def _save(path: Path, about: dict[str, dict[str, int]], arrays: dict[str, np.ndarray]) -> None:
-    """Write an index: the number of 8-byte words of its header, the header (JSON), and the arrays."""
-    columns = {name: np.ascontiguousarray(array).view(np.uint64) for name, array in arrays.items()}
-    layout = [[name, arrays[name].dtype.str, len(column)] for name, column in columns.items()]
+    """Write an index: the number of 8-byte words of its header, the header (JSON), and the arrays, each filled up to
+    whole words."""
+    layout = [[name, column.dtype.str, len(column)] for name, column in arrays.items()]
     header = json.dumps({"sets": about, "arrays": layout}).encode()
     header += b" " * (-len(header) % 8)
-    words = [np.array([len(header) // 8], np.uint64), np.frombuffer(header, np.uint64), *columns.values()]
+    words = 1 + len(header) // 8 + sum(-(-column.nbytes // 8) for column in arrays.values())
     with replacing(path) as part, open(part, "wb") as file:
-        np.save(file, np.concatenate(words))
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u8", "fortran_order": False, "shape": (words,)})
+        file.write((len(header) // 8).to_bytes(8, "little") + header)
+        for column in arrays.values():
+            file.write(np.ascontiguousarray(column).data)
+            file.write(bytes(-column.nbytes % 8))

@@ -75,18 +75,44 @@ def keys_of(words: ScannedWords, length: int) -> np.ndarray:
     return keys
 
 
-def find(words: ScannedWords, lengths: np.ndarray, filter_bits: np.ndarray, slots: np.ndarray, values: np.ndarray
-         ) -> np.ndarray:
-    """Look up all sequences of words with one of the `lengths` in a hash table. Returns int64 (hits, 3): number of the
-    first word, number of words, value in the table. `filter_bits` is a Bloom filter: a quick test that excludes most
-    sequences that are not in the table."""
+class KeyTable(NamedTuple):
+    """Sorted keys, each of which has a number, its place among them. Keys with the same first bits are a bucket: those
+    of bucket b begin at `starts[b]`. `filter` is a Bloom filter: a quick test that excludes most sequences that are not
+    in the table."""
+
+    filter: np.ndarray
+    starts: np.ndarray
+    keys: np.ndarray
+
+
+def key_table(keys: np.ndarray) -> KeyTable:
+    """Return the table of sorted, different keys."""
+    filter_bits = np.zeros(1 << max(2 * len(keys), 32).bit_length(), np.uint8)           # 16 to 32 bits for each key
+    _fill(keys, filter_bits)
+    bits = np.uint64(max(len(keys).bit_length() - 3, 1))                                 # 4 to 8 keys in a bucket
+    edges = np.arange(1 << int(bits), dtype=np.uint64) << np.uint64(64 - bits)
+    starts = np.append(np.searchsorted(keys, edges), len(keys)).astype(np.uint32)
+    return KeyTable(filter_bits, starts, keys)
+
+
+def find(words: ScannedWords, lengths: np.ndarray, table: KeyTable) -> np.ndarray:
+    """Look up all sequences of words with one of the `lengths` in a table. Returns int64 (hits, 3): number of the first
+    word, number of words, number of the key in the table."""
     room = 256
     while True:
         hits = np.empty((room, 3), np.int64)
-        count = _find(words.sums, lengths, filter_bits, slots, values, hits)
+        count = _find(words.sums, lengths, *table, hits)
         if count <= room:
             return hits[:count]
         room = count
+
+
+@njit(cache=True, nogil=True)
+def _fill(keys: Any, filter_bits: Any) -> None:
+    bits = np.uint64(len(filter_bits) * 8 - 1)
+    for number in range(len(keys)):
+        bit = keys[number] & bits
+        filter_bits[np.int64(bit >> np.uint64(3))] |= np.uint8(1) << np.uint8(bit & np.uint64(7))
 
 
 @njit(cache=True, nogil=True)
@@ -170,9 +196,11 @@ def _keys(sums: Any, length: int, keys: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _find(sums: Any, lengths: Any, filter_bits: Any, slots: Any, values: Any, hits: Any) -> Any:
+def _find(sums: Any, lengths: Any, filter_bits: Any, starts: Any, table_keys: Any, hits: Any) -> Any:
     """Write the hits to `hits` as far as it has room (see `find`). Returns their number."""
-    bits, places, count = np.uint64(len(filter_bits) * 8 - 1), np.uint64(len(slots) - 1), 0
+    bits, count, shift = np.uint64(len(filter_bits) * 8 - 1), 0, np.uint64(64)
+    while np.uint64(1) << (np.uint64(64) - shift) < len(starts) - 1:
+        shift -= np.uint64(1)
     for length in lengths:
         power = _power(length)
         for i in range(len(sums) - length):
@@ -180,11 +208,10 @@ def _find(sums: Any, lengths: Any, filter_bits: Any, slots: Any, values: Any, hi
             bit = key & bits
             if not (filter_bits[np.int64(bit >> np.uint64(3))] >> np.uint8(bit & np.uint64(7))) & 1:
                 continue
-            at = (key >> np.uint64(32)) & places
-            while slots[np.int64(at)] != 0 and slots[np.int64(at)] != key:
-                at = (at + np.uint64(1)) & places
-            if slots[np.int64(at)] == key:
-                if count < len(hits):
-                    hits[count, 0], hits[count, 1], hits[count, 2] = i, length, values[np.int64(at)]
-                count += 1
+            bucket = np.int64(key >> shift)
+            for number in range(starts[bucket], starts[bucket + 1]):
+                if table_keys[number] == key:
+                    if count < len(hits):
+                        hits[count, 0], hits[count, 1], hits[count, 2] = i, length, number
+                    count += 1
     return count

@@ -49,7 +49,7 @@ class Decontaminate(Stage):
     but the results are not: docs/filters.md lists what differs.
 
     A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be in the document as a whole. One of
-    fewer than 8 words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for.
+    fewer than 5 words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for.
     Short answers and passages are never looked for. N-grams that occur in many items do not count, and with `common` (a
     file that samples the corpus, with texts in the field `text`) neither do those that occur in 10 of its documents.
 
@@ -61,7 +61,7 @@ class Decontaminate(Stage):
     """
 
     name = "decontaminate"
-    version = 1
+    version = 2
     cost_ms = 0.1
     drops = True
     edits = True
@@ -176,10 +176,7 @@ class Decontaminate(Stage):
         if not len(matches):
             return []
         first, length, gram = matches.T
-        sizes = index.offsets[gram + 1] - index.offsets[gram]
-        which = np.repeat(np.arange(len(matches)), sizes)
-        inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        entry = index.postings[index.offsets[gram[which]] + inside]
+        which, entry = index.entries(gram)
         first, length, gram = first[which], length[which], gram[which]
         whole = index.whole[entry] == 1
         bordered = (words.borders[first] & words.borders[first + length]).astype(bool)
@@ -202,7 +199,7 @@ class Decontaminate(Stage):
         if self.config.dialect == "ngram":
             share = len(different) / int(index.grams[entry])
         else:
-            share = int(index.weights[different].sum()) / int(index.totals[entry])
+            share = index.weight(different) / int(index.totals[entry])
             if share < needed(int(index.words[entry])):
                 return None
         return Hit(entry, int(starts[first[0]]), int(ends[first[-1] + length - 1]), round(share, 3))

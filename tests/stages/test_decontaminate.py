@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.cut import moved, whole_passages, without
-from stages.decontaminate.index import BORDERED, COMMON, LENGTHS, index_file
+from stages.decontaminate.index import BORDERED, COMMON, LENGTHS, SHORT, index_file
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import SetError, read_set
 from stages.decontaminate.step import Decontaminate, Hit, needed
@@ -99,7 +99,7 @@ class SlowIndex:
 
     def __init__(self, questions: list[str], dialect: str, min_words: int = 3) -> None:
         self.n, self.dialect = LENGTHS[dialect], dialect
-        shortest = self.n if dialect == "ngram" else BORDERED
+        shortest = self.n if dialect == "ngram" else SHORT
         self.entries: dict[Any, set[tuple[str, ...]]] = {}
         self.size: dict[Any, int] = {}
         self.sequence: dict[Any, list[tuple[str, ...] | None]] = {}
@@ -189,6 +189,18 @@ def test_hits_equal_those_of_a_slow_search(tmp_path, dialect):
         assert sorted((h.start, h.end, h.share) for h in hits) == sorted(h[:3] for h in slow.find(text)), text
         total += len(hits)
     assert total > 100
+
+
+@pytest.mark.parametrize("dialect", ["ngram", "idf"])
+def test_a_question_of_five_words_is_found_inside_a_sentence_a_shorter_one_between_borders(tmp_path, dialect):
+    questions = [{"question": question} for question in ("Storms lead to rain?", "Which plant part absorbs minerals?")]
+    stage = ready({"set": write_set(tmp_path / "set.jsonl", questions)}, dialect=dialect)
+    for text, items in (("We know that storms lead to rain in spring.", 0), ("So it is. Storms lead to rain!", 1),
+                        ("She asked which plant part absorbs minerals in a desert.", 1),
+                        ("She asked which plant absorbs minerals in a desert.", 0)):
+        doc = Document("", text)
+        stage.process(doc)
+        assert doc.signals["contaminated_items"] == items, text
 
 
 def test_words_of_any_bytes_lie_inside_the_text():

@@ -133,6 +133,16 @@ def test_tasks_that_do_not_fit_are_left_out_unless_they_are_named(place: Path, t
     assert "context" in capsys.readouterr().err
 
 
+def test_results_go_to_out(place: Path, tmp_path: Path, capsys):
+    run = place / "store" / "runs" / "toy"
+    (result,) = evaluate(capsys, str(run), *common(place), "--out", str(tmp_path / "results"))
+    step = f"step_{result['model']['step']:08d}"
+    assert json.loads((tmp_path / "results" / step / "quiz.json").read_text()) == result
+    (tmp_path / "file").write_text("")
+    assert main(["eval", str(run), *common(place), "--out", str(tmp_path / "file")]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
 def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):
     path = tmp_path / "tokenizers" / "none" / "tokenizer.json"
     path.parent.mkdir(parents=True)

@@ -48,6 +48,5 @@ def loss_at(arm: Arm, step: int, source: str, unit: str) -> float:
     """Return the loss of an arm on the held-out data of `source` in its latest evaluation up to a step."""
     lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval" and e["step"] <= step]
     line = lines[-1]
-    value = measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
-    return math.inf if value is None else float(value)
+    return measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
 

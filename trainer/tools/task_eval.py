@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ def add_parser(commands: Any) -> None:
                           help="which checkpoints of RUN (default: the latest)")
     evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
     evaluate.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
+    evaluate.add_argument("--out", metavar="FOLDER",
+                          help="where the results go (default: RUN/evaluation, or EXPORT/evaluation)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
                           help="examples before each question (default: what the task's file says)")
     evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
@@ -81,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.tasks:
         tasks = present(tasks, data)
     folder, models = open_models(options)
+    out = writable(Path(options.out) if options.out else folder / "evaluation")
     results = []
     with EvaluationProgress() as progress:
         prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
             known = (model.tokenizer, model.context)         # checkpoints that read alike share the prepared tasks
             if known not in prepared:
                 prepared = {known: (reader, prepare_all(tasks, data, options, reader, progress))}
-            results += evaluate_model(model, *prepared[known], folder, options, progress)
+            results += evaluate_model(model, *prepared[known], out, folder, options, progress)
     print(json_text(results, indent=1) if options.json else visible("\n".join(table(results))))
     return 0
 
@@ -149,6 +153,19 @@ def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
     return Path(options.trained or folder), [of_checkpoint(by_step[step], store) for step in steps]
 
 
+def writable(folder: Path) -> Path:
+    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
+    be written."""
+    from trainer.base.config import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror}); name another folder with --out") from None
+
+
 def device_of(options: argparse.Namespace) -> str:
     import torch
 
@@ -181,9 +198,10 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
     return prepared
 
 
-def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], folder: Path,
+def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
-    """Score one model on all tasks, and write the results of each task when it is done. Returns the results."""
+    """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
+    it is done. Returns the results."""
     import torch
 
     from trainer.evaluation.evaluate import score
@@ -192,7 +210,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     device = torch.device(device_of(options))
     dtype = compute_dtype("auto", device)
     network = model.load().to(device, dtype)
-    where = folder / "evaluation" / (f"step_{model.step:08d}" if model.step is not None else "")
+    where = out / (f"step_{model.step:08d}" if model.step is not None else "")
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
