@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -251,6 +252,17 @@ def test_tensors_that_do_not_fit_are_named(exported, tmp_path):
         hf.load(small, replace(model.config, layers=4), VOCAB, tmp_path)
     with pytest.raises(ConfigError, match="pickles"):
         hf.files_of(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("file", "contents"), [
+    ("model.safetensors", b"abc"), (hf.INDEX, b"{"), (hf.INDEX, b"[]"), (hf.INDEX, b'{"weight_map": {"a": 1}}'),
+    (hf.INDEX, None)])
+def test_damaged_weights_are_an_error_that_names_the_file(tmp_path, file, contents):
+    config = ModelConfig(layers=1, width=8, heads=2, ffn=16)
+    index = {"weight_map": dict.fromkeys(hf.layout(config), "missing.safetensors")}
+    (tmp_path / file).write_bytes(json.dumps(index).encode() if contents is None else contents)
+    with pytest.raises(ConfigError, match=re.escape("missing.safetensors" if contents is None else file)):
+        hf.check(tmp_path, config, 32)
 
 
 def test_without_safetensors_the_message_says_what_to_install(monkeypatch):

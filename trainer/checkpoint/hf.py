@@ -12,6 +12,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -208,16 +209,30 @@ def words(path: Path) -> dict[int, str]:
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
-def files_of(folder: Path) -> dict[str, Path]:
-    """Return {name of a tensor in `folder`: the safetensors file that holds it}."""
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file for reading, as a context manager. Raises ConfigError when it is missing or damaged."""
     package = safetensors()
+    try:
+        with package.safe_open(path, "pt") as f:
+            yield f
+    except (package.SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}): fetch the model again") from None
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return {name of a tensor in `folder`: the safetensors file that holds it}. Raises ConfigError when there is no
+    such file, or when a file or their index is damaged."""
     index = folder / INDEX
     if index.is_file():
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / Path(file).name for name, file in where.items()}
+        try:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: folder / Path(file).name for name, file in where.items()}
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{index}: damaged ({error!r:.200}): fetch the model again") from error
     result: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with package.safe_open(path, "pt") as f:
+        with opened(path) as f:
             result |= dict.fromkeys(f.keys(), path)
     if not result:
         raise ConfigError(f"{folder}: no safetensors there; other formats are pickles, which run whatever they hold")
@@ -226,9 +241,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
-    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape. Embedding and output may have
-    more rows than `vocab` (padding)."""
-    package, files, sizes = safetensors(), files_of(folder), shapes(config, vocab)
+    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape, and for a damaged file.
+    Embedding and output may have more rows than `vocab` (padding)."""
+    files, sizes = files_of(folder), shapes(config, vocab)
     tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
     missing = sorted(tensors.keys() - files.keys())
@@ -239,7 +254,7 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     for name, path in files.items():
         if name not in tensors:
             continue
-        with package.safe_open(path, "pt") as f:
+        with opened(path) as f:
             shape = list(f.get_slice(name).get_shape())
         expected = [sum(sizes[o][0] for o in tensors[name]), *sizes[tensors[name][0]][1:]]
         rows = name in ("model.embed_tokens.weight", "lm_head.weight")
@@ -279,9 +294,8 @@ def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokeni
         raise ConfigError(f"train.init.from {folder}: its tokenizer.json has another vocabulary than the one of these "
                           f"shards; encode them with it (recipe: tokenizer: {{load: {own}}})")
     files, parameters, sizes = check(folder, config, vocab), dict(model.named_parameters()), shapes(config, vocab)
-    package = safetensors()
     for their, ours in layout(config).items():
-        with package.safe_open(files[their], "pt") as f:
+        with opened(files[their]) as f:
             value: Tensor = f.get_tensor(their).float()
         edges = [0]
         for name in ours:
