@@ -254,6 +254,13 @@ def test_tensors_that_do_not_fit_are_named(exported, tmp_path):
         hf.files_of(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("contents", [b"{", b"[]", b"\xff{", b'{"model": []}', b'{"added_tokens": [{"id": 1}]}'])
+def test_a_damaged_tokenizer_is_an_error_that_names_the_file(tmp_path, contents):
+    (tmp_path / "tokenizer.json").write_bytes(contents)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: damaged"):
+        hf.words(tmp_path / "tokenizer.json")
+
+
 @pytest.mark.parametrize(("file", "contents"), [
     ("model.safetensors", b"abc"), (hf.INDEX, b"{"), (hf.INDEX, b"[]"), (hf.INDEX, b'{"weight_map": {"a": 1}}'),
     (hf.INDEX, None)])

@@ -27,7 +27,7 @@ class Decoded(NamedTuple):
     bytes: int
     documents: int
     tokens: int
-    damaged: int                  # documents with bytes that are not valid UTF-8; the text has U+FFFD instead
+    damaged: int                  # documents with U+FFFD, which stands for bytes that are not valid UTF-8
 
 
 def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,

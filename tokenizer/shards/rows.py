@@ -115,7 +115,11 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
         raise ShardError(f"{where}: no materialised rows there ({e}); materialise the run again") from e
     if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
         raise ShardError(f"{where}: not a set of rows this Tokenmill reads")
-    return RowManifest(**{**doc, "streams": tuple(doc["streams"]), "files": tuple(RowFile(**f) for f in doc["files"])})
+    try:
+        return RowManifest(**{**doc, "streams": tuple(doc["streams"]),
+                              "files": tuple(RowFile(**file) for file in doc["files"])})
+    except (TypeError, KeyError) as e:
+        raise ShardError(f"{where}: damaged ({e!r:.200}); materialise the run again") from e
 
 
 class RowSet:

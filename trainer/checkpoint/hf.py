@@ -201,11 +201,14 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
 
 
 def words(path: Path) -> dict[int, str]:
-    """Return the vocabulary of a tokenizer.json as {id: token}."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = document.get("model", {}).get("vocab", {})
-    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))
-    return {i: word for word, i in pairs} | {t["id"]: t["content"] for t in document.get("added_tokens", [])}
+    """Return the vocabulary of a tokenizer.json as {id: token}. Raises ConfigError when the file is damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = document.get("model", {}).get("vocab", {})
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((r[0], i) for i, r in enumerate(vocabulary))
+        return {i: word for word, i in pairs} | {t["id"]: t["content"] for t in document.get("added_tokens", [])}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged ({error!r:.200}): fetch the file again") from error
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
