@@ -167,7 +167,8 @@ def _table(value: Any, sizes: Sizes, key: str) -> dict[str, Fraction]:
 
 
 def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles.
+    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles
+    (twentieths of a source by quality).
 
     A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst
     text) to 1 (best). C is the number with which the tokens read sum to `budget`. The curve is 0 for x below `drop`, so

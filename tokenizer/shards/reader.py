@@ -51,8 +51,8 @@ class ShardSet(ShardIndex):
     read if there is one, else `shards.json`.
 
     Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
-    example of a bucket), `path` is a path in it. Then only the manifest and the document tables can be read, which is
-    enough for `documents`; tokens are memory-mapped and need local files.
+    example of object storage), `path` is a path in it. Then only the manifest and the document tables can be read,
+    which is enough for `documents`; tokens are memory-mapped and need local files.
 
     If `packing` is given (the sha256 of packed rows of the set), samples are these rows instead of windows, and the
     attribute `packed` describes them.

@@ -133,8 +133,8 @@ class TrainConfig:
     `compile` says whether each layer is compiled (`auto`: on CUDA, if Triton is installed). `log_every` is the number
     of steps between two printed lines and, on CUDA, between two synchronisations (metrics.jsonl has a line for every
     step). `fetch` says how a run in object storage gets its tokens: `all` copies them to the disk before the first
-    step, `ahead` reads each sample from the bucket a few steps before it is needed, and `auto` copies them if the disk
-    has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are skipped; when a
+    step, `ahead` reads each sample from object storage a few steps before it is needed, and `auto` copies them if the
+    disk has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are skipped; when a
     training resumes, it may be changed for the steps that are still to come.
     """
 
