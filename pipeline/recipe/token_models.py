@@ -168,9 +168,10 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class Curve(RecipeModel):
-    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times. x
-    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read. C is chosen so that the
-    tokens read add up to the share of these streams (`tokenizer.mixture.split`)."""
+    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times
+    (more often, with a warning, if the share is too large for that). x rises from 0 (the worst bucket) to 1 (the best
+    one). Buckets below x = `drop` are not read. C is chosen so that the tokens read add up to the share of these
+    streams (`tokenizer.mixture.split`)."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
@@ -207,7 +208,8 @@ class StreamGroup(LabelRule):
     name of split shards and consists of their streams, and `LabelRule` says how they divide the share.
 
     For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
-    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase.
+    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase,
+    unless all of them together have too few tokens for that.
     """
 
     share: Weight
