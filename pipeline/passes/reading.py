@@ -29,6 +29,7 @@ from stages.document import BadRecord, Document, document_id
 from stages.read.jsonl import clean
 from stages.read.reader import Reader, Slice, bad
 from stages.stage import SettingsError
+from tokenizer.imports.source import WrongTokenizer
 
 #: the argument ($file) that names a file, and the slice of the file to read
 Piece = tuple[dict[str, Any], Slice]
@@ -41,11 +42,11 @@ class _NotFetched(Exception):
 
 
 def to_blame_file(error: Exception) -> bool:
-    """Whether a file may be the cause of an error that its reader raised. A missing permission, a changed file or a
-    fault of the store is not the file's fault."""
+    """Whether a file may be the cause of an error that its reader raised. A missing permission, a changed file, a fault
+    of the store or a wrong tokenizer is not the file's fault."""
     if isinstance(error, PermissionError) and error.errno != errno.EPERM:       # EPERM is raised by confinement
         return False
-    return to_blame(error) and not isinstance(error, (ChangedInput, StoreError))
+    return to_blame(error) and not isinstance(error, (ChangedInput, StoreError, WrongTokenizer))
 
 
 def reason_of(error: Exception) -> str:

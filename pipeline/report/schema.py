@@ -263,8 +263,17 @@ class PackingFigures(ReportPart):
     padding: int = fact("places of the rows without a token", "tokens")
 
 
+class SplitStream(ReportPart):
+    """One of the streams into which an entry of `shards:` is split by labels (`by:`)."""
+
+    tokens: int = fact("training tokens", "tokens")
+    val_tokens: int = fact("held-out tokens", "tokens")
+    read: int = fact("tokens that the curriculum reads of it, in all phases", "tokens")
+
+
 class StreamFigures(ReportPart):
-    """A token stream: its documents and tokens for training, and those held out for evaluation."""
+    """A token stream: its documents and tokens for training, and those held out for evaluation. If the documents are
+    split by labels, these are the sums of all its streams."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")
@@ -275,6 +284,8 @@ class StreamFigures(ReportPart):
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
     sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
     packing: PackingFigures | None = maybe("its packed rows; left out if it is not packed")
+    streams: dict[str, SplitStream] | None = maybe("stream of the curriculum → its figures; left out if the documents "
+                                                   "are not split by labels")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
     quarantine_samples: list[QuarantineSample] = fact("at most 3 for each stage and reason")
 

@@ -30,8 +30,9 @@ from stages.dedup.index import ROWS, document_dtype, found
 from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
 from stages.dedup.minhash import MinHashSignature
+from stages.dedup.shingle_sets import ShingleSetReader
 from stages.dedup.survivor import DEFAULT, in_order, preference
-from stages.dedup.verify import ClusterJudge, SetReader
+from stages.dedup.verify import ClusterJudge
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class VerifyAgainst:
         volatile = args["$volatile"]
         tokenizer = {"tokenizer": volatile["tokenizer"]} if "tokenizer" in volatile else {}
         stage = MinHashSignature({**args["signature"], **tokenizer})
-        sets, old_sets = (SetReader(inputs, args["shingles"], volatile["cache"]),
+        sets, old_sets = (ShingleSetReader(inputs, args["shingles"], volatile["cache"]),
                           OldSets(inputs, stage, volatile["cache"]))
         touched = np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED))
         touched = touched[np.lexsort([touched[field] for field in reversed(TOUCHED.names or ())])]
@@ -212,7 +213,7 @@ class JudgeAgainst(ClusterJudge):
     begin with its old documents. `number` holds for each candidate the number of its old document in `old`; it is
     negative for new documents."""
 
-    def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: SetReader,
+    def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
                  counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
         super().__init__(candidates, candidates["source"], rank, args, sets, counters)
         self.old, self.number, self.old_sets = old, number, old_sets

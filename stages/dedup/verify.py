@@ -29,17 +29,14 @@ no duplicate is kept.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from pipeline.base.parquet import open_parquet
-from stages.barrier import FileRef
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     CONTAINED,
@@ -57,6 +54,7 @@ from stages.dedup.fragment import (
 )
 from stages.dedup.hashing import distinct, jaccard, mix
 from stages.dedup.minhash import MinHashSignature
+from stages.dedup.shingle_sets import ShingleSetReader, ShingleSetWriter
 from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
@@ -64,7 +62,6 @@ from stages.task import Counters, Cursor, Inputs, Out
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Hashes = NDArray[np.uint64]
 
 #: similarity from which two kept documents are recorded as near-duplicates of each other
 RESEMBLING = 0.5
@@ -117,7 +114,7 @@ class Shingles:
         stage = MinHashSignature({**args["signature"], **args.get("$volatile", {})})
         dtype = candidate(stage.config.bands, stage.config.prefer)
         members = np.concatenate(read_segments(inputs, args["members"], args["group"], MEMBER))
-        sets = _SetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
+        sets = ShingleSetWriter(out.path("shingles.bin"), args["chunk"]) if args["texts"] else None
         blocks = []
         for part, members_of_part in by_part(members):
             refs = args["parts"][part]
@@ -173,88 +170,6 @@ def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
         raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[rows_read])}")
 
 
-class _SetWriter:
-    """Writes shingle sets (hashes of the word n-grams of a document) into one file, in chunks of limited size. The sets
-    of a chunk are ordered by the bucket of their cluster, so that a task that reads one bucket finds long runs of its
-    sets."""
-
-    def __init__(self, path: str, chunk_bytes: int) -> None:
-        self._file: BinaryIO = open(path, "wb", 1 << 20)  # noqa: SIM115 (closed by `close`)
-        self._chunk_bytes = chunk_bytes
-        self._roots: list[int] = []
-        self._pending: list[Hashes] = []
-        self._bytes = self.written = 0
-        #: of all sets, in the order in which they were added: numbers of values and checksums, and offsets by chunk
-        self._counts: list[int] = []
-        self._sums: list[int] = []
-        self._offsets = [np.zeros(0, np.int64)]
-
-    def add(self, root: int, values: Hashes) -> None:
-        """Add the shingle set `values` (hashes of word n-grams) of a document in the cluster `root`."""
-        values = values.astype("<u8", copy=False)
-        self._roots.append(root)
-        self._pending.append(values)
-        self._counts.append(len(values))
-        self._sums.append(xxhash.xxh3_64_intdigest(values.data))
-        self._bytes += values.nbytes
-        if self._bytes > self._chunk_bytes:
-            self._flush()
-
-    def _flush(self) -> None:
-        order = np.argsort(mix(np.array(self._roots, np.uint64)), kind="stable")
-        for number in order.tolist():
-            self._file.write(self._pending[number].data)
-        counts = np.array(self._counts[len(self._counts) - len(order):], np.int64)[order]
-        offsets = np.empty(len(order), np.int64)
-        offsets[order] = self.written + np.cumsum(counts) - counts
-        self._offsets.append(offsets)
-        self.written += int(counts.sum())
-        self._roots, self._pending, self._bytes = [], [], 0
-
-    def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
-        """Return for each set, in the order in which they were added, (number of values, number of values in the file
-        before it, checksum)."""
-        self._flush()
-        self._file.close()
-        return self._counts, np.concatenate(self._offsets), self._sums
-
-
-class SetReader:
-    """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
-    against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
-
-    def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
-        self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
-        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
-        values = self._sets.get((file, offset))
-        if values is not None:
-            self._sets.move_to_end((file, offset))
-            return values
-        handle = self._files.get(file)
-        if handle is None:
-            handle = self._files[file] = self._inputs.open(self._refs[file])
-            if len(self._files) > 32:
-                self._files.popitem(last=False)[1].close()
-        self._files.move_to_end(file)
-        handle.seek(8 * offset)
-        raw = handle.read(8 * count)
-        if xxhash.xxh3_64_intdigest(raw) != expected:
-            raise self._inputs.damaged(self._refs[file])
-        values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
-        self._bytes += len(raw)
-        while self._bytes > self._cache_bytes and len(self._sets) > 1:
-            self._bytes -= self._sets.popitem(last=False)[1].nbytes
-        return values
-
-    def close(self) -> None:
-        for handle in self._files.values():
-            handle.close()
-
-
 class Verify:
     """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed.
 
@@ -279,7 +194,7 @@ class Verify:
         args = inputs.args
         ranks, judged, prefer = np.asarray(args["ranks"], np.int64), 0, args.get("prefer", DEFAULT)
         counters = {"comparisons": 0, "removed": 0, "kept": 0, "capped": 0, "max_cluster_kept": 0}
-        sets = SetReader(inputs, args["shingles"], args["$volatile"]["cache"])
+        sets = ShingleSetReader(inputs, args["shingles"], args["$volatile"]["cache"])
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
@@ -299,7 +214,7 @@ class ClusterJudge:
     row number in the sorted array `candidates`."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: SetReader, counters: dict[str, int]) -> None:
+                 sets: ShingleSetReader, counters: dict[str, int]) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -310,7 +225,7 @@ class ClusterJudge:
         #: by id, if `prefer` has its default
         self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
         self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
-        #: where the shingle set of each candidate is: arguments of `SetReader.get`
+        #: where the shingle set of each candidate is: arguments of `ShingleSetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
         self.near: list[tuple[int, int, float]] = []
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL

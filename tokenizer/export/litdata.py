@@ -44,8 +44,7 @@ class LitDataWriter:
 
     def write_samples(self, samples: ExportSamples, target: Target) -> None:
         rows = (row.tobytes() for part in samples.parts for block in samples.blocks(part) for row in block.tokens)
-        version = f"{samples.rows.manifest.order}:{samples.first}:{samples.stop}"
-        self.write_items(rows, samples.dtype.itemsize, version, target)
+        self.write_items(rows, samples.dtype.itemsize, samples.version, target)
 
     def write_items(self, contents: Iterable[bytes], size: int, version: str, target: Target) -> None:
         """Write items, whose tokens have `size` bytes each. `version` is the index's `updated_at`."""

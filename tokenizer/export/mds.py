@@ -87,11 +87,12 @@ def windows(samples: ExportSamples) -> Iterator[bytes]:
     for part in samples.parts:
         for block in samples.blocks(part):
             names = [name.encode() for name in samples.streams]
-            for row, (tokens, bounds, stream) in enumerate(zip(block.tokens, block.bounds, block.streams.tolist())):
+            origins = zip(block.streams.tolist(), block.numbers.tolist())
+            for row, (tokens, bounds, (stream, number)) in enumerate(zip(block.tokens, block.bounds, origins)):
                 ends = ndarray(np.append(np.flatnonzero(bounds) + 1, len(tokens)).astype("<u4"))
                 loss = b"" if block.targets is None else block.targets[row].tobytes()
                 yield b"".join((len(ends).to_bytes(4, "little"), len(names[stream]).to_bytes(4, "little"), ends, loss,
-                                (block.first + row).to_bytes(8, "little"), names[stream], tokens.tobytes()))
+                                number.to_bytes(8, "little"), names[stream], tokens.tobytes()))
 
 
 def documents(source: ExportSource) -> Iterator[bytes]:

@@ -60,7 +60,7 @@ def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
     """Return samples as the columns of `tokenizer.shards.rows.parquet_schema`."""
     count, width = block.tokens.shape
     rows, positions = np.nonzero(block.bounds)
-    columns = [pa.array(np.arange(block.first, block.first + count, dtype=np.uint64)),
+    columns = [pa.array(block.numbers.astype(np.uint64)),
                pa.array([streams[stream] for stream in block.streams.tolist()], pa.string()),
                pa.array(block.epochs), pa.array(block.windows),
                pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width),

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
@@ -33,6 +32,7 @@ class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
     continues = False
+    keeps_rows = False
 
     def files(self, source: ImportSource) -> list[str]:
         found = source.files(".npy")
@@ -90,9 +90,9 @@ def table_of(name: str) -> str:
 def pieces(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[TokenRange]:
     """Yield the tokens of a file."""
     tokens = body.count(dtype)
-    for start in range(0, tokens, cutting.BLOCK_TOKENS):
+    for start in range(0, tokens, source.limits.block_tokens):
         byte = start * dtype.itemsize
-        block = body.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+        block = body.array(byte, min(source.limits.block_tokens, tokens - start), dtype)
         if len(block) >= TELLING and not block[1::2].any():
             raise TokenFileError(f"{body.path}: byte {byte:,}: every second token is 0, as if a token had "
                                  f"{2 * dtype.itemsize} bytes and not {dtype.itemsize}, which the vocabulary of "

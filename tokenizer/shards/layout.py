@@ -129,6 +129,12 @@ class Manifest:
         return "format" in self.source
 
     @property
+    def has_rows(self) -> bool:
+        """Whether the set was imported from rows (training samples of one length). Its packed rows are these rows, and
+        its documents are the pieces in them."""
+        return "rows" in self.source
+
+    @property
     def has_texts(self) -> bool:
         """Whether the documents come from datasets, so that their texts are in the store. The documents of imported
         token files have no texts."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,31 @@ class Row(NamedTuple):
     epoch: int
     window: int
     counts: np.ndarray | None = None      # which of tokens[1:] count for the loss, bool (L,); None: all
+
+
+class RowOrigin(NamedTuple):
+    """From where a row of an import is: the number of its sample in a training, its stream, and its epoch and window in
+    this stream (None: the format does not say). The ids of the pieces of the row hold it."""
+
+    sample: int
+    stream: str
+    epoch: int | None
+    window: int | None
+
+    def id(self, piece: int) -> str:
+        """Return the id of a piece of the row. `piece` is its number in the row, from 0."""
+        place = "" if self.epoch is None else f"epoch={self.epoch}/window={self.window}/"
+        return f"sample={self.sample}/{place}piece={piece}/stream={self.stream}"
+
+    @classmethod
+    def of_id(cls, id: str) -> RowOrigin | None:
+        """Return the origin that the id of a piece holds, or None."""
+        match = ORIGIN_ID.fullmatch(id)
+        return None if match is None else cls(int(match[1]), match[4], *(
+            None if value is None else int(value) for value in match.group(2, 3)))
+
+
+ORIGIN_ID = re.compile(r"sample=(\d+)/(?:epoch=(\d+)/window=(\d+)/)?piece=\d+/stream=(.*)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,105 @@
+"""Writes and reads files of shingle sets (hashes of the word n-grams of documents). By these sets, the search for
+near-duplicates compares texts.
+
+A file has one set after another, each as sorted different uint64, little-endian. Another file, that of the candidates,
+says for each set where it begins, how many values it has, and the xxh3-64 of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import xxhash
+
+from stages.barrier import FileRef
+from stages.dedup.hashing import mix
+from stages.task import Inputs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Hashes = NDArray[np.uint64]
+
+
+class ShingleSetWriter:
+    """Writes shingle sets (hashes of the word n-grams of a document) into one file, in chunks of limited size. The sets
+    of a chunk are ordered by the bucket of their cluster, so that a task that reads one bucket finds long runs of its
+    sets."""
+
+    def __init__(self, path: str, chunk_bytes: int) -> None:
+        self._file: BinaryIO = open(path, "wb", 1 << 20)  # noqa: SIM115 (closed by `close`)
+        self._chunk_bytes = chunk_bytes
+        self._roots: list[int] = []
+        self._pending: list[Hashes] = []
+        self._bytes = self.written = 0
+        #: of all sets, in the order in which they were added: numbers of values and checksums, and offsets by chunk
+        self._counts: list[int] = []
+        self._sums: list[int] = []
+        self._offsets = [np.zeros(0, np.int64)]
+
+    def add(self, root: int, values: Hashes) -> None:
+        """Add the shingle set `values` (hashes of word n-grams) of a document in the cluster `root`."""
+        values = values.astype("<u8", copy=False)
+        self._roots.append(root)
+        self._pending.append(values)
+        self._counts.append(len(values))
+        self._sums.append(xxhash.xxh3_64_intdigest(values.data))
+        self._bytes += values.nbytes
+        if self._bytes > self._chunk_bytes:
+            self._flush()
+
+    def _flush(self) -> None:
+        order = np.argsort(mix(np.array(self._roots, np.uint64)), kind="stable")
+        for number in order.tolist():
+            self._file.write(self._pending[number].data)
+        counts = np.array(self._counts[len(self._counts) - len(order):], np.int64)[order]
+        offsets = np.empty(len(order), np.int64)
+        offsets[order] = self.written + np.cumsum(counts) - counts
+        self._offsets.append(offsets)
+        self.written += int(counts.sum())
+        self._roots, self._pending, self._bytes = [], [], 0
+
+    def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
+        """Return for each set, in the order in which they were added, (number of values, number of values in the file
+        before it, checksum)."""
+        self._flush()
+        self._file.close()
+        return self._counts, np.concatenate(self._offsets), self._sums
+
+
+class ShingleSetReader:
+    """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
+    against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
+
+    def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
+        self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
+        values = self._sets.get((file, offset))
+        if values is not None:
+            self._sets.move_to_end((file, offset))
+            return values
+        handle = self._files.get(file)
+        if handle is None:
+            handle = self._files[file] = self._inputs.open(self._refs[file])
+            if len(self._files) > 32:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(file)
+        handle.seek(8 * offset)
+        raw = handle.read(8 * count)
+        if xxhash.xxh3_64_intdigest(raw) != expected:
+            raise self._inputs.damaged(self._refs[file])
+        values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
+        self._bytes += len(raw)
+        while self._bytes > self._cache_bytes and len(self._sets) > 1:
+            self._bytes -= self._sets.popitem(last=False)[1].nbytes
+        return values
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            handle.close()
