@@ -36,8 +36,7 @@ class AlertsConfig:
     checkpoint on a task is worse than the best so far. `spikes` is the share of the last 1,000 steps whose loss or
     gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait` is the
     share of the time since the last printed line that was spent waiting for batches. `checkpoint` is the number of
-    minutes without a
-    checkpoint.
+    minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
