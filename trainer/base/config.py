@@ -240,8 +240,8 @@ def read_train(recipe: Path) -> dict[str, Any]:
         document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{recipe}: no such file; give a run folder that `tokenmill run` has finished") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{recipe}: not YAML: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: not YAML: {' '.join(str(error).split())}") from None
     train = (document or {}).get("train") if isinstance(document, dict) else None
     if train is None or train == {}:             # the recipe of a run without `train:` is stored with an empty one
         raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")
