@@ -74,8 +74,9 @@ def version_of(info: dict[str, Any]) -> str:
 class Remote:
     """Access to the objects below the URL `root`. Paths are relative to `root`, with forward slashes.
 
-    Methods raise FileNotFoundError for an object that does not exist, and StoreError for other failures. When all
-    retries of a request have failed, they raise EnvironmentFailure, a kind of StoreError.
+    Methods other than `head` and `remove` raise FileNotFoundError for an object that does not exist. All raise
+    StoreError for other failures, and EnvironmentFailure, a kind of StoreError, when all retries of a request have
+    failed.
     """
 
     #: keyword arguments of the fsspec filesystem

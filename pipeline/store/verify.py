@@ -51,7 +51,7 @@ PUBLISHED = ("datasets", "dropped", "quarantine")
 
 @dataclass(frozen=True)
 class File:
-    """A file of the store, with its recorded size and hash."""
+    """A file of the store, with its recorded size (-1: not recorded) and hash."""
 
     path: str
     bytes: int

@@ -41,7 +41,8 @@ class CheckpointError(RuntimeError):
 
 
 def count(text: str | int | float) -> int:
-    """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError for anything else."""
+    """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError if `text` is not such
+    a count."""
     return parse_count(text, least=0)
 
 
@@ -49,10 +50,10 @@ def build(cls: type[T], value: Any, where: str) -> T:
     """Return an instance of the frozen dataclass `cls` with the values of the mapping `value`. `where` is the file and
     key that error messages name ('recipe.yaml: train.model').
 
-    Unknown keys and values of the wrong type raise ConfigError. A class with `PRESETS` (named sets of values) accepts
-    `preset: NAME`; other keys of the mapping override the preset's values. If the class has a method `check()`, it is
-    called on the instance, and a ValueError from it becomes a ConfigError. If a key is a keyword of Python (`for`), its
-    field has an underscore appended (`for_`).
+    Unknown keys, missing keys without a default and values of the wrong type raise ConfigError. A class with `PRESETS`
+    (named sets of values) accepts `preset: NAME`; other keys of the mapping override the preset's values. If the class
+    has a method `check()`, it is called on the instance, and a ValueError from it becomes a ConfigError. If a key is a
+    keyword of Python (`for`), its field has an underscore appended (`for_`).
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
