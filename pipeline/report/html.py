@@ -63,7 +63,8 @@ def _page(report: dict[str, Any], rows: int) -> str:
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),
-        curve=Markup((document["training"] or {}).get("curve") or ""))
+        curve=Markup((document["training"] or {}).get("curve") or ""),
+        task_curves=Markup((document["training"] or {}).get("task_curves") or ""))
 
 
 @cache

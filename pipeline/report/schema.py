@@ -305,6 +305,17 @@ class MixtureRow(ReportPart):
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 
 
+class TaskScore(ReportPart):
+    """The score of a checkpoint on a benchmark task by one measure."""
+
+    task: str = fact("name of the task")
+    measure: str = fact("name of the measure: bpb (bits per byte, less is better), cf.raw, mcf and so on")
+    step: int = fact("step of the checkpoint", "step")
+    value: float = fact("the score: bits per byte, a share of items, or nats")
+    stderr: float | None = fact("its standard error over the items of the task")
+    chance: float | None = fact("what guessing would score; null if the measure is no share of right answers")
+
+
 class TrainingFigures(ReportPart):
     """The training of a model on the tokens of the run, from the trainer's summary. Fields that the summary lacks are
     null."""
@@ -325,6 +336,9 @@ class TrainingFigures(ReportPart):
     sample: str | None = fact("text that the model generated, masked")
     sample_skipped: str | None = fact("why there is no sample")
     curve: str | None = fact("loss and learning rate over tokens", "SVG")
+    tasks: list[TaskScore] | None = maybe("scores of the last scored checkpoint on each task; left out if none was "
+                                          "scored")
+    task_curves: str | None = maybe("scores on tasks over tokens; left out if no checkpoint was scored", "SVG")
 
 
 class PassCost(ReportPart):

@@ -110,5 +110,7 @@ def _training(section: dict[str, Any] | None, streams: list[str], cut: dict[str,
     curve = section["curve"]
     if curve is not None and len(curve) > LARGEST_CURVE:
         curve, cut["curve"] = None, 1
+    if (section.get("task_curves") or "") and len(section["task_curves"]) > LARGEST_CURVE:
+        section, cut["task_curves"] = {**section, "task_curves": None}, 1
     by_stream = {k: v for k, v in (section["streams"] or {}).items() if k in streams or "streams" not in cut}
     return {**section, "curve": curve, "streams": by_stream}
