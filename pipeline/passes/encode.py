@@ -69,10 +69,9 @@ class EncodePart:
     Whether a document is held out (in val) depends only on the share and on PRF(seed, id), a pseudo-random number. A
     document that is not held out goes into neither split if a deduplication found that it resembles a held-out one,
     because training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which
-    the tokenizer
-    crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the order of
-    the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in every
-    attempt. Memory: one row group and the tokens of one batch.
+    the tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in
+    the order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
+    every attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"

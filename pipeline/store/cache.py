@@ -92,7 +92,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache."""
+    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache, if it was fetched
+    without a version and without `needs`."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)

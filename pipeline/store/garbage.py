@@ -39,8 +39,8 @@ VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the number of removed files, the number of removed empty folders, and the recorded
-    files that are missing or have the wrong size (path → description of the damage)."""
+    """Result of `collect_garbage`: the number of removed files (without heartbeats), the number of removed empty
+    folders, and the recorded files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
