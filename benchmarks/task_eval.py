@@ -212,7 +212,7 @@ def memory_of(options: argparse.Namespace) -> None:
     stored = of_export(options.model)
     model = stored.load()
     rng = np.random.default_rng(0)
-    lengths = rng.integers(4, stored.context, options.items)
+    lengths = np.exp(rng.uniform(np.log(4), np.log(stored.context - 20), options.items)).astype(int)
 
     def queries(length: int) -> list[Query]:
         context = rng.integers(1, model.vocab, length)

@@ -33,6 +33,10 @@ class Inputs(Protocol):
         """Open the file to which `ref` refers for seeking and reading. The bytes of the file are not verified: the task
         must check them, against checksums that it knows."""
 
+    def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop) of the file to which `ref` refers. They are not verified: the task must check
+        them, against checksums that it knows."""
+
     def damaged(self, ref: Mapping[str, Any]) -> Exception:
         """Return the exception that the task must raise for a file whose bytes do not match their checksum. `ref`
         refers to the file."""

@@ -27,7 +27,8 @@ COMMANDS = {
     "anneal": ("trainer.tools.anneal", "from a checkpoint, decay on several mixtures: which data helps?"),
     "ablate": ("trainer.tools.ablate", "train variations of the settings, with several seeds"),
     "compare": ("trainer.tools.compare", "show trainings side by side at equal tokens"),
-    "eval": ("trainer.tools.task_eval", "score checkpoints or an exported model on benchmark tasks"),
+    "eval": ("trainer.tools.task_follow", "score checkpoints or an exported model on benchmark tasks"),
+    "signal": ("trainer.tools.signal_table", "judge which benchmark tasks can be trusted, from scores of checkpoints"),
     "export": ("trainer.tools.export", "write a checkpoint's model in Hugging Face's layout"),
     "import": ("trainer.tools.import_hf", "check a model in Hugging Face's layout and print how to go on training it"),
 }

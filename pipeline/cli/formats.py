@@ -86,6 +86,9 @@ def export(format: FormatOpt,
                "--phase", metavar="PHASE", help="Only the samples of this phase. With --order.")] = None,
            samples: Annotated[str | None, typer.Option(
                "--samples", metavar="A:B", help="Only samples A to B - 1. With --order.")] = None,
+           rows: Annotated[bool, typer.Option(
+               "--rows", help="Write the packed rows of SHARDS, in the order of the set, instead of its "
+                              "documents.")] = False,
            store: StoreOpt = "store",
            drop_loss: Annotated[bool, typer.Option(
                "--drop-loss", help="Leave loss masks out: all tokens then count in the loss.")] = False,
@@ -102,24 +105,27 @@ def export(format: FormatOpt,
       tokenmill shards export --order fineweb-3f2a91c0 --phase stable --format mds --out stable-mds
     """
     from tokenizer.export.export import export as write
-    from tokenizer.export.export import export_samples
+    from tokenizer.export.export import export_rows, export_samples
 
     if (shards is None) == (order is None):
         raise BadUsage("SHARDS, --order: give the shard set or the run to export, one of both")
-    show_progress, what = progress_printer(quiet or json_lines), "document" if order is None else "sample"
+    if rows and shards is None:
+        raise BadUsage("--rows: is for the packed rows of SHARDS; the samples of --order are rows in any case")
+    show_progress, what = progress_printer(quiet or json_lines), "sample" if order is not None or rows else "document"
     with contextlib.ExitStack() as stack:
         if shards is not None:
             if option := next((name for name, value in (("--phase", phase), ("--samples", samples)) if value), None):
                 raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
-            copied = stack.enter_context(local_copy(shards, "SHARDS", files_of_set)) if is_url(shards) else Path(shards)
+            names = files_of_rows if rows else files_of_set
+            copied = stack.enter_context(local_copy(shards, "SHARDS", names)) if is_url(shards) else Path(shards)
             shard_set = opened(copied)
             folder = stack.enter_context(written(out, "--out"))
-            result = write(shard_set, format.value, folder, drop_loss, show_progress)
+            result = (export_rows if rows else write)(shard_set, format.value, folder, drop_loss, show_progress)
         elif order is not None:
-            rows, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
+            row_set, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
             first, stop = chosen(curriculum, phase, samples)
             folder = stack.enter_context(written(out, "--out"))
-            result = export_samples(rows, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
+            result = export_samples(row_set, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
@@ -147,6 +153,17 @@ def files_of_set(store: Store) -> list[str]:
         raise e if isinstance(e, ShardError) else ShardError(
             f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
     return [*(getattr(shard, kind) for shard in manifest.shards for kind in shard.sums()), MANIFEST]
+
+
+def files_of_rows(store: Store) -> list[str]:
+    """Return the names of the files of a shard set in object storage, with those of its packed rows, if it has any."""
+    from tokenizer.shards.packed import MANIFEST, Packing
+
+    names = files_of_set(store)
+    if not store.exists(MANIFEST):
+        return names
+    packing = Packing.loads(store.read(MANIFEST), store.at(MANIFEST))
+    return [*names, *(file.file for file in packing.files), packing.name, MANIFEST]
 
 
 @contextlib.contextmanager
@@ -203,6 +220,10 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
                  val: Annotated[float, typer.Option(
                      "--val", min=0, max=0.5, metavar="SHARE", help="Share of documents held out for validation, in "
                                                                     "the set split=val.")] = 0,
+                 sequence: Annotated[int, typer.Option(
+                     "--sequence", min=0, metavar="L", help="The files have rows of L + 1 tokens (training samples), "
+                                                            "as `shards export --order` writes them, instead of "
+                                                            "documents.")] = 0,
                  quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Turn token files of another project into a shard set.
 
@@ -226,6 +247,8 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
         checked_name(name)
     except ValueError as e:
         raise BadUsage(f"--name: {e}") from None
+    if sequence and val:
+        raise BadUsage("--val: does not hold out rows (--sequence); leave it out, and evaluate on another set")
     check_root(store)
     coder, at = load_tokenizer(tokenizer), Store(store)
     place = f"{at.root}/shards/{name}/split=train"
@@ -244,13 +267,14 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
         result = import_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), folder, name,
                                lambda file, number: document_id(name, file, "", number),
                                progress_printer(quiet or json_lines),
-                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None)
+                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None, sequence=sequence)
         keep_tokenizer(at, coder)
     if json_lines:
         typer.echo(json.dumps({**result._asdict(), "path": place, "format": format.value}))
     elif not quiet:
         typer.echo(f"{place}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
                    f"{plural(result.shards, 'shard')}" + (f", and {plural(result.held_out, 'document')} held out" if val
+                                                         else f", in {plural(result.rows, 'row')}" if sequence
                                                          else ""))
 
 
@@ -275,7 +299,7 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
         source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
         folder = stack.enter_context(written(out, "--out"))
         result = decode_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), coder.decode,
-                               folder, progress_printer(quiet or json_lines))
+                               folder, progress_printer(quiet or json_lines), unknown=coder.unknown)
     if json_lines:
         typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
     elif not quiet:

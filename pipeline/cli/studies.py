@@ -37,7 +37,7 @@ def ablate_data(options: Namespace) -> list[str]:
     made = made_runs(study, root, options)
     return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in made), "--on", HELD_OUT,
             "--out", options.out or f"{made[0].store}/studies/{study.name}",
-            *passed_on(options, ("tokens", "widths", "ranks"))]
+            *passed_on(options, ("tokens", "widths"))]
 
 
 def anneal_data(options: Namespace) -> list[str]:
@@ -60,7 +60,7 @@ def anneal_data(options: Namespace) -> list[str]:
                            f"{summary.store}/runs/{summary.run}/report.html")
         candidates.append(f"{variant.name}=" + ",".join(f"{stream}:{n}" for stream, n in streams.items()))
     return ["anneal", f"{store.root}/runs/{name}", "--from", str(options.step), "--candidates", *candidates,
-            *passed_on(options, ("tokens", "share", "ranks", "out"))]
+            *passed_on(options, ("tokens", "share", "out"))]
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
@@ -93,9 +93,10 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
     """Return the arguments that are about the trainings: those that all studies have, and the options `names`."""
     out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device]
-    for name in names:
+    for name in (*names, "ranks", "address", "gpus"):
         value = getattr(options, name)
         out += [f"--{name}", str(value)] if value else []
     for assignment in options.overrides:
         out += ["--set", assignment]
-    return [*out, *(f"--{flag}" for flag in ("halving", "json") if getattr(options, flag))]
+    flags = ("halving", "ship-code", "insecure-local", "json")
+    return [*out, *(f"--{flag}" for flag in flags if getattr(options, flag.replace("-", "_")))]

@@ -184,8 +184,8 @@ class TaskInputs:
         self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
         #: in crash triage, the only rows to process, else None; the output of such a run is discarded
         self.only = None if only is None else frozenset(only)
-        #: most documents to process between two updates of the crash cursor; 1 while a crashed batch is replayed one by
-        #: one
+        #: most documents to process between two updates of the crash cursor: 1 while a crash is investigated, and after
+        #: an investigation without proof; else None
         self.batch_rows = batch_rows
         #: in crash triage, the number of the only input file to read (as `CrashCursor.reading` counts), else None
         self.file = file
@@ -197,8 +197,9 @@ class TaskInputs:
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
-        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded into this
-        machine's cache. If `needs` names ranges of a remote input file, only these ranges are downloaded.
+        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded to the scratch
+        folder, through this machine's cache. If `needs` names ranges of a remote input file, only these ranges are
+        downloaded.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
         not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.
@@ -224,29 +225,30 @@ class TaskInputs:
                 raise _changed(ref)
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open a file for reading at any position: a file of the store (`$ref`), or of an index outside it (`$file`).
-        The contents are not checked here. The caller must compare the bytes that it reads with checksums that it knows,
-        and raise the error that `damaged` returns if they differ. Raises this error when the file is missing."""
-        store, path = self._place(ref)
+        """Open a file of the store for reading at any position. The contents are not checked here. The caller must
+        compare the bytes that it reads with checksums that it knows, and raise the error that `damaged` returns if they
+        differ. Raises DamagedFile when the file is missing."""
+        self._by_range[ref["$ref"]] = ref
         try:
-            return store.open(path)
+            return self.store.open(ref["$ref"])
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 
     def _place(self, ref: Mapping[str, Any]) -> tuple[Store, str]:
-        """Returns (store, path) of a file that is read by range."""
+        """Returns (store, path) of a file that is read by range: one of the store (`$ref`), or of an index outside it
+        (`$file`)."""
         if "$file" in ref:
             return Store(ref["root"]), ref["$file"]
         self._by_range[ref["$ref"]] = ref
         return self.store, ref["$ref"]
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns the bytes [start, stop) of a file of the store, or fewer if the file was cut short. The bytes are not
-        checked here: the caller must compare them with checksums that it knows. Raises DamagedFile when the file is
-        missing."""
-        self._by_range[ref["$ref"]] = ref
+        """Returns the bytes [start, stop) of a file of the store or of an index outside it, or fewer if the file was
+        cut short. The bytes are not checked here: the caller must compare them with checksums that it knows. Raises the
+        error that `damaged` returns when the file is missing."""
+        store, path = self._place(ref)
         try:
-            return self.store.read_range(ref["$ref"], start, stop)
+            return store.read_range(path, start, stop)
         except FileNotFoundError as e:
             raise self.damaged(ref, GONE) from e
 

@@ -104,8 +104,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
     them."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
-    tokens = token_counts(store, nodes)
     curriculum = curriculum_of(store, run)
+    tokens = token_counts(store, nodes, curriculum)
     document = {
         "version": VERSION, "run": run, "recipe": plan["recipe"], "about": plan["about"],
         "made": made_section(store, run),

@@ -1,6 +1,6 @@
 """Turns report.json into one HTML file. The file works offline, because it needs no scripts, fonts or downloads. It has
-a light and a dark mode, and can be printed and read on a phone. It has at most 1 MB: long tables are cut to their most
-important rows (`pipeline.report.trim`)."""
+a light and a dark mode, and can be printed and read on a phone. So that it has at most 1 MB, long tables are cut to
+their most important rows (`pipeline.report.trim`), down to five."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _page(report: dict[str, Any], rows: int) -> str:
         fates={name: language_fates(section) for name, section in document["datasets"].items()},
         plural=humanize.plural, marked=marked,
         stacked=lambda *a, **k: Markup(charts.stacked(*a, **k)), meter=lambda *a, **k: Markup(charts.meter(*a, **k)),
-        curve=Markup((document["training"] or {}).get("curve") or ""))
+        curve=Markup((document["training"] or {}).get("curve") or ""),
+        task_curves=Markup((document["training"] or {}).get("task_curves") or ""))
 
 
 @cache

@@ -263,8 +263,17 @@ class PackingFigures(ReportPart):
     padding: int = fact("places of the rows without a token", "tokens")
 
 
+class SplitStream(ReportPart):
+    """One of the streams into which an entry of `shards:` is split by labels (`by:`)."""
+
+    tokens: int = fact("training tokens", "tokens")
+    val_tokens: int = fact("held-out tokens", "tokens")
+    read: int = fact("tokens that the curriculum reads of it, in all phases", "tokens")
+
+
 class StreamFigures(ReportPart):
-    """A token stream: its documents and tokens for training, and those held out for evaluation."""
+    """A token stream: its documents and tokens for training, and those held out for evaluation. If the documents are
+    split by labels, these are the sums of all its streams."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")
@@ -275,6 +284,8 @@ class StreamFigures(ReportPart):
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
     sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
     packing: PackingFigures | None = maybe("its packed rows; left out if it is not packed")
+    streams: dict[str, SplitStream] | None = maybe("stream of the curriculum → its figures; left out if the documents "
+                                                   "are not split by labels")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
     quarantine_samples: list[QuarantineSample] = fact("at most 3 for each stage and reason")
 
@@ -292,6 +303,17 @@ class MixtureRow(ReportPart):
                                 "tokens")
     epochs: float = fact("how often the stream has been read by the end of the phase", "epochs")
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
+
+
+class TaskScore(ReportPart):
+    """The score of a checkpoint on a benchmark task by one measure."""
+
+    task: str = fact("name of the task")
+    measure: str = fact("name of the measure: bpb (bits per byte, less is better), cf.raw, mcf and so on")
+    step: int = fact("step of the checkpoint", "step")
+    value: float = fact("the score: bits per byte, a share of items, or nats")
+    stderr: float | None = fact("its standard error over the items of the task")
+    chance: float | None = fact("what guessing would score; null if the measure is no share of right answers")
 
 
 class TrainingFigures(ReportPart):
@@ -314,6 +336,9 @@ class TrainingFigures(ReportPart):
     sample: str | None = fact("text that the model generated, masked")
     sample_skipped: str | None = fact("why there is no sample")
     curve: str | None = fact("loss and learning rate over tokens", "SVG")
+    tasks: list[TaskScore] | None = maybe("scores of the last scored checkpoint on each task; left out if none was "
+                                          "scored")
+    task_curves: str | None = maybe("scores on tasks over tokens; left out if no checkpoint was scored", "SVG")
 
 
 class PassCost(ReportPart):

@@ -3,6 +3,8 @@ each phase of the curriculum takes from each stream, as planned and in reality."
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.report.nodes import NodeFigures
@@ -13,26 +15,49 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.realised import plan, realised
 
 
-def token_counts(store: Store, nodes: list[NodeFigures]) -> dict[str, Any]:
-    """Return counts for every token stream. They cover the documents, tokens and targets of training data and, with the
-    prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are the
-    documents and tokens by source, for training and held-out data together, the documents that could not be encoded, by
-    reason and with samples, and, if the stream is packed, the rows and their padding."""
+def token_counts(store: Store, nodes: list[NodeFigures], curriculum: Curriculum | None = None) -> dict[str, Any]:
+    """Return counts for every entry of `shards:`. They cover the documents, tokens and targets of training data and,
+    with the prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are
+    the documents and tokens by source, for training and held-out data together, the documents that could not be
+    encoded, by reason and with samples, the rows and their padding if the documents are packed, and the streams of the
+    curriculum if the entry is split by labels."""
     out = {}
+    entries = [node.name.removeprefix("shards:") for node in nodes if node.kind == "shards"]
+    split = split_streams(entries, curriculum)
     for node in nodes:
         if node.kind != "shards":
             continue
         counters: Counters = {"quarantined": {}, "near_held_out": 0,
                            **{split: {"docs": 0, "tokens": 0, "targets": 0} for split in ("train", "val")}}
         merge_counters(counters, node.counters.get("encode", {}))
-        out[node.name.removeprefix("shards:")] = {
+        name = node.name.removeprefix("shards:")
+        out[name] = {
             "docs": counters["train"]["docs"], "tokens": counters["train"]["tokens"],
             "targets": counters["train"]["targets"],
             "val_docs": counters["val"]["docs"], "val_tokens": counters["val"]["tokens"],
             "val_targets": counters["val"]["targets"], "near_held_out": counters["near_held_out"],
             "sources": {s: {"docs": n["docs"], "tokens": n["tokens"]} for s, n in counters.get("sources", {}).items()},
             **({"packing": node.counters["pack"]} if "pack" in node.counters else {}),
+            **({"streams": split[name]} if name in split else {}),
             "quarantined": counters["quarantined"], "quarantine_samples": quarantine_samples(store, [node])}
+    return out
+
+
+def split_streams(entries: Sequence[str], curriculum: Curriculum | None) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the streams of those entries of `shards:` that are split by labels (`by:`): {entry: {stream: {tokens,
+    val_tokens, read}}}. `read` is the number of tokens that the curriculum reads of the stream, in all phases. Streams
+    that the curriculum does not name are left out. The name of a stream is that of its entry and its labels."""
+    out: dict[str, dict[str, dict[str, int]]] = {}
+    if curriculum is None:
+        return out
+    read = Counter[str]()
+    for row in realised(curriculum, curriculum.samples):
+        read[row["stream"]] += row["tokens"]
+    for stream in curriculum.streams:
+        within = [entry for entry in entries if stream.name.startswith(f"{entry}.")]
+        if within and stream.name not in entries:
+            out.setdefault(max(within, key=len), {})[stream.name] = {
+                "tokens": stream.tokens, "val_tokens": stream.val_tokens, "read": read[stream.name]}
     return out
 
 

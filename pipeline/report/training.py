@@ -24,7 +24,8 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
     """Return the results of a training: losses, speed and a sample of generated text from train/summary.json, and the
-    loss curve from train/loss.svg as SVG. None when there is no summary.json, because no model has been trained on the
+    loss curve from train/loss.svg as SVG; of checkpoints that were scored on tasks, the latest scores and their curves
+    (train/tasks.jsonl and tasks.svg). None when there is no summary.json, because no model has been trained on the
     run."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
@@ -33,15 +34,43 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
     curve = None
     if store.exists(f"{folder}/loss.svg"):
         curve = sanitised(store.read(f"{folder}/loss.svg"))
+    scores: dict[str, Any] = {}
+    if store.exists(f"{folder}/tasks.jsonl") and (tasks := latest_scores(store.read(f"{folder}/tasks.jsonl"))):
+        scores = {"tasks": tasks}
+        if store.exists(f"{folder}/tasks.svg"):
+            scores["task_curves"] = sanitised(store.read(f"{folder}/tasks.svg"), "Scores on tasks over tokens")
     sample = summary.get("sample")
     return {**{k: summary.get(k) for k in KEYS}, "curve": curve,
-            "sample": scrub_text(sample[:SAMPLE_CHARS]) if sample else None}
+            "sample": scrub_text(sample[:SAMPLE_CHARS]) if sample else None, **scores}
 
 
-def sanitised(data: bytes) -> str | None:
-    """Return the trainer's plot as SVG that is safe to embed in a page. None when `data` is not an SVG of the expected
-    form. Only known elements, numeric attributes and known classes (with the prefix `t-`) are kept. The styles of the
-    plot therefore cannot affect the page, and a script cannot get in if somebody has replaced the file."""
+def latest_scores(data: bytes) -> list[dict[str, Any]]:
+    """Return the scores of the last scored checkpoint on each task, from the content of tasks.jsonl. Lines that are no
+    scores are left out."""
+    latest: dict[str, list[dict[str, Any]]] = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        try:
+            row = json.loads(line)
+            score: dict[str, Any] = {"task": str(row["task"]), "measure": str(row["measure"]), "step": int(row["step"]),
+                     **{key: None if row.get(key) is None else float(row[key])
+                        for key in ("value", "stderr", "chance")}}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if score["value"] is None:
+            continue
+        known = latest.setdefault(score["task"], [])
+        if known and known[0]["step"] < score["step"]:
+            known.clear()
+        if not known or known[0]["step"] == score["step"]:
+            known.append(score)
+    return [score for _, scores in sorted(latest.items()) for score in scores]
+
+
+def sanitised(data: bytes, title: str = "Loss and learning rate over tokens, with the phases of the run") -> str | None:
+    """Return a plot of the trainer as SVG that is safe to embed in a page, with an accessible `title`. None when `data`
+    is not an SVG of the expected form. Only known elements, numeric attributes and known classes (with the prefix `t-`)
+    are kept. The styles of the plot therefore cannot affect the page, and a script cannot get in if somebody has
+    replaced the file."""
     if len(data) > LARGEST or b"<!" in data:  # refuse DOCTYPE and entities, which could expand without limit
         return None
     try:
@@ -50,7 +79,7 @@ def sanitised(data: bytes) -> str | None:
         return None
     if _name(root) != "svg" or not _numeric(root.get("viewBox", "")):
         return None
-    return _element(root, ' role="img" aria-label="Loss and learning rate over tokens, with the phases of the run"')
+    return _element(root, f' role="img" aria-label="{title}"')
 
 
 def _name(element: ET.Element) -> str:

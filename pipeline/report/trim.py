@@ -44,6 +44,7 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
         **document, "names": names_shown,
         "sources": {name: _source(document["sources"][name], rows) for name in names_shown["sources"]},
         "datasets": {name: _dataset(section, rows) for name, section in document["datasets"].items()},
+        "tokens": {name: _split(section, rows) for name, section in document["tokens"].items()},
         "duplicates": top("duplicates", document["duplicates"], lambda dup: sum(
             n for by in dup["removed"].values() for n in by.values())),
         "passes": passes,
@@ -77,6 +78,22 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
     return {**section, "reasons": reasons, "scores": scores, "quarantined": quarantined}
 
 
+def _split(section: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return the section of an entry of `shards:` with at most `rows` of the streams into which it is split, those with
+    the most tokens first. The others are combined into one row, and tokens of streams that no phase reads into another,
+    so that the rows add up to the tokens of the entry."""
+    if "streams" not in section:
+        return section
+    ordered = sorted(section["streams"].items(), key=lambda item: (-item[1]["tokens"], item[0]))
+    shown = dict(ordered if len(ordered) <= rows else ordered[:rows])
+    if others := [figures for _, figures in ordered[len(shown):]]:
+        shown[f"{len(others)} more streams"] = {key: sum(figures[key] for figures in others) for key in others[0]}
+    unread = {key: section[key] - sum(figures[key] for _, figures in ordered) for key in ("tokens", "val_tokens")}
+    if any(unread.values()):
+        shown["streams of no phase"] = {**unread, "read": 0}
+    return {**section, "streams": shown}
+
+
 def _recipe(text: str | None, rows: int, cut: dict[str, int]) -> str | None:
     """Return the beginning of the recipe's text, cut at the end of a line. The number of lines that are left out is
     added to `cut`."""
@@ -93,5 +110,7 @@ def _training(section: dict[str, Any] | None, streams: list[str], cut: dict[str,
     curve = section["curve"]
     if curve is not None and len(curve) > LARGEST_CURVE:
         curve, cut["curve"] = None, 1
+    if (section.get("task_curves") or "") and len(section["task_curves"]) > LARGEST_CURVE:
+        section, cut["task_curves"] = {**section, "task_curves": None}, 1
     by_stream = {k: v for k, v in (section["streams"] or {}).items() if k in streams or "streams" not in cut}
     return {**section, "curve": curve, "streams": by_stream}

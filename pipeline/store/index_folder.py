@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,4 +78,11 @@ def read_index(root: str, step: str) -> DedupIndex:
     if document.pop("format", None) != FORMAT:
         raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} was written by another version of Tokenmill; make the index "
                       f"again with `tokenmill dedup index`")
-    return with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root})
+    index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root})
+    paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]]
+    paths += [group[part]["$file"] for group in index.groups for part in ("documents", "texts", "ids")]
+    for path in paths:
+        if not re.fullmatch(rf"{re.escape(step)}/\d+\.[\w.]+", path):
+            raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} names {path!r}, which is no file of this index; make the "
+                          f"index again with `tokenmill dedup index`")
+    return index

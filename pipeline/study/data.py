@@ -126,8 +126,9 @@ def make_data(study: StudyData, root: str, *, make_backend: Callable[[Store], Ba
         before = {v["name"]: v["digest"] for v in json.loads(store.read(path))["variants"]}
         for variant in document["variants"]:
             if before.get(variant["name"], variant["digest"]) != variant["digest"]:
-                raise StudyError(f"{store.at(path)}: there, the variant '{variant['name']}' is another recipe; give "
-                                 f"this study another --name, or the variant another name")
+                raise StudyError(f"{store.at(path)}: there, the variant '{variant['name']}' has another recipe, "
+                                 f"held-out text or number of tokens; give this study another --name, or the variant "
+                                 f"another name")
     shared = frozenset() if study.tokenizers else frozenset({TOKENIZER, f"shards:{HELD_OUT}"})
     named = [NamedRecipe(run, recipe, f"@{variant.name}", shared if number else frozenset())
              for number, (run, variant, recipe) in enumerate(zip(study.runs, study.variants, study.recipes))]

@@ -136,12 +136,13 @@ class VerifyAgainst:
         stage = MinHashSignature({**args["signature"], **tokenizer})
         sets, old_sets = (ShingleSetReader(inputs, args["shingles"], volatile["cache"]),
                           OldSets(inputs, stage, volatile["cache"]))
-        touched = np.sort(np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED)))
+        touched = np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED))
+        touched = touched[np.lexsort([touched[field] for field in reversed(TOUCHED.names or ())])]
         removed_for_old = documents_read = 0
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
-                start, stop = np.searchsorted(touched["root"], [block["root"].min(), block["root"].max()], "left")
+                start = np.searchsorted(touched["root"], block["root"].min(), "left")
                 stop = np.searchsorted(touched["root"], block["root"].max(), "right")
                 old = OldDocuments(inputs, args["indexes"], touched[start:stop], prefer)
                 documents_read += len(old.documents)
@@ -158,7 +159,6 @@ class VerifyAgainst:
                 near_writer.write(source[source != _OLD], near[source != _OLD])
                 judged += int(new.sum())
         sets.close()
-        old_sets.close()
         return {"judged": judged, **counters, "removed_for_old": removed_for_old, "old_documents": documents_read,
                 "old_texts": old_sets.read}
 

@@ -36,6 +36,7 @@ from pydantic import field_validator, model_validator
 
 from pipeline.base.errors import TokenmillError
 from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
+from stages.dedup.exact_index import index_wave, lookup_wave, old_hashes
 from stages.dedup.fragment import (
     SIZES,
     VERDICT,
@@ -251,25 +252,13 @@ class Exact(IndexedBarrier):
                                     500 + group.rows * 250 // 2**20)
             return tasks
 
-        def lookup(column: str) -> WaveTasks:
-            def tasks(done: Done) -> Iterator[TaskDraft]:
-                maps = files_of(done[f"{column}_map"], "hashes.seg")
-                indexes = [index.keys[column] for index in against]
-                for b in range(ranges if plan else 0):
-                    yield TaskDraft("stages.dedup.exact_index:ExactLookup",
-                                    {"maps": maps, "bucket": b, "ranges": ranges, "indexes": indexes,
-                                     "prefer": prefer},
-                                    sum(m["bytes"] for m in maps) // ranges,
-                                    f"old {column} hashes, range {b + 1}/{ranges}", 900)
-            return tasks
-
         def reducer(column: str) -> WaveTasks:
             def tasks(done: Done) -> Iterator[TaskDraft]:
                 self._check_documents(column, done[f"{column}_map"], plan)
                 maps, ranks = files_of(done[f"{column}_map"], "hashes.seg"), [group.rank for group in plan]
                 size = sum(m["bytes"] for m in maps) // ranges
                 for b in range(ranges if plan else 0):
-                    old = _old_hashes(done, column, b)
+                    old = old_hashes(done, column, b)
                     args = {"maps": maps, "ranks": [*ranks, OLD], "old": old} if old else {"maps": maps, "ranks": ranks}
                     yield TaskDraft("stages.dedup.exact:ExactReduce", {**args, "bucket": b, "prefer": prefer}, size,
                                     f"equal {column} hashes, range {b + 1}/{ranges}", 900)
@@ -288,26 +277,15 @@ class Exact(IndexedBarrier):
         waves = []
         for number, column in enumerate(columns):
             waves += [Wave(f"{column}_map", mapper(column, columns[:number])),
-                      *([Wave(f"{column}_lookup", lookup(column))] if against else []),
+                      *([lookup_wave(column, against, ranges, prefer)] if against else []),
                       Wave(f"{column}_reduce", reducer(column))]
         return [*waves, Wave("slices", slices)]
 
     def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
-        plan, prefer = groups(parts, self.sizes), list(self.config.prefer)
-        ranges, ranks = self._ranges(plan), [group.rank for group in plan]
-
-        def keys(column: str) -> WaveTasks:
-            def tasks(_: Done) -> Iterator[TaskDraft]:
-                maps = files_of(done[f"{column}_map"], "hashes.seg")
-                for b in range(ranges if plan else 0):
-                    yield TaskDraft("stages.dedup.exact_index:ExactIndex",
-                                    {"maps": maps, "ranks": [*ranks, OLD], "old": _old_hashes(done, column, b),
-                                     "bucket": b, "ranges": ranges, "buckets": self._buckets(plan), "prefer": prefer},
-                                    sum(m["bytes"] for m in maps) // ranges,
-                                    f"index of {column} hashes, range {b + 1}/{ranges}", 900)
-            return tasks
-
-        return [Wave(f"{column}_index", keys(column)) for column in self.config.columns]
+        plan = groups(parts, self.sizes)
+        ranks, ranges, buckets = [group.rank for group in plan], self._ranges(plan), self._buckets(plan)
+        return [index_wave(column, done, ranks, ranges, buckets, list(self.config.prefer))
+                for column in self.config.columns]
 
     def _buckets(self, plan: Sequence[PartGroup]) -> int:
         """Return the number of buckets in each file of an index."""
@@ -330,12 +308,6 @@ class Exact(IndexedBarrier):
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
-
-
-def _old_hashes(done: Done, column: str, bucket: int) -> list[FileRef]:
-    """Return a reference to the file that names old documents with hashes of one range; [] if there are no indexes."""
-    lookups = done.get(f"{column}_lookup", ())
-    return files_of(lookups[bucket:bucket + 1], "hashes.seg")
 
 
 class ExactMap:

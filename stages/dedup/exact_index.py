@@ -3,19 +3,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.dedup.fragment import bucket_of, id_text, runs
+from stages.barrier import Done, FileRef, TaskDraft, Wave
+from stages.dedup.fragment import bucket_of, files_of, id_text, runs
 from stages.dedup.hashed import hashed_dtype
-from stages.dedup.index import HASH, found
+from stages.dedup.index import HASH, OLD, DedupIndex, found
 from stages.dedup.survivor import in_order, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+def lookup_wave(column: str, against: Sequence[DedupIndex], ranges: int, prefer: Sequence[str]) -> Wave:
+    """Return the wave (tasks that may run at the same time) that looks the hashes of a column up in indexes. `ranges`
+    is the number of ranges of hashes."""
+    def tasks(done: Done) -> Iterator[TaskDraft]:
+        maps = files_of(done[f"{column}_map"], "hashes.seg")
+        args = {"maps": maps, "ranges": ranges, "indexes": [index.keys[column] for index in against], "prefer": prefer}
+        for b in range(ranges if maps else 0):
+            yield TaskDraft("stages.dedup.exact_index:ExactLookup", {**args, "bucket": b},
+                            sum(ref["bytes"] for ref in maps) // ranges, f"old {column} hashes, range {b + 1}/{ranges}",
+                            900)
+
+    return Wave(f"{column}_lookup", tasks)
+
+
+def old_hashes(done: Done, column: str, bucket: int) -> list[FileRef]:
+    """Return a reference to the file that names old documents with hashes of one range; [] if there are no indexes."""
+    lookups = done.get(f"{column}_lookup", ())
+    return files_of(lookups[bucket:bucket + 1], "hashes.seg")
+
+
+def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, buckets: int, prefer: Sequence[str]) -> Wave:
+    """Return the wave that makes the files of an index for a column. `done` holds the results of the deduplication,
+    `ranks` the priorities of its groups, and `buckets` is the number of buckets of a file."""
+    def tasks(_: Done) -> Iterator[TaskDraft]:
+        maps = files_of(done[f"{column}_map"], "hashes.seg")
+        args = {"maps": maps, "ranks": [*ranks, OLD], "ranges": ranges, "buckets": buckets, "prefer": prefer}
+        for b in range(ranges if maps else 0):
+            yield TaskDraft("stages.dedup.exact_index:ExactIndex",
+                            {**args, "bucket": b, "old": old_hashes(done, column, b)},
+                            sum(ref["bytes"] for ref in maps) // ranges,
+                            f"index of {column} hashes, range {b + 1}/{ranges}", 900)
+
+    return Wave(f"{column}_index", tasks)
 
 
 class ExactLookup:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 #: bytes of texts in a block, from which it is compressed
 BLOCK = 32 << 10
-#: bytes before the block that is compressed: the bytes of the block
+#: bytes before a compressed block, which say how many bytes it has uncompressed
 _HEAD = 4
-#: files that a reader holds open
-_OPEN = 32
+#: most bytes of languages and numbers in a block
+_NAMES = 1 << 22
 
 
 class IndexDocuments:
@@ -178,7 +178,6 @@ class OldSets:
     def __init__(self, inputs: Inputs, stage: MinHashSignature, cache_bytes: int) -> None:
         self._inputs, self._stage, self._cache_bytes = inputs, stage, cache_bytes
         self._codec = pa.Codec("zstd")
-        self._files: OrderedDict[str, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[str, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
         self.read = 0                              # texts
@@ -199,24 +198,22 @@ class OldSets:
         return values
 
     def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[NDArray[np.uint8], str]:
-        file = self._files.get(ref["content"])
-        if file is None:
-            file = self._files[ref["content"]] = self._inputs.open(ref)
-            if len(self._files) > _OPEN:
-                self._files.popitem(last=False)[1].close()
-        self._files.move_to_end(ref["content"])
-        file.seek(int(document["offset"]))
-        block = file.read(int(document["size"]))
-        if xxhash.xxh3_64_intdigest(block) != int(document["sum"]):
+        """Return (UTF-8 of the text, its language)."""
+        offset, size = int(document["offset"]), int(document["size"])
+        block = self._inputs.read_range(ref, offset, offset + size)
+        raw_size = int.from_bytes(block[:_HEAD], "little")
+        most = BLOCK + 4 * self._stage.config.max_chars + _NAMES       # so that no file can ask for all memory
+        if xxhash.xxh3_64_intdigest(block) != int(document["sum"]) or raw_size > most:
             raise self._inputs.damaged(ref)
-        raw = self._codec.decompress(block[_HEAD:], int.from_bytes(block[:_HEAD], "little"), asbytes=True)
-        count = int.from_bytes(raw[:4], "little")
-        sizes = np.frombuffer(raw, "<u4", 2 * count, 4)
-        ends = 4 + 8 * count + np.cumsum(sizes.astype(np.int64))
-        number = 2 * int(document["number"])
-        start, middle, end = (int(ends[number] - sizes[number]), int(ends[number]), int(ends[number + 1]))
-        return np.frombuffer(raw, np.uint8, end - middle, middle), raw[start:middle].decode()
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        try:
+            raw = self._codec.decompress(block[_HEAD:], raw_size, asbytes=True)
+            count = int.from_bytes(raw[:4], "little")
+            sizes = np.frombuffer(raw, "<u4", 2 * count, 4)
+            ends = 4 + 8 * count + np.cumsum(sizes.astype(np.int64))
+            number = 2 * int(document["number"])
+            start, middle, end = int(ends[number] - sizes[number]), int(ends[number]), int(ends[number + 1])
+            language, text = raw[start:middle].decode(), raw[middle:end]
+            text.decode()                              # the kernels read beyond the end of a text that is no UTF-8
+        except (ValueError, IndexError, OSError) as e:
+            raise self._inputs.damaged(ref) from e
+        return np.frombuffer(text, np.uint8), language

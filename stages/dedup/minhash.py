@@ -44,7 +44,6 @@ from stages.dedup.fragment import (
     SIMILAR,
     SIZES,
     VERDICT,
-    PartGroup,
     by_part,
     files_of,
     groups,
@@ -60,17 +59,9 @@ from stages.dedup.hashing import (
     token_shingles,
     word_shingles,
 )
-from stages.dedup.index import (
-    KEY,
-    DedupIndex,
-    IndexedBarrier,
-    against_setting,
-    as_list,
-    check_preference,
-    fine_buckets,
-    key_files,
-)
+from stages.dedup.index import DedupIndex, IndexedBarrier, against_setting, as_list, check_preference
 from stages.dedup.lsh import BAND
+from stages.dedup.minhash_index import IndexPlan, hit_bytes, lookup_tasks, route_tasks, verify_args
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, decision, keyed_settings, resource, signal
 from stages.task import Counters, Cursor, Inputs, Out
@@ -432,13 +423,6 @@ class MinHash(IndexedBarrier):
                                 records * BAND.itemsize // ranges,
                                 f"documents that share a band, range {b + 1}/{ranges}", 900)
 
-        def lookup(done: Done) -> Iterator[TaskDraft]:
-            args = {"maps": files_of(done["bands"], "bands.seg"), "firsts": firsts,
-                    "indexes": [index.keys["bands"] for index in against]}
-            for b in range(ranges if plan else 0):
-                yield TaskDraft("stages.dedup.against:BandLookup", {**args, "bucket": b},
-                                records * BAND.itemsize // ranges, f"old band keys, range {b + 1}/{ranges}", 900)
-
         def shingles(done: Done) -> Iterator[TaskDraft]:
             members, buckets = files_of(done["clusters"], "members.seg"), judges(done)
             for number, group in enumerate(plan if members else ()):
@@ -450,13 +434,6 @@ class MinHash(IndexedBarrier):
                 yield TaskDraft("stages.dedup.verify:Shingles", args, group.bytes,
                                 f"{group.dataset}: shingles of the candidates of {group.size} parts", 1200)
 
-        def routes(done: Done) -> Iterator[TaskDraft]:
-            args = {"members": files_of(done["clusters"], "members.seg"), "buckets": judges(done),
-                    "hits": files_of(done["lookup"], "hits.seg")}
-            for number, group in enumerate(plan if args["members"] else ()):
-                yield TaskDraft("stages.dedup.against:Routes", {**args, "group": number}, group.rows * HIT_BYTES,
-                                f"{group.dataset}: old documents like those of {group.size} parts", 900)
-
         def judged(done: Done) -> Iterator[TaskDraft]:
             buckets = judges(done)
             shared = {"candidates": files_of(done["shingles"], "candidates.seg"),
@@ -467,10 +444,7 @@ class MinHash(IndexedBarrier):
             task = "stages.dedup.verify:Verify"
             if against:
                 task = "stages.dedup.against:VerifyAgainst"
-                before = [sum(index.ranks for index in against[:n]) for n in range(len(against) + 1)]
-                shared |= {"touched": files_of(done["routes"], "touched.seg"), "signature": signature,
-                           "signature_key": stage_key, "ranks": [before[-1] + rank for rank in shared["ranks"]],
-                           "indexes": [{"rank": rank, "groups": index.groups} for rank, index in zip(before, against)]}
+                shared |= verify_args(done, against, shared["ranks"], signature, stage_key)
                 shared["$volatile"] |= {"tokenizer": config.tokenizer} if config.tokenizer else {}
             for b in range(buckets if shared["candidates"] else 0):
                 yield TaskDraft(task, {**shared, "bucket": b}, size // buckets,
@@ -491,64 +465,30 @@ class MinHash(IndexedBarrier):
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if texts else 0
-            touched = sum(r.counters["hits"] for r in done["lookup"]) * HIT_BYTES if against else 0
+            touched = hit_bytes(done) if against else 0
             return sizes.buckets(candidates * (80 + 8 * config.bands) + shingle_bytes + touched, len(plan))
 
+        lookup, routes = [], []
         if against:
-            return [Wave("bands", bands), Wave("links", links), Wave("lookup", lookup),
-                    *cluster_waves(firsts, sizes, ("links", "lookup")), Wave("shingles", shingles),
-                    Wave("routes", routes), Wave("verify", judged), Wave("slices", slices)]
-        return [Wave("bands", bands), Wave("links", links), *cluster_waves(firsts, sizes), Wave("shingles", shingles),
-                Wave("verify", judged), Wave("slices", slices)]
-
-    def _index_ranges(self, plan: Sequence[PartGroup]) -> int:
-        """Return the number of ranges into which an index divides band keys."""
-        rows = sum(group.rows for group in plan)
-        return self.sizes.buckets(rows * self.config.bands * KEY.itemsize, len(plan))
+            lookup = [Wave("lookup", lambda done: lookup_tasks(done, against, firsts, ranges))]
+            routes = [Wave("routes", lambda done: route_tasks(done, plan, judges(done)))]
+        return [Wave("bands", bands), Wave("links", links), *lookup,
+                *cluster_waves(firsts, sizes, ("links", "lookup") if against else ("links",)),
+                Wave("shingles", shingles), *routes, Wave("verify", judged), Wave("slices", slices)]
 
     def index_waves(self, parts: Sequence[PartRef], slices: Sequence[FileRef | None], done: Done) -> list[Wave]:
-        plan, config = groups(parts, self.sizes), self.config
-        ranges = self._index_ranges(plan)
-
-        def documents(done: Done) -> Iterator[TaskDraft]:
-            for group in plan:
-                removals = slices[group.first:group.first + group.size]
-                refs = [{"side": side, "text": part.text, "removed": removed} for side, part, removed in zip(
-                    group.sides(self.name), group.parts, removals, strict=True)]
-                args = {"parts": refs, "bands": config.bands, "prefer": list(config.prefer),
-                        "max_chars": config.max_chars, "languages": config.words == "language", "ranges": ranges}
-                yield TaskDraft("stages.dedup.index_texts:IndexDocuments", args, group.bytes,
-                                f"{group.dataset}: index of {group.size} parts",
-                                700 + group.rows * (config.bands * 50 + 200) // 2**20)
-
-        def keys(done: Done) -> Iterator[TaskDraft]:
-            files = files_of(done["index_documents"], "bands.seg")
-            size = sum(f["bytes"] for f in files) // ranges
-            for b in range(ranges if files else 0):
-                yield TaskDraft("stages.dedup.index_texts:IndexKeys",
-                                {"files": files, "bucket": b, "ranges": ranges, "buckets": self._index_buckets(plan)},
-                                size, f"index of band keys, range {b + 1}/{ranges}", 700)
-
-        return [Wave("index_documents", documents), Wave("index_keys", keys)]
-
-    def _index_buckets(self, plan: Sequence[PartGroup]) -> int:
-        """Return the number of buckets in each file of band keys."""
-        return fine_buckets(sum(group.rows for group in plan) * self.config.bands, KEY, self._index_ranges(plan))
+        return self._index_plan(parts).waves(slices)
 
     def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
-        plan, written = groups(parts, self.sizes), done["index_documents"]
-        about = [{"rank": group.rank, "documents": task.files["documents.seg"], "texts": task.files["texts.bin"],
-                  "ids": task.files["ids.parquet"]} for group, task in zip(plan, written, strict=True)]
-        return DedupIndex(self.name, self.index_settings(), ranks,
-                          {"bands": key_files(done["index_keys"], self._index_buckets(plan))}, about,
-                          sum(task.counters["documents"] for task in written))
+        return self._index_plan(parts).index(done, self.index_settings(), ranks)
+
+    def _index_plan(self, parts: Sequence[PartRef]) -> IndexPlan:
+        return IndexPlan(self.name, self.config, groups(parts, self.sizes), self.sizes)
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
         return slices_of(groups(parts, self.sizes), results["slices"])
 
 
-#: bytes that a pair of a new and an old document with a common band key takes in exchange files, about
-HIT_BYTES = 100
 #: why a document was dropped, as reports name it
 REASONS = {SIMILAR: "minhash", CONTAINED: "minhash_contained"}
 

@@ -12,8 +12,9 @@ import numpy as np
 from stages.document import BadRecord, Document, document_id
 from stages.read.reader import Reader, Slice, bad, locator, skipped
 from stages.stage import SettingsError, StageConfig, resource, signal
+from tokenizer.imports.decode import FirstTexts
 from tokenizer.imports.imports import FORMATS, ids_of
-from tokenizer.imports.source import Coding, ImportSource, TokenFileError
+from tokenizer.imports.source import Coding, ImportSource, TokenFileError, WrongTokenizer
 
 if TYPE_CHECKING:
     from tokenizer.imports.documents import ImportedDocuments
@@ -32,7 +33,8 @@ class Tokens(Reader):
     spelled out. Bytes that are no UTF-8 become U+FFFD. An id in the files is kept as `meta.id`. In the locator (place
     in the input), `record` is the number of the document in its file. A file with a loss mask is not read, because the
     text could not carry it. If a document cannot be read, the rest of its file is left out and quarantined
-    (`corrupt_tokens`).
+    (`corrupt_tokens`). If another tokenizer has made the tokens, the run ends: the files name its hash, most documents
+    do not end in its EOS, many tokens are outside its vocabulary, or much of the first texts is unreadable.
 
     The formats are those of `tokenmill shards import`, the keys of `tokenizer.imports.imports.FORMATS`.
     """
@@ -90,18 +92,22 @@ class Tokens(Reader):
         source = ImportSource(Path(), coding, names=places, find=places.__getitem__)
         with_tokens = set(format.files(source))
         names = [name for name in slices if name in with_tokens]
+        first = FirstTexts(coder.unknown)
         for together in [names] if format.continues else [[name] for name in names]:
             place, number = together[0], 0
             try:
                 for documents in format.documents(source, together):
                     place, number = documents.file, documents.first
-                    yield from self._decoded(source, documents, slices[place], coder)
+                    yield from self._decoded(source, documents, slices[place], coder, first)
                     number += len(documents.lengths)
+            except WrongTokenizer as e:
+                raise WrongTokenizer(f"source '{slices[place].source}' (`tokenizer: {self.config.tokenizer}`): "
+                                     f"{e}") from None
             except TokenFileError as e:
                 yield bad("corrupt_tokens", slices[place], 0, number, detail=str(e), fatal=True)
 
     def _decoded(self, source: ImportSource, documents: ImportedDocuments, slice: Slice,
-                 coder: Tokenizer) -> Iterator[Document | BadRecord]:
+                 coder: Tokenizer, first: FirstTexts) -> Iterator[Document | BadRecord]:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{documents.file}: has a loss mask, which texts cannot carry; remove the masks, or "
                                  f"name the source under `shards:` without `decode`")
@@ -110,6 +116,7 @@ class Tokens(Reader):
         for i, (begin, end) in enumerate(zip((ends - documents.lengths).tolist(), ends.tolist())):
             record = documents.first + i
             text = coder.decode(documents.tokens[begin:end - 1])
+            first.add(documents.file, documents.tokens[begin:end - 1], text)
             if (size := len(text.encode("utf-8", "surrogatepass"))) > self.config.max_bytes:
                 yield bad("too_large", slice, 0, record, detail=f"{size} bytes")
             elif not text or text.isspace():

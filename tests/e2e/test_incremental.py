@@ -64,7 +64,7 @@ def added(number: int) -> str:
     return recipe(datasets, CRAWLS[:number])
 
 
-def run(path: Path, store: Path, backend: str = "inline", workers: int = 1, *settings: str) -> RunSummary:
+def run(path: Path, store: Path | str, backend: str = "inline", workers: int = 1, *settings: str) -> RunSummary:
     return run_recipe(load_recipe(path, list(settings)), str(store), make_backend=make_backend(backend, workers, None))
 
 

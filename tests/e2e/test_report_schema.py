@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 LEFT_OUT = {("DatasetFigures", "contamination"), ("SourceFigures", "lost"), ("GraphNode", "dropped"),
             ("ClusterFigures", "components"), ("LossPoint", "lr"),
             *((part, field) for part in ("Excerpt", "RemovedDocument") for field in ("kept", "similarity", "match")),
-            ("StreamFigures", "packing"), ("MixtureRow", "padding"),
+            ("StreamFigures", "packing"), ("StreamFigures", "streams"), ("MixtureRow", "padding"),
             ("Edge", "docs"), ("Edge", "tokens"), ("ReadExtent", "uncovered"),
             *((part, field) for part in ("FunnelRow", "TotalStep") for field in ("bytes", "tokens")),
             *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster", "cut"))}

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
+from pipeline.report.trim import trimmed
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from tests import commands
@@ -214,6 +215,36 @@ def test_a_training_may_be_edited_by_labels_as_the_recipe_was_written(split):
     [phase] = resolve_phases([entry], 1, sizes, [], curriculum.phases, splits=curriculum.splits)
     assert set(phase.weights) == {name for name in sizes if name.startswith("web.de.")}
     assert set(phase.max_epochs) == set(sizes)
+
+
+def test_the_report_counts_each_stream_as_realised_does(split, streams, tokenmill):
+    document = json.loads(split.read("report.json"))
+    shown = document["tokens"]["web"]
+    assert set(shown["streams"]) == set(streams)
+    for stream, row in shown["streams"].items():
+        sets = [ShardSet(split.local / "shards" / stream / f"split={part}") for part in ("train", "val")]
+        assert [row["tokens"], row["val_tokens"]] == [shards.tokens for shards in sets]
+    for kind in ("tokens", "val_tokens"):
+        assert sum(row[kind] for row in shown["streams"].values()) == shown[kind]
+    result = json.loads(tokenmill("shards", "realised", document["run"], "--store", str(split.local), "--json").out)
+    read = Counter()
+    for row in result["mixture"]:
+        read[row["stream"]] += row["tokens"]
+    assert {stream: row["read"] for stream, row in shown["streams"].items()} == {name: read[name] for name in streams}
+
+
+def test_the_page_shows_the_largest_streams_and_combines_the_others(split, streams):
+    document = json.loads(split.read("report.json"))
+    whole = document["tokens"]["web"]
+    document["tokens"]["web"]["val_tokens"] += 7                   # as if a stream were in no phase
+    cut = trimmed(document, 3)[0]["tokens"]["web"]["streams"]
+    largest = sorted(whole["streams"], key=lambda name: -whole["streams"][name]["tokens"])[:3]
+    assert list(cut) == [*largest, f"{len(streams) - 3} more streams", "streams of no phase"]
+    for kind in ("tokens", "val_tokens"):
+        assert sum(row[kind] for row in cut.values()) == whole[kind]
+    assert sum(row["read"] for row in cut.values()) == sum(row["read"] for row in whole["streams"].values())
+    page = split.read(f"runs/{document['run']}/report.html").decode()
+    assert "Streams of web" in page and all(stream in page for stream in streams)
 
 
 def test_gc_and_a_second_run_keep_all_streams(site, split, streams, tokenmill):

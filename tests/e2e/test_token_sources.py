@@ -30,6 +30,7 @@ from stages.document import document_id
 from stages.read.tokens import Tokens
 from tests import commands
 from tests.corpus import sentences
+from tokenizer.byte_level import byte_level_json
 from tokenizer.export.export import export
 from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.documents import ImportedDocuments
@@ -294,9 +295,40 @@ def test_a_loss_mask_is_not_lost_by_decoding(parted, tmp_path):
     assert not rows_of(store, "clean") and "corrupt_tokens" in json.dumps(report_of(store))
 
 
+def test_files_that_name_another_tokenizer_end_the_run(parted, tmp_path):
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    (tmp_path / "site/tokenizer.json").unlink()
+    document = json.loads((parted / "tokenizer.json").read_text())
+    (tmp_path / "site/tokenizer.json").write_text(json.dumps(document, indent=1))
+    with pytest.raises(TaskFailed, match=r"source 'old'.*\.ds\.metadata") as error:
+        decoded(tmp_path / "site", "ds", "3GB", tmp_path / "store")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", ["another end of text", "bytes"])
+def test_decoding_with_a_wrong_tokenizer_ends_the_run(parted, format, kind, tmp_path):
+    """No files are quarantined, so that a run that tolerates bad files cannot end without documents."""
+    shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
+    for path in (tmp_path / f"site/old-{format}").rglob("*.metadata"):
+        path.unlink()
+    text = DECODED.replace("FORMAT", format).replace("SIZE", "3GB")
+    if kind == "bytes":
+        (tmp_path / "site/tokenizer.json").unlink()
+        (tmp_path / "site/tokenizer.json").write_text(byte_level_json())
+    else:
+        text = text.replace("decode: true", "decode: true, eos: e")
+    (tmp_path / "site/wrong.yaml").write_text(text)
+    with pytest.raises(TaskFailed, match="source 'old'") as error:
+        run(tmp_path / "site/wrong.yaml", tmp_path / "store")
+    assert "tokenizer" in str(error.value) and "\n" not in str(error.value)
+
+
 def test_another_tokenizer_file_computes_decoded_documents_anew(parted, tmp_path):
     shutil.copytree(parted, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("exports", "sets"))
     (tmp_path / "site/tokenizer.json").unlink()
+    for path in (tmp_path / "site/old-ds").glob("*.metadata"):              # they name the hash of the file
+        path.unlink()
     document = json.loads((parted / "tokenizer.json").read_text())
     (tmp_path / "site/tokenizer.json").write_text(json.dumps(document))
     store = decoded(tmp_path / "site", "ds", "3GB", tmp_path / "store")

@@ -20,6 +20,7 @@ from pipeline.recipe import load_recipe
 from pipeline.report import charts, samples
 from pipeline.report.html import marked, render
 from pipeline.report.nodes import take
+from pipeline.report.schema import TrainingFigures
 from pipeline.report.totals import totals
 from pipeline.report.training import sanitised, training
 from pipeline.run import make_backend, run_recipe
@@ -29,6 +30,7 @@ from pipeline.store.records import FileInfo
 from stages.document import Document
 from tests.corpus import sentences
 from trainer.observe.plot import svg
+from trainer.observe.task_plot import draw
 
 
 @pytest.mark.parametrize(("value", "said"), [
@@ -226,6 +228,31 @@ def test_training_section(tmp_path):
     said = training(store, "r")
     assert said["curve"] is None and said["ratio"] is None and said["tokens"] == 90
     assert said["sample"] == "write to email@example.com now"
+
+
+def test_the_last_scores_on_tasks_and_their_curves_are_shown(tmp_path):
+    store = Store(str(tmp_path))
+    rows = [{"step": step, "tokens": 10 * step, "task": task, "form": measure.partition(".")[0], "measure": measure,
+             "value": 0.1 * step, "stderr": 0.01, **({} if measure == "bpb" else {"chance": 0.25})}
+            for step in (1, 2, 3) for task in ("arc<b>", "piqa") for measure in ("bpb", "cf.raw", "mcf")
+            if (step, task) != (3, "piqa")]
+    store.write("runs/r/train/summary.json", b"{}")
+    store.write("runs/r/train/tasks.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+                + b'{"step": 9, "task": "torn')
+    store.write("runs/r/train/tasks.svg", draw(rows).encode())
+    section = training(store, "r")
+    assert [(s["task"], s["step"], s["measure"]) for s in section["tasks"]] == [
+        (task, step, measure) for task, step in (("arc<b>", 3), ("piqa", 2)) for measure in ("bpb", "cf.raw", "mcf")]
+    assert section["tasks"][0] == {"task": "arc<b>", "measure": "bpb", "step": 3, "value": pytest.approx(0.3),
+                                   "stderr": 0.01, "chance": None}
+    drawn, shown = ET.fromstring(draw(rows)), ET.fromstring(section["task_curves"])
+    local = lambda e: e.tag.rpartition("}")[2]  # noqa: E731
+    assert [local(e) for e in drawn.iter() if local(e) != "style"] == [local(e) for e in shown.iter()]
+    titles = [e.text for e in shown.iter() if local(e) == "text" and e.get("class") == "t-title"]
+    assert [t.partition(":")[0] for t in titles] == ["arc<b>"] * 3 + ["piqa"] * 3
+    TrainingFigures(**section)                                                   # the schema knows the fields
+    curves = [e for e in drawn.iter() if local(e) == "polyline"]
+    assert [len(e.get("points").split()) for e in curves] == [3, 3, 3, 2, 2, 2]
 
 
 # -- a page with much on it ------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.training import with_data
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
@@ -24,6 +26,7 @@ from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.order import Order
 from tokenizer.shards.layout import Shard
 from tokenizer.shards.reader import ShardSet
+from trainer.__main__ import parser
 
 RECIPE = """
 version: 1
@@ -207,3 +210,44 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, hel
     with pytest.raises((StudyError, RecipeError), match=said) as caught:
         study(site, vary, held_out)
     assert caught.value.exit_code == 2
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+def test_the_trainer_gets_the_runs_and_the_options_about_trainings(site, made, capsys):
+    store, _ = made
+    words = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
+             str(store), "--name", "s", "--workers", "1", "--seeds", "3", "--jobs", "2", "--tokens", "4k", "--widths",
+             "32,64", "--halving", "--set", "clip=0.5", "--device", "cpu", "--json"]
+    passed = with_data(words)
+    runs = [f"{store}/runs/s@{variant}" for variant in ("base", "strict")]
+    assert passed[:3] == ["ablate", *runs]
+    options = parser("ablate").parse_args(passed)
+    assert (options.runs, options.on, options.out) == (runs, "held-out", f"{store}/studies/s")
+    assert (options.seeds, options.jobs, options.tokens, options.widths) == (3, 2, 4000, "32,64")
+    assert options.halving and options.json and options.overrides == ["clip=0.5"] and not options.data
+
+
+def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(site, made, capsys):
+    store, _ = made
+    words = ["anneal", f"{store}/runs/s@base", "--from", "5", "--tokens", "2k", "--data",
+             f"one={site / 'recipe.yaml'}", "--name", "c", "--workers", "1", "--share", "50%", "--json"]
+    passed = parser("anneal").parse_args(with_data(words))
+    manifest = json.loads((store / "shards" / "text@one" / "split=train" / "shards.json").read_text())
+    assert passed.candidates == [f"one=text@one:{manifest['tokens']}"] and passed.share == "50%" and passed.step == 5
+    assert manifest["tokenizer"] == curriculum(store, "base").tokenizer.sha256
+
+
+def test_other_commands_of_the_trainer_are_left_alone():
+    for words in (["run", "x"], ["ablate", "x", "--arm", "a", "clip=1"], ["ablate", "--data", "x", "--help"], []):
+        assert with_data(words) == words
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["ablate", "RUN", "--data", "x.yaml"], "leave out RUN"),
+    (["ablate", "--data", "x.yaml", "--arm", "a", "clip=1"], "leave out RUN"),
+    (["ablate", "--vary", "a", "b=1"], "name it with --data"),
+    (["ablate", "--data", "x.yaml", "--store", "s3://b/store"], "give a folder with --out"),
+    (["anneal", "RUN", "--from", "1", "--tokens", "9", "--data", "x.yaml", "--mixes", "m.yaml"], "--mixes")])
+def test_options_that_contradict_each_other_are_refused(words, said):
+    with pytest.raises((BadUsage, StudyError), match=said):
+        with_data(words)

@@ -15,6 +15,7 @@ from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, vocabulary
 from tests.stages.dedup_fragment import Doc, Outcome, run_fragment, write_parts
 from tests.stages.test_dedup_exact import dated
+from tests.stages.test_dedup_real import licences
 
 CRAWLS = ("one", "two", "three")
 RANKS = {name: number for number, name in enumerate(CRAWLS)}
@@ -42,7 +43,7 @@ def removals(outcomes: dict[str, Outcome]) -> dict[str, tuple]:
     return {id: verdict[:3] for outcome in outcomes.values() for id, verdict in outcome.removed.items()}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("config", [{}, {"verify": 0.6, "bands": 30, "rows": 4},
                                     {"containment": 0.8, "bands": 40, "rows": 3},
                                     {"verify": 0.5, "bands": 30, "rows": 4, "prefer": ["priority", "newest"]},
@@ -126,6 +127,16 @@ def test_an_old_document_among_the_new_ones_is_an_error(tmp_path, barrier):
         run_fragment(barrier, write_parts(barrier, docs[:1], store), store, against=[old.index])
 
 
+@pytest.mark.parametrize("barrier", [Exact(by="both"), MinHash()])
+def test_crawls_without_documents_change_nothing(tmp_path, barrier):
+    docs = corpus(8, 12, ("two",))
+    parts = added_one_after_another(barrier, docs, tmp_path / "a")
+    alone = run_fragment(barrier, write_parts(barrier, docs, Store(tmp_path / "b")), Store(tmp_path / "b"))
+    assert parts["two"].removed == alone.removed
+    assert not parts["one"].removed
+    assert not parts["three"].removed
+
+
 def test_only_the_old_texts_that_are_compared_are_read(tmp_path):
     rng = random.Random(1)
     names = vocabulary(rng)
@@ -136,3 +147,13 @@ def test_only_the_old_texts_that_are_compared_are_read(tmp_path):
     assert {kept for _, kept, _ in removals(parts).values()} == {old[3].id, old[77].id}
     counters = parts["two"].counters["verify"]
     assert (counters["old_documents"], counters["old_texts"], counters["comparisons"]) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("config", [{}, {"recall": 0.99, "containment": 0.8}, {"recall": 0.99, "max_comparisons": 8}])
+def test_licences_in_three_crawls_are_kept_as_by_one_run(tmp_path, config):
+    rng = random.Random(5)
+    docs = [Doc(doc.text, rng.choice(CRAWLS), doc.id) for doc in licences()]
+    whole = at_once(MinHash(config), docs, tmp_path / "whole")
+    parts = added_one_after_another(MinHash(config), docs, tmp_path / "parts", part_rows=300)
+    assert removals(parts) == {id: verdict[:3] for id, verdict in whole.removed.items()}
+    assert sum(parts[name].counters["verify"]["removed_for_old"] for name in ("two", "three")) > 1000

@@ -11,7 +11,7 @@ import pytest
 from tests.tokenizer.exports import Corpus, corpus
 from tests.tokenizer.test_shards import EOS
 from tokenizer.imports.imports import Imported, import_tokens
-from tokenizer.imports.source import Coding, TokenFileError
+from tokenizer.imports.source import Coding, ImportLimits, TokenFileError
 from tokenizer.shards.layout import token_dtype
 from tokenizer.shards.reader import ShardSet
 
@@ -36,12 +36,12 @@ def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus
 
 
 def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP,
-             is_held_out: Callable[[str], bool] | None = None) -> Imported:
-    """Import files as shards of `step` tokens."""
+             is_held_out: Callable[[str], bool] | None = None, eos: int = EOS, **limits: int) -> Imported:
+    """Import files as shards of `step` tokens. `limits` are fields of `ImportLimits`."""
     (store / "shards").mkdir(parents=True, exist_ok=True)
-    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards" / name, name,
+    return import_tokens(path, format, Coding("t" * 64, vocab, eos), store / "shards" / name, name,
                          lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize,
-                         is_held_out=is_held_out)
+                         is_held_out=is_held_out, limits=ImportLimits(**limits))
 
 
 def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
@@ -55,12 +55,12 @@ def documents_of(folder: Path) -> list[tuple[str, list[int], list[bool]]]:
     return result
 
 
-def refused(path: Path, format: str, *words: str, vocab: int = 300) -> str:
+def refused(path: Path, format: str, *words: str, vocab: int = 300, **limits: int) -> str:
     """Import files that must be refused. Checks that the error message is one line and contains all of `words`, and
     that nothing was written. Returns the message."""
     store = path.parent / f".store-{path.name}"
     with pytest.raises(TokenFileError) as error:
-        imported(path, format, vocab, store)
+        imported(path, format, vocab, store, **limits)
     message = str(error.value)
     assert "\n" not in message
     for word in words:

@@ -26,7 +26,6 @@ from tests.tokenizer.imports import documents_of, imported, like_a_run
 from tokenizer.export.export import FORMATS as EXPORTS
 from tokenizer.export.export import export
 from tokenizer.export.source import ExportError
-from tokenizer.imports import documents
 from tokenizer.imports.imports import FORMATS
 from tokenizer.imports.source import TokenFile, TokenFileError
 from tokenizer.load import load_tokenizer
@@ -92,9 +91,7 @@ def test_any_documents_come_back_for_any_block_size(tmp_path_factory, name, leng
     shards[0][0] = 3                                            # `corpus` gives the first document these tokens
     shard_set = corpus(folder / "set", 300, shards=shards, masked=(0,) if mask and name in MASKED else ())
     export(ShardSet(shard_set.folder), name, folder / "out")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "BLOCK_TOKENS", block)
-        result = imported(folder / "out", name, 300, folder / "store")
+    result = imported(folder / "out", name, 300, folder / "store", block_tokens=block)
     assert [(tokens, targets) for _, tokens, targets in documents_of(result.path)] == \
         [(d.tolist(), t.tolist()) for d, t in zip(shard_set.documents, shard_set.targets)]
     assert verify(result.path) == []
@@ -111,12 +108,11 @@ def test_ids_outside_the_vocabulary_are_named_with_their_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_without_eos_the_expected_id_is_named(tmp_path, name, monkeypatch):
+def test_without_eos_the_expected_id_is_named(tmp_path, name):
     shard_set = corpus(tmp_path / "set", 300)
     export(ShardSet(shard_set.folder), name, tmp_path / "out")
-    monkeypatch.setattr("tests.tokenizer.imports.EOS", 2)       # no document has it
     with pytest.raises(TokenFileError, match=r"EOS \((token id )?2\)"):
-        imported(tmp_path / "out", name, 300, tmp_path / "store")
+        imported(tmp_path / "out", name, 300, tmp_path / "store", eos=2)      # no document has it
     assert os.listdir(tmp_path / "store" / "shards") == []
 
 
@@ -188,15 +184,14 @@ def test_empty_input_and_missing_paths_are_errors(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_memory_does_not_grow_with_the_files(tmp_path, name, monkeypatch):
+def test_memory_does_not_grow_with_the_files(tmp_path, name):
     """24 MB of tokens in blocks of 0.5 MB."""
     rng = np.random.default_rng(5)
     shard_set = corpus(tmp_path / "set", 50_000, shards=[rng.integers(0, 3000, 2000).tolist()] * 4)
     export(ShardSet(shard_set.folder), name, tmp_path / "out")
-    monkeypatch.setattr(documents, "BLOCK_TOKENS", 1 << 18)
     tracemalloc.start()
     try:
-        imported(tmp_path / "out", name, 50_000, tmp_path / "store", step=5_000_000)
+        imported(tmp_path / "out", name, 50_000, tmp_path / "store", step=5_000_000, block_tokens=1 << 18)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -268,9 +263,7 @@ def test_documents_are_divided_between_training_and_validation(tmp_path_factory,
     shard_set = corpus(folder / "set", 300, shards=[[3, *lengths]], masked=(0,) if mask else ())
     export(ShardSet(shard_set.folder), "ds", folder / "out")
     chosen = {f"00000.ds#{number}" for number in odd if number}              # the first one is for training
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "BLOCK_TOKENS", block)
-        result = imported(folder / "out", "ds", 300, folder / "store", is_held_out=chosen.__contains__)
+    result = imported(folder / "out", "ds", 300, folder / "store", is_held_out=chosen.__contains__, block_tokens=block)
     expected: dict[str, list[tuple[str, list[int], list[bool]]]] = {"train": [], "val": []}
     for number, (tokens, targets) in enumerate(zip(shard_set.documents, shard_set.targets)):
         id = f"00000.ds#{number}"

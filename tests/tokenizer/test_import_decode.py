@@ -15,8 +15,8 @@ from stages.read.reader import Slice
 from tests.tokenizer.test_shards import write_set
 from tokenizer.export.export import FORMATS, export
 from tokenizer.imports.decode import Decoded, decode_tokens
-from tokenizer.imports.source import Coding, TokenFileError
-from tokenizer.load import Tokenizer, load_tokenizer
+from tokenizer.imports.source import Coding, TokenFileError, WrongTokenizer
+from tokenizer.load import Tokenizer, byte_tokenizer, load_tokenizer
 from tokenizer.shards.reader import ShardSet
 from tokenizer.train import train_bpe
 
@@ -87,3 +87,34 @@ def test_the_command_says_what_it_wrote_and_damage_is_one_line(tmp_path, tokeniz
     assert run_command([*line, str(tmp_path / "other")]) == 1
     err = capsys.readouterr().err
     assert "shard_00000" in err and err.count("\n") == 1 and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_texts_with_many_unreadable_characters_are_of_another_tokenizer(tmp_path, wrong):
+    """Bytes in place of tokens decode to many bytes that are not valid UTF-8. Few of them are no reason to stop."""
+    sound = byte_tokenizer()
+    texts = ["plain text " * 9, *(["\u72d0" * 100] * 5)]
+    source = token_files(tmp_path, "ds", sound, texts)
+    if wrong:                                                   # no sequence of UTF-8 begins with 0x80
+        body = source / "00000.ds"
+        tokens = np.fromfile(body, "<u2")
+        tokens[(tokens >= 128) & (tokens != sound.eos)] = 0x80
+        tokens.tofile(body)
+        with pytest.raises(WrongTokenizer, match=r"00000\.ds"):
+            decoded(source, "ds", sound, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    else:
+        assert decoded(source, "ds", sound, tmp_path / "out").damaged == 0
+
+
+def test_a_few_documents_without_eos_are_damage_and_a_majority_is_another_tokenizer(tmp_path, tokenizer):
+    def files(name: str, ends: list[int]) -> Path:
+        (tmp_path / name).write_bytes(np.array([token for end in ends for token in (5, end)], "<u2").tobytes())
+        (tmp_path / f"{name}.index").write_bytes((np.arange(1, len(ends) + 1) * 2).astype("<u8").tobytes())
+        return tmp_path / name
+
+    for number, (ends, kind) in enumerate([([tokenizer.eos] * 3 + [7], TokenFileError), ([7] * 3, TokenFileError),
+                                           ([7] * 4, WrongTokenizer), ([tokenizer.eos] + [7] * 4, WrongTokenizer)]):
+        with pytest.raises(TokenFileError) as error:
+            decoded(files(f"{number}.ds", ends), "ds", tokenizer, tmp_path / "out")
+        assert type(error.value) is kind

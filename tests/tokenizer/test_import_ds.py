@@ -11,7 +11,7 @@ import pytest
 
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS
-from tokenizer.imports.documents import LONGEST
+from tokenizer.imports.source import ImportLimits
 
 
 def write(folder: Path, tokens: list[int], ends: list[int], code: str = "H", loss: bytes | None = None,
@@ -46,9 +46,9 @@ def test_half_an_index_does_not_make_two_tokens_one(tmp_path):
 
 
 def test_a_document_that_would_fill_the_memory_is_refused(tmp_path):
-    folder = write(tmp_path / "in", [], [LONGEST + 1])
+    folder = write(tmp_path / "in", [], [ImportLimits().longest + 1])
     with open(folder / "a.ds", "wb") as file:
-        file.truncate(2 * (LONGEST + 1))                        # takes no space on the disk
+        file.truncate(2 * (ImportLimits().longest + 1))                        # takes no space on the disk
     refused(folder, "ds", "a.ds.index", "document 0")
 
 

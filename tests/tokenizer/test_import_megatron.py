@@ -11,7 +11,6 @@ import pytest
 
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS
-from tokenizer.imports import megatron
 
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 
@@ -41,14 +40,14 @@ def test_all_types_of_integers_are_read(tmp_path, code):
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 18])
-def test_documents_of_several_sequences_are_whole(tmp_path, monkeypatch, block):
+def test_documents_of_several_sequences_are_whole(tmp_path, block):
     rng = np.random.default_rng(block)
     sequences = [rng.integers(4, 300, rng.integers(1, 5)).tolist() for _ in range(40)]
     documents = [0, *sorted(rng.choice(np.arange(1, 40), 11, replace=False).tolist()), 40]
     for last in documents[1:]:
         sequences[last - 1].append(EOS)
-    monkeypatch.setattr(megatron, "BLOCK", block)
-    result = imported(write(tmp_path / "in", sequences, documents), "megatron", 300, tmp_path / "store")
+    result = imported(write(tmp_path / "in", sequences, documents), "megatron", 300, tmp_path / "store",
+                      index_entries=block)
     assert [tokens for _, tokens, _ in documents_of(result.path)] == [
         [token for sequence in sequences[first:last] for token in sequence]
         for first, last in itertools.pairwise(documents)]

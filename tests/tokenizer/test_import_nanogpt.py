@@ -13,7 +13,6 @@ from tests.tokenizer.exports import corpus
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS, write_set
 from tokenizer.export.export import export
-from tokenizer.imports import documents
 from tokenizer.shards.reader import ShardSet
 
 
@@ -27,10 +26,9 @@ def write(folder: Path, *files: list[int], magic: int = 20240520, version: int =
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 100])
-def test_a_document_may_go_on_in_the_next_file(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(documents, "BLOCK_TOKENS", block)
+def test_a_document_may_go_on_in_the_next_file(tmp_path, block):
     folder = write(tmp_path / "in", [EOS, 5, 6, EOS, EOS, 7], [8], [9, EOS, 10, EOS], [11, EOS])
-    result = imported(folder, "nanogpt", 300, tmp_path / "store")
+    result = imported(folder, "nanogpt", 300, tmp_path / "store", block_tokens=block)
     assert [(id, tokens) for id, tokens, _ in documents_of(result.path)] == [
         ("train_000000.bin#0", [5, 6, EOS]), ("train_000000.bin#1", [EOS]), ("train_000000.bin#2", [7, 8, 9, EOS]),
         ("train_000002.bin#0", [10, EOS]), ("train_000003.bin#0", [11, EOS]), ("train_000003.bin#1", [EOS])]
@@ -59,10 +57,9 @@ def test_a_file_that_begins_within_a_document_is_refused(tmp_path):
     refused(write(tmp_path / "in", [5, EOS, 6]), "nanogpt", "train_000000.bin", "byte 1,024", f"({EOS})")
 
 
-def test_a_document_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST", 1000)
-    monkeypatch.setattr(documents, "BLOCK_TOKENS", 300)
-    message = refused(write(tmp_path / "in", [EOS, 7, EOS, *[5] * 2000, EOS]), "nanogpt", f"EOS (token id {EOS})")
+def test_a_document_without_an_end_does_not_fill_the_memory(tmp_path):
+    message = refused(write(tmp_path / "in", [EOS, 7, EOS, *[5] * 2000, EOS]), "nanogpt", f"EOS (token id {EOS})",
+                      longest=1000, block_tokens=300)
     assert "byte 1,030" in message
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS
-from tokenizer.imports import documents
 
 
 def write(folder: Path, tokens: list[int], lines: str | None, dtype: str = "<u2", name: str = "part-0-00000") -> Path:
@@ -30,11 +29,10 @@ def test_the_width_follows_from_the_vocabulary(tmp_path, vocab, dtype):
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 100])
-def test_without_a_list_of_documents_eos_ends_them(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(documents, "BLOCK_TOKENS", block)
+def test_without_a_list_of_documents_eos_ends_them(tmp_path, block):
     folder = write(tmp_path / "in", [5, EOS, EOS, 7, 8, EOS], None)
     write(tmp_path / "in", [9, EOS], None, name="part-0-00001")
-    result = imported(folder, "olmo", 300, tmp_path / "store")
+    result = imported(folder, "olmo", 300, tmp_path / "store", block_tokens=block)
     assert [(id, tokens) for id, tokens, _ in documents_of(result.path)] == [
         ("part-0-00000.npy#0", [5, EOS]), ("part-0-00000.npy#1", [EOS]), ("part-0-00000.npy#2", [7, 8, EOS]),
         ("part-0-00001.npy#0", [9, EOS])]

@@ -18,7 +18,6 @@ import pytest
 from pipeline.base.parquet import write_table
 from tests.tokenizer.imports import documents_of, imported, refused
 from tests.tokenizer.test_shards import EOS
-from tokenizer.imports import documents, parquet
 
 #: a Parquet file with one row, compressed
 ZEROS = (
@@ -48,15 +47,13 @@ def test_lists_of_all_integers_are_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize("block", [1, 30, 1000])
-def test_row_groups_and_blocks_change_nothing(tmp_path, monkeypatch, block):
+def test_row_groups_and_blocks_change_nothing(tmp_path, block):
     rng = np.random.default_rng(block)
     texts = [[*rng.integers(4, 300, rng.integers(0, 30)).tolist(), EOS] for _ in range(50)]
     loss = [rng.integers(0, 2, len(text)).astype(bool).tolist() for text in texts]
-    monkeypatch.setattr(documents, "BLOCK_TOKENS", block)
-    monkeypatch.setattr(parquet, "ROWS", 7)
     folder = write(tmp_path / "in", {"loss": loss, "input_ids": texts, "id": [f"d{i}" for i in range(50)]},
                    row_group_size=11)
-    result = imported(folder, "parquet", 300, tmp_path / "store")
+    result = imported(folder, "parquet", 300, tmp_path / "store", block_tokens=block, rows=7)
     assert documents_of(result.path) == [(f"d{i}", text, flags) for i, (text, flags) in enumerate(zip(texts, loss))]
 
 
@@ -91,13 +88,12 @@ def test_ids_that_would_fill_the_memory_and_doubled_columns_are_refused(tmp_path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells no process its memory")
-def test_a_row_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
+def test_a_row_that_fills_the_memory_is_refused(tmp_path):
     """200 million zeros, written by pyarrow with zstd, take 611 bytes in the file."""
-    monkeypatch.setattr(parquet, "MEMORY", 512 << 20)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.parquet").write_bytes(zlib.decompress(base64.b85decode(ZEROS)))
-    refused(tmp_path / "in", "parquet", "a.parquet", "rows from 0 on", "512 MiB")
+    refused(tmp_path / "in", "parquet", "a.parquet", "rows from 0 on", "512 MiB", memory=512 << 20)
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 

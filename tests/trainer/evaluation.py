@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
@@ -80,6 +82,33 @@ def write_task(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "qui
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
     return read_task(path)
+
+
+def word_run(folder: Path, total: int = 3840, sequence: int = 0, batch: int = 0, **train: Any) -> Path:
+    """Make a store with a run and a tokenizer of words, and a task `quiz` of 30 rows for it (quiz.yaml and the folder
+    data below `folder`). Returns the folder of the run. Given a `sequence` and a `batch` of tokens, the run has one
+    phase; otherwise it has the phases of `make_run`."""
+    import tokenizers
+
+    from tests.trainer import synthetic
+
+    size = synthetic.VOCAB
+    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, size - 4)}, "Q:": size - 4, "A:": size - 3, "A": size - 2,
+             "B": size - 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    tokenizer.save(str(path))
+    with mock.patch.dict(synthetic.TOKENIZER, sha256=hashlib.sha256(path.read_bytes()).hexdigest()):
+        run = synthetic.make_run(folder / "store", total=total, documents=max(200, total // 30), train=train,
+                                 longest=sequence or 64, phases=[{
+                                     "name": "all", "until": "100%", "sequence": sequence, "batch": batch,
+                                     "mix": {"web": 1}}] if sequence else None)
+    rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
+            for i in range(30)]
+    write_task(folder, rows, shots=2)
+    return run
 
 
 def quiz(count: int) -> list[dict[str, Any]]:

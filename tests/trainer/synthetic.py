@@ -81,7 +81,7 @@ def write_shards(folder: Path, name: str, split: str, documents: list[np.ndarray
 
 def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict[str, Any]] | None = None,
              total: int = 7680, documents: int = 600, model: dict[str, Any] | None = None,
-             masked: tuple[str, ...] = (), packed: tuple[str, ...] = ()) -> Path:
+             masked: tuple[str, ...] = (), packed: tuple[str, ...] = (), longest: int = 64) -> Path:
     """Write a store with two streams and a run, and return the folder of the run. The default phases have sequences of
     32 and 64 tokens, and batches of 5 and 3 rows. In the streams `masked`, no token counts in the loss. The documents
     of the streams `packed` are packed into rows of 64."""
@@ -98,7 +98,7 @@ def make_run(store: Path, train: dict[str, Any] | None = None, phases: list[dict
         {"name": "mid", "until": "75%", "sequence": 64, "batch": 192, "mix": {"web": 50, "code": 50}},
         {"name": "anneal", "until": "100%", "mix": {"web": 30, "code": 70}, "lr": "decay"}]
     recipe = {"curriculum": {"seed": 1, "total": total, "phases": phases},
-              "shards": {name: {"longest": 64} for name in sets},
+              "shards": {name: {"longest": longest} for name in sets},
               "train": {"model": model or MODEL, "optimizer": {"lr": 0.01}, "schedule": {"warmup": "5%"},
                         "log_every": 100, "evaluate": {"every": 1000}, "checkpoint": {"every": 1000},
                         "sample": {"tokens": 0}, **(train or {})}}

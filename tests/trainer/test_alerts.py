@@ -88,8 +88,35 @@ def test_null_turns_a_rule_off_and_nonsense_is_refused():
     assert intervals(alerts, [100] * 20 + [1], data=1.0, since=1e9) == []
     assert changes(alerts.evaluation({"a": {"loss": 1.0}}) + alerts.evaluation({"a": {"loss": 9.0}})) == []
     assert changes(a for _ in range(SCORED) for a in alerts.step(True)) == []
-    for bad in ({"throughput": 1.5}, {"evaluation": 0.0}, {"spikes": -1.0}, {"checkpoint": 0}):
+    for bad in ({"throughput": 1.5}, {"evaluation": 0.0}, {"tasks": 0.0}, {"spikes": -1.0}, {"checkpoint": 0}):
         with pytest.raises(ConfigError, match=f"train.alerts: {next(iter(bad))} must be above 0"):
             build(AlertsConfig, bad, "train.alerts")
     large = {"evaluation": 2.5, "checkpoint": 600.0}
     assert build(AlertsConfig, large, "x") == AlertsConfig(**large)
+
+
+def test_a_task_that_falls_beyond_its_noise_is_told():
+    alerts = Alerts(AlertsConfig(tasks=3.0))
+
+    def see(step, **scores):
+        return changes(alerts.tasks(step, {name: {"measure": measure, "value": value, "stderr": 0.01}
+                                           for name, (measure, value) in scores.items()}))
+
+    assert see(100, piqa=("bpb", 2.0), blimp=("pairs", 0.5)) == []
+    assert see(200, piqa=("bpb", 1.5), blimp=("pairs", 0.7)) == []
+    assert see(300, piqa=("bpb", 1.54), blimp=("pairs", 0.66)) == []   # 2.8 standard errors of a difference
+    assert see(400, piqa=("bpb", 1.2), blimp=("pairs", 0.65)) == [("tasks", True)]
+    assert "blimp pairs 0.6500 ± 0.0141 at step 400, its best was 0.7000 at step 200" in alerts.standing["tasks"]
+    assert see(500, blimp=("pairs", 0.71), piqa=("bpb", 1.25)) == []   # stands: now piqa has risen, and less is better
+    assert see(600, piqa=("bpb", 1.21)) == [("tasks", False)]
+    assert see(700, piqa=("fg", 0.1)) == []                            # another measure has another scale
+    lines = [{"event": "tasks", "step": step, "main": {"a": {"measure": "word", "value": value, "stderr": 0.01}}}
+             for step, value in ((1, 0.5), (2, 0.3))]
+    assert "tasks" in Alerts(AlertsConfig(), lines).standing           # after a restart
+
+
+def test_a_task_without_noise_or_limit_gives_no_alert():
+    for config, stderr in ((AlertsConfig(tasks=None), 0.01), (AlertsConfig(), None), (AlertsConfig(), 0.0)):
+        alerts = Alerts(config)
+        for step, value in ((1, 0.9), (2, 0.1)):
+            assert alerts.tasks(step, {"a": {"measure": "word", "value": value, "stderr": stderr}}) == []

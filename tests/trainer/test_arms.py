@@ -133,6 +133,12 @@ def test_runs_without_common_held_out_text_are_refused(tmp_path, capsys):
     assert "--on math" in capsys.readouterr().err
 
 
+def test_held_out_text_with_loss_masks_is_refused_before_anything_is_trained(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100, masked=("code",))
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--on", "code"]) == 2
+    assert "has loss masks" in capsys.readouterr().err and not (run / "train").exists()
+
+
 def test_other_tokenizers_read_as_many_bytes(tmp_path):
     first, second = (open_run(str(run), None, None, []) for run in runs_of(tmp_path, 5, 0))
     assert bytes_per_token(first) == pytest.approx(3)
@@ -192,6 +198,14 @@ def test_an_arm_that_fails_is_named_with_the_end_of_its_log(tmp_path, capsys):
     assert "the training of base, seed 0, ended with exit code 1" in said and "log.txt" in said and file.name in said
 
 
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--gpus", "2"], "need --address"), (["--address", "localhost:1", "--gpus", "1", "--ranks", "2"], "not both")])
+def test_options_of_a_cluster_belong_together(tmp_path, capsys, arguments, said):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", *arguments]) == 2
+    assert said in capsys.readouterr().err and not (run / "train").exists()
+
+
 def test_a_study_inside_torchrun_is_refused(tmp_path, capsys, monkeypatch):
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
     monkeypatch.setenv("RANK", "0")
@@ -230,6 +244,7 @@ def begun(folder: Path) -> bool:
     return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
 
 
+@pytest.mark.slow
 def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
     run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
     arms = [["frozen", "optimizer.lr=1e-6"], ["slow", "optimizer.lr=0.002"], ["clip", "clip=0.5"]]

@@ -67,6 +67,19 @@ def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
     assert "going on" not in broken.stderr                           # what would fail again is not tried again
 
 
+def test_the_arms_of_a_study_train_on_a_cluster_as_they_do_without(ray_session, tmp_path):
+    run = make_run(tmp_path, documents=200, total=1920)
+    address = ray_session.get_runtime_context().gcs_address
+    tables = []
+    for name, words in (("there", ["--address", address, "--insecure-local", "--jobs", "2"]), ("here", [])):
+        done = command("ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--device", "cpu",
+                       "--out", str(tmp_path / name), *words)
+        assert done.returncode == 0, done.stderr
+        tables.append(json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"]["all"]["arms"])
+    for arm in ("base", "slow"):
+        assert tables[0][arm]["loss"] == pytest.approx(tables[1][arm]["loss"], abs=1e-4)
+
+
 @pytest.fixture
 def cluster():
     """A Ray cluster with token authentication: a head without CPUs, and two nodes with one CPU each."""

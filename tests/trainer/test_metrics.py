@@ -225,8 +225,8 @@ def test_the_text_file_holds_the_last_numbers(done):
     assert streams == pytest.approx(last["streams"])
     seconds = {labels["cause"]: v for labels, v in found[PREFIX + "wall_seconds_total"][1]}
     assert set(seconds) == set(CAUSES)
-    assert {labels["rule"] for labels, _ in found[PREFIX + "alert"][1]} == {"throughput", "evaluation", "spikes",
-                                                                           "data_wait", "checkpoint"}
+    assert {labels["rule"] for labels, _ in found[PREFIX + "alert"][1]} == {
+        "throughput", "evaluation", "tasks", "spikes", "data_wait", "checkpoint"}
     assert PREFIX + "mfu_ratio" not in found                                    # unknown is not 0
     assert [p.name for p in run.out.iterdir() if "trainer.prom" in p.name] == ["trainer.prom"]
 

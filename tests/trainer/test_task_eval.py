@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import yaml
 
-from tests.trainer.evaluation import write_task
-from tests.trainer.synthetic import TOKENIZER, VOCAB, make_run, quiet
+from tests.trainer.evaluation import word_run
+from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
 from trainer.data.tokenizer import load_tokenizer
 from trainer.loop.run import open_run
@@ -26,21 +24,9 @@ tokenizers = pytest.importorskip("tokenizers")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a run that has three checkpoints and a tokenizer of words, and a folder with a task of 30 rows."""
     folder = tmp_path_factory.mktemp("eval")
-    words = {"<eos>": 0, **{f"w{i}": i for i in range(1, VOCAB - 4)}, "Q:": VOCAB - 4, "A:": VOCAB - 3, "A": VOCAB - 2,
-             "B": VOCAB - 1}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    path = folder / "store" / "tokenizers" / "none" / "tokenizer.json"
-    path.parent.mkdir(parents=True)
-    tokenizer.save(str(path))
-    with mock.patch.dict(TOKENIZER, sha256=hashlib.sha256(path.read_bytes()).hexdigest()):
-        run = make_run(folder / "store", total=3840, documents=200,
-                       train={"checkpoint": {"every": 5, "keep": 9}, "seed": 3})
+    run = word_run(folder, checkpoint={"every": 5, "keep": 9}, seed=3)
     with world("cpu") as here:
         train(open_run(str(run), None, None, []), here, None, quiet)
-    rows = [{"q": f"w{i + 1} w{i + 2}", "answers": [f"w{i + 3}", f"w{i + 4} w{i + 5}"], "right": i % 2}
-            for i in range(30)]
-    write_task(folder, rows, shots=2)
     return folder
 
 
@@ -60,7 +46,7 @@ def test_all_steps_are_scored_and_written(place: Path, capsys):
     steps = [r["model"]["step"] for r in results]
     assert len(steps) >= 3 and steps == sorted(steps)
     for result in results:
-        folder = run / "evaluation" / f"step_{result['model']['step']:08d}"
+        folder = run / "train" / "evaluation" / f"step_{result['model']['step']:08d}"
         assert json.loads((folder / "quiz.json").read_text()) == result
         items = [json.loads(line) for line in (folder / "quiz.items.jsonl").read_text().splitlines()]
         right = [line["cloze"].index(max(line["cloze"])) == line["gold"] for line in items]
@@ -131,6 +117,16 @@ def test_tasks_that_do_not_fit_are_left_out_unless_they_are_named(place: Path, t
     assert "left out" in capsys.readouterr().err
     assert main(["eval", run, "--data", str(tmp_path), "--shots", "0", "--tasks", "svamp,lambada"]) == 2
     assert "context" in capsys.readouterr().err
+
+
+def test_results_go_to_out(place: Path, tmp_path: Path, capsys):
+    run = place / "store" / "runs" / "toy"
+    (result,) = evaluate(capsys, str(run), *common(place), "--out", str(tmp_path / "results"))
+    step = f"step_{result['model']['step']:08d}"
+    assert json.loads((tmp_path / "results" / step / "quiz.json").read_text()) == result
+    (tmp_path / "file").write_text("")
+    assert main(["eval", str(run), *common(place), "--out", str(tmp_path / "file")]) == 2
+    assert "--out" in capsys.readouterr().err
 
 
 def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):

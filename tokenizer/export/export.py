@@ -14,8 +14,9 @@ from tokenizer.export.mds import MdsWriter
 from tokenizer.export.megatron import MegatronWriter
 from tokenizer.export.nanogpt import NanoGptWriter
 from tokenizer.export.olmo import OlmoWriter
+from tokenizer.export.packed import PackedSamples
 from tokenizer.export.parquet import ParquetWriter
-from tokenizer.export.samples import ExportSamples
+from tokenizer.export.samples import ExportSamples, TrainingSamples
 from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target, appearing
 from tokenizer.mixture.curriculum import Curriculum
@@ -41,7 +42,7 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
            progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
     """Write a shard set to the new folder `out` in the format `name`. With `drop_loss`, loss masks are left out.
     `progress` gets the bytes read and the bytes to read. Raises ExportError if the format cannot hold the set, and
-    ShardError if a file of the set is damaged; then `out` does not exist."""
+    ShardError if a file of the set is damaged; then `out` stays as it was."""
     done = 0
 
     def read(size: int) -> None:
@@ -73,9 +74,28 @@ def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, f
         done += size
         progress(done, samples.tokens * samples.dtype.itemsize)
 
-    samples = ExportSamples(rows, curriculum, first, stop, drop_loss, read)
+    samples = TrainingSamples(rows, curriculum, first, stop, drop_loss, read)
+    return write_samples(samples, name, out)
+
+
+def export_rows(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
+                progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
+    """Write the packed rows of a shard set to the new folder `out` in the format `name`, in the order of the set. The
+    other arguments and the errors are those of `export`."""
+    done = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, samples.tokens * samples.dtype.itemsize)
+
+    samples = PackedSamples(shards, drop_loss, read)
+    return write_samples(samples, name, out)
+
+
+def write_samples(samples: ExportSamples, name: str, out: Path) -> Exported:
     if samples.masked:
-        check_holds_loss(name, rows.folder)
+        check_holds_loss(name, samples.folder)
     with appearing(out, f"--out {out}") as folder:
         target = Target(folder)
         FORMATS[name].write_samples(samples, target)

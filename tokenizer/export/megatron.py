@@ -59,7 +59,7 @@ class MegatronWriter:
             target.share(f"shard_{info.index:05d}.bin", source.shards.folder / info.body, source.tokens(number))
 
     def write_samples(self, samples: ExportSamples, target: Target) -> None:
-        check_vocab(samples.tokenizer.vocab_size, samples.rows.folder)
+        check_vocab(samples.tokenizer.vocab_size, samples.folder)
         width, size = samples.sequence + 1, samples.dtype.itemsize
         for number, part in enumerate(samples.parts):
             count = part.stop - part.begin

@@ -77,7 +77,7 @@ class OlmoWriter:
                     lines = []
                     for row, end in zip(rows.tolist(), ends.tolist()):
                         stream = samples.streams[int(block.streams[row])]
-                        lines.append(f"{begin},{end},{block.first + row},{stream},{int(block.windows[row])}\n")
+                        lines.append(f"{begin},{end},{int(block.numbers[row])},{stream},{int(block.windows[row])}\n")
                         begin = end
                     packed.write("".join(lines).encode())
             if samples.masked:

@@ -1,7 +1,8 @@
 """Parquet files, a row per document, for Hugging Face's datasets and other readers of Parquet. Each shard is one file::
 
     train-00000-of-00008.parquet    id         string      id of the document
-                                    input_ids  list<u16>   its tokens, EOS included; list<u32> for large vocabularies
+                                    input_ids  list<u16>   its tokens, EOS included; list<u8> for vocabularies of up
+                                                           to 256 tokens, list<u32> for those of more than 65,536
                                     loss       list<bool>  whether each of them is a target; only if the set has masks
 
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A
@@ -59,7 +60,7 @@ def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
     """Return samples as the columns of `tokenizer.shards.rows.parquet_schema`."""
     count, width = block.tokens.shape
     rows, positions = np.nonzero(block.bounds)
-    columns = [pa.array(np.arange(block.first, block.first + count, dtype=np.uint64)),
+    columns = [pa.array(block.numbers.astype(np.uint64)),
                pa.array([streams[stream] for stream in block.streams.tolist()], pa.string()),
                pa.array(block.epochs), pa.array(block.windows),
                pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width),

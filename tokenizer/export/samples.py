@@ -1,16 +1,17 @@
-"""Reads the samples of a training, in the order of training, for an export. They are the rows that
-`tokenmill materialize` has written. Every file of rows is compared with its sha256."""
+"""Says what an export in rows needs of its samples, and reads the samples of a training, in the order of training.
+These are the rows that `tokenmill materialize` has written. Every file of rows that is read is first compared with its
+sha256. `tokenizer.export.packed` reads the packed rows of a shard set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tokenizer.export.source import BLOCK_TOKENS, ExportError
-from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.curriculum import Curriculum, TokenizerRef
 from tokenizer.shards.layout import ShardError
 from tokenizer.shards.rows import RowSet
 
@@ -20,13 +21,14 @@ REMEDY = "run `tokenmill materialize` with this run again"
 class SampleBlock(NamedTuple):
     """Consecutive samples of a training, each of L + 1 tokens."""
 
-    first: int                    # number of the first of them
+    first: int                    # place of the first of them in the rows that are read
     tokens: np.ndarray            # (samples, L + 1)
     bounds: np.ndarray            # (samples, L) u8: element p - 1 is 1 where a document begins at position p
     targets: np.ndarray | None    # (samples, L) u8: element p - 1 is 1 if the token at p counts in the loss
     streams: np.ndarray           # (samples,) number of the stream of each sample
     epochs: np.ndarray
     windows: np.ndarray
+    numbers: np.ndarray           # number of each sample in its training
 
     def pieces(self, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of documents in the first `width` tokens of each sample: (number of the piece's sample in
@@ -39,14 +41,42 @@ class SampleBlock(NamedTuple):
 
 
 class RowPart(NamedTuple):
-    """Consecutive samples of one file of rows."""
+    """Consecutive samples of one file of rows, or of a file from which packed rows were imported."""
 
-    file: int                     # number of the file in the manifest of the rows
-    begin: int                    # rows [begin, stop) of the file
+    file: int                     # number of the file
+    begin: int                    # rows [begin, stop): of the file, or of the whole set if they are its packed rows
     stop: int
 
 
-class ExportSamples:
+class ExportSamples(Protocol):
+    """Reads samples for an export, all of L = `sequence` targets."""
+
+    folder: Path                  # for error messages
+    tokenizer: TokenizerRef
+    dtype: np.dtype
+    sequence: int
+    streams: Sequence[str]        # names of the streams that `SampleBlock.streams` refers to; it may grow while reading
+    parts: Sequence[RowPart]      # each becomes a file, if the format has files of its own for them
+    masked: bool                  # whether samples have loss masks
+    version: str                  # identifies the samples and their order
+
+    def __len__(self) -> int: ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that an export reads: L + 1 of each sample."""
+
+    def first_of(self, part: RowPart) -> int:
+        """Return what `SampleBlock.first` is for the first sample of a part."""
+
+    def original(self, part: RowPart, kind: str) -> Path | None:
+        """Return the path of a file of a `kind` (such as tokens) that has exactly the samples of `part`, or None."""
+
+    def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
+        """Yield the samples of a part, about BLOCK_TOKENS tokens at a time."""
+
+
+class TrainingSamples(ExportSamples):
     """Reads samples [first, stop) of a training for an export; all have L = `sequence` targets. With `drop_loss`, their
     loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
     read."""
@@ -55,7 +85,8 @@ class ExportSamples:
                  progress: Callable[[int], None]) -> None:
         self.rows, self.tokenizer, self.progress = rows, curriculum.tokenizer, progress
         self.first, self.stop, self.dtype = first, stop, rows.dtype
-        self.streams = rows.manifest.streams
+        self.streams, self.folder = rows.manifest.streams, rows.folder
+        self.version = f"{rows.manifest.order}:{first}:{stop}"
         self._reported = first                    # samples before this one were reported as read
         if rows.manifest.order != curriculum.order:
             raise ShardError(f"{rows.folder}: the rows are those of another curriculum than the run has now; {REMEDY}")
@@ -107,7 +138,8 @@ class ExportSamples:
                 targets = unpacked(maps["loss"][rows], length) if "loss" in maps else \
                     np.ones((len(tokens), length), np.uint8)
             yield SampleBlock(file.first + begin, tokens, unpacked(maps["bounds"][rows], length), targets,
-                              origin["stream"], origin["epoch"], origin["window"])
+                              origin["stream"], origin["epoch"], origin["window"],
+                              np.arange(file.first + begin, file.first + rows.stop))
             if (done := file.first + rows.stop) > self._reported:                # a format may read samples twice
                 self.progress((done - self._reported) * tokens[0].nbytes)
                 self._reported = done

@@ -9,22 +9,32 @@ import numpy as np
 
 from pipeline.base.files import sha256, sync
 from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.rows import RowPieces, part_of
 from tokenizer.shards.layout import Shard, file_name, token_dtype
+from tokenizer.shards.packed import PackedShard
+from tokenizer.shards.packed import file_name as packed_name
+from tokenizer.shards.packing import PackedWriter
 from tokenizer.shards.writer import ShardWriter
 
 
 class Assembly:
     """Writes the shards of a set to the folder `folder`. Shard i has the documents that begin in tokens [i·G, (i+1)·G)
     of the stream, where G is `shard_bytes` in tokens. How the documents are spread over the files that are read does
-    not matter."""
+    not matter.
 
-    def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int) -> None:
+    With `packs`, the documents are the pieces of rows (`tokenizer.imports.rows`), and the packed rows of each shard are
+    written, too. All documents of a row are then in one shard, the one that its first document belongs to."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int, packs: bool = False) -> None:
         self.folder, self.vocab_size, self.eos = folder, vocab_size, eos
         self.step = max(1, shard_bytes // token_dtype(vocab_size).itemsize)
         self.shards: list[Shard] = []
         self.tokens = 0
         self._index = -1                          # of the shard that is being written
         self._writer: ShardWriter | None = None
+        self.packed: list[PackedShard] = []
+        self._packs = packs
+        self._packer: PackedWriter | None = None
 
     def add(self,
             documents: ImportedDocuments,
@@ -39,11 +49,34 @@ class Assembly:
         if not chosen.all():
             kept = np.repeat(chosen, documents.lengths)
             targets = None if targets is None else targets[kept]
-            documents = documents._replace(tokens=documents.tokens[kept], lengths=documents.lengths[chosen])
+            documents = documents._replace(tokens=documents.tokens[kept], lengths=documents.lengths[chosen],
+                                           targets=targets)
             ids = [id for id, takes in zip(ids, chosen.tolist()) if takes]
-        ends = np.cumsum(documents.lengths)
+        starts = np.cumsum(documents.lengths) - documents.lengths
+        self._write(documents, ids, part, rows, (self.tokens + starts) // self.step)
+
+    def add_rows(self, pieces: RowPieces, ids: Sequence[str], part: int) -> None:
+        """Append the documents of whole rows."""
+        documents, counts = pieces.documents, pieces.counts
+        firsts = np.cumsum(counts) - counts                # of the first document of each row
+        starts = np.cumsum(documents.lengths) - documents.lengths
+        shards = (self.tokens + starts[firsts]) // self.step
+        for index in np.unique(shards).tolist():
+            first, stop = np.searchsorted(shards, [index, index + 1]).tolist()
+            chosen = slice(int(firsts[first]), int(firsts[stop]) if stop < len(counts) else len(starts))
+            begin = self._shard(index).tokens - int(starts[chosen.start])
+            assert self._packer is not None
+            begins = starts[chosen] + begin
+            self._packer.add(np.stack([begins, begins + pieces.sizes[chosen]], 1), counts[first:stop])
+            part_rows = documents.first + np.arange(chosen.start, chosen.stop)
+            whole = part_of(documents, chosen.start, chosen.stop)
+            self._write(whole, list(ids[chosen]), part, part_rows, np.full(len(part_rows), index))
+
+    def _write(self, documents: ImportedDocuments, ids: Sequence[str], part: int, rows: np.ndarray,
+               shards: np.ndarray) -> None:
+        """Append documents to the shards with the given numbers, which do not decrease."""
+        ends, targets = np.cumsum(documents.lengths), documents.targets
         starts = ends - documents.lengths
-        shards = (self.tokens + starts) // self.step
         for index in np.unique(shards).tolist():
             first, stop = np.searchsorted(shards, [index, index + 1]).tolist()
             begin, end = int(starts[first]), int(ends[stop - 1])
@@ -59,6 +92,7 @@ class Assembly:
             self._index = index
             self._writer = ShardWriter(paths[0], paths[1], paths[2], paths[3], self.vocab_size, self.eos,
                                        lambda: str(self.folder / "loss"))
+            self._packer = PackedWriter(str(self.folder / "packed")) if self._packs else None
         return self._writer
 
     def _finish(self) -> None:
@@ -75,6 +109,12 @@ class Assembly:
         for kind, name in names.items():
             sync(self.folder / kind)
             (self.folder / kind).rename(self.folder / name)
+        if self._packer is not None:
+            packed = self._packer.close()
+            sync(self.folder / "packed")
+            (self.folder / "packed").rename(self.folder / packed_name(self._index, packed["sha256"]))
+            self.packed.append(PackedShard(index=self._index, documents=facts["documents"], longer=0, **packed,
+                                           file=packed_name(self._index, packed["sha256"])))
         self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
 
     def close(self) -> tuple[Shard, ...]:

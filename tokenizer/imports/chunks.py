@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenizer.imports import documents as cutting
-from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
 #: most bytes of an index; the index of 10,000 files has about ten million
@@ -18,8 +17,6 @@ INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
 #: offsets that are read at a time
 BLOCK_OFFSETS = 1 << 16
-#: most bytes of a sample
-SAMPLE_BYTES = 8 * cutting.LONGEST
 
 
 class Samples(NamedTuple):
@@ -96,7 +93,7 @@ def is_utf8(name: str) -> bool:
     return True
 
 
-def samples_of(file: TokenFile, count: int) -> Iterator[Samples]:
+def samples_of(file: TokenFile, count: int, limits: ImportLimits) -> Iterator[Samples]:
     """Yield the samples of a file, about a block at a time. `count` is their number according to the index. Raises
     TokenFileError when the file does not agree with this number or with its own offsets."""
     number = int(file.array(0, 1, OFFSET)[0])
@@ -111,10 +108,10 @@ def samples_of(file: TokenFile, count: int) -> Iterator[Samples]:
         offsets = file.array(byte, stop - first + 1, OFFSET).astype(np.int64)
         sizes = np.diff(offsets)
         if int(offsets[0]) < begin or int(sizes.min()) < 0 or int(offsets[-1]) > file.size or \
-                int(sizes.max()) > SAMPLE_BYTES:
+                int(sizes.max()) > 8 * limits.longest:
             raise TokenFileError(f"{file.path}: byte {byte:,}: samples from number {first:,} on do not follow one "
                                  f"another within the {file.size:,} bytes of the file: {AGAIN}")
-        last = max(1, int(np.searchsorted(offsets, offsets[0] + 2 * cutting.BLOCK_TOKENS, side="right")) - 1)
+        last = max(1, int(np.searchsorted(offsets, offsets[0] + 2 * limits.block_tokens, side="right")) - 1)
         ends = offsets[1:last + 1] - offsets[0]
         yield Samples(first, int(offsets[0]), ends.tolist(), file.read(int(offsets[0]), int(ends[-1])))
         begin, first = int(offsets[last]), first + last

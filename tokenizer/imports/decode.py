@@ -12,12 +12,38 @@ import numpy as np
 from tokenizer.export.target import Target, appearing
 from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of
-from tokenizer.imports.source import Coding, ImportSource, TokenFileError
+from tokenizer.imports.source import OTHER, Coding, ImportSource, TokenFileError, WrongTokenizer
 
 #: bytes after which a file of texts is full
 FILE_BYTES = 1 << 28
 #: what a decoder writes for bytes that are not valid UTF-8
 REPLACEMENT = "\ufffd"
+
+
+class FirstTexts:
+    """Checks the texts of the first documents of a source. A tokenizer that did not make the tokens decodes many of
+    them to bytes that are not valid UTF-8, or to its unknown token, while of sound documents few have such places."""
+
+    DOCUMENTS = 64                # that are checked
+    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, of at least so many
+
+    def __init__(self, unknown: int | None) -> None:
+        self.unknown, self.documents = unknown, 0
+        self.chars = self.replaced = self.tokens = self.unknown_tokens = 0
+
+    def add(self, place: object, tokens: np.ndarray, text: str) -> None:
+        """Count a document. `place` is its file. Raises WrongTokenizer if too much of the texts is unreadable."""
+        if self.documents >= self.DOCUMENTS:
+            return
+        self.documents += 1
+        self.chars, self.replaced = self.chars + len(text), self.replaced + text.count(REPLACEMENT)
+        self.tokens += len(tokens)
+        self.unknown_tokens += 0 if self.unknown is None else int(np.count_nonzero(tokens == self.unknown))
+        for bad, all, what in ((self.replaced, self.chars, "characters are no text (U+FFFD)"),
+                               (self.unknown_tokens, self.tokens, "tokens are the unknown token")):
+            if all >= self.FEWEST and bad > self.SHARE * all:
+                raise WrongTokenizer(f"{place}: {bad:,} of the first {all:,} {what}: another tokenizer has made "
+                                     f"them; {OTHER}")
 
 
 class Decoded(NamedTuple):
@@ -27,17 +53,18 @@ class Decoded(NamedTuple):
     bytes: int
     documents: int
     tokens: int
-    damaged: int                  # documents with bytes that are not valid UTF-8; the text has U+FFFD instead
+    damaged: int                  # documents with U+FFFD, which stands for bytes that are not valid UTF-8
 
 
 def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
                   progress: Callable[[int, int], None] = lambda done, total: None,
-                  file_bytes: int = FILE_BYTES) -> Decoded:
+                  file_bytes: int = FILE_BYTES, unknown: int | None = None) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
     00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
     one in the files; if they have no ids, it is FILE#NUMBER. `decode` is the tokenizer's function that turns tokens
-    into a text. Raises TokenFileError when a file does not have the format `format`, or has loss masks, which texts
-    cannot carry; `out` then does not exist."""
+    into a text, and `unknown` is its unknown token. Raises TokenFileError when a file does not have the format
+    `format`, when another tokenizer seems to have made it, or when it has a loss mask by which some tokens are no
+    targets, which texts cannot carry; `out` then stays as it was."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -51,7 +78,7 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
         target = Target(folder)
         names = reader.files(source)
         total = source.size(names)
-        lines = lines_of(source, reader.documents(source, names), decode)
+        lines = lines_of(source, reader.documents(source, names), decode, FirstTexts(unknown))
         line = next(lines, None)
         while line is not None:
             with target.create(f"{target.files:05d}.jsonl") as file:
@@ -67,9 +94,10 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
 
 
 def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
-             decode: Callable[[np.ndarray], str]) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield for each document: its line of JSON, its number of tokens, and whether the text is damaged. A text is
-    damaged if some of its bytes are not valid UTF-8; U+FFFD then stands in their place."""
+             decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
+    if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
+    of the first documents."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "
@@ -78,5 +106,6 @@ def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
         ids = ids_of(source, documents, lambda file, number: f"{file}#{number}")
         for id, begin, end in zip(ids, (ends - documents.lengths).tolist(), ends.tolist()):
             text = decode(documents.tokens[begin:end - 1])
+            first.add(source.folder / documents.file, documents.tokens[begin:end - 1], text)
             line = json.dumps({"id": id, "text": text}, ensure_ascii=False) + "\n"
             yield line.encode(), end - begin, REPLACEMENT in text

@@ -1,7 +1,7 @@
 """Cuts tokens of another project into documents: at the ends that an index gives, or at EOS.
 
-Tokens are read in blocks of BLOCK_TOKENS, or one document if that is longer, so memory does not grow with the size of a
-file.
+Tokens are read in blocks (`ImportLimits.block_tokens`), or one document if that is longer, so memory does not grow with
+the size of a file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
-#: tokens that are read at a time
-BLOCK_TOKENS = 1 << 22
-#: most tokens of a document, 1 GiB of four bytes each. A document is read whole. A longer one probably means that the
-#: ends of documents were not found, and it would fill the memory
-LONGEST = 1 << 28
+#: number of tokens without an EOS that shows that the tokenizer has another one
+TELLING = 10_000
 
 
 class ImportedDocuments(NamedTuple):
-    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set and each with EOS
-    at its end."""
+    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each has EOS at
+    its end, unless the documents are pieces of rows (`ImportSource.sequence`)."""
 
     file: str                     # relative to the folder of the files
     first: int                    # number of the first of them in the file, from 0
@@ -58,7 +55,8 @@ def cut_at_ends(source: ImportSource,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
     """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
     gives the ends of all documents; error messages name it as `index_path`. `loss` is the file with the loss mask: a u8
-    for each token, 1 if the token is a target and else 0."""
+    for each token, 1 if the token is a target and else 0. Raises TokenFileError when these files do not agree, or when
+    a document does not end in EOS (pieces of rows need no EOS)."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
@@ -71,11 +69,11 @@ def cut_at_ends(source: ImportSource,
                                  f"the {total:,} tokens of {body.path}: truncated, or damaged: {AGAIN}")
         first = 0
         while first < len(ends):
-            last = max(first + 1, int(np.searchsorted(ends, begin + BLOCK_TOKENS, side="right")))
+            last = max(first + 1, int(np.searchsorted(ends, begin + source.limits.block_tokens, side="right")))
             stop = int(ends[last - 1])
-            if stop - begin > LONGEST:
+            if stop - begin > source.limits.longest:
                 raise TokenFileError(f"{index_path}: document {number:,} has {stop - begin:,} tokens, more than "
-                                     f"{LONGEST:,}: no index of documents, or damaged: {AGAIN}")
+                                     f"{source.limits.longest:,}: no index of documents, or damaged: {AGAIN}")
             place = body.place(begin * dtype.itemsize, dtype.itemsize)
             tokens = source.checked(body.array(begin * dtype.itemsize, stop - begin, dtype), place)
             local = ends[first:last] - begin
@@ -88,6 +86,27 @@ def cut_at_ends(source: ImportSource,
     if begin != total:
         raise TokenFileError(f"{index_path}: its documents end at token {begin:,} of {total:,} in {body.path}: "
                              f"truncated, or of another file: {AGAIN}")
+
+
+def cut_rows_at_eos(source: ImportSource, rows: ImportedDocuments) -> ImportedDocuments:
+    """Divide rows into pieces of documents, each of which ends at an EOS or where its row ends. Raises TokenFileError
+    when a row does not have L + 1 tokens."""
+    width = source.sequence + 1
+    if len(wrong := np.flatnonzero(rows.lengths != width)):
+        raise TokenFileError(f"{source.folder / rows.file}: row {rows.first + int(wrong[0]):,} has "
+                             f"{int(rows.lengths[wrong[0]]):,} tokens, not the {width:,} of --sequence "
+                             f"{source.sequence}; see that the number is right, or write rows of one length")
+    return rows._replace(lengths=row_pieces(None, rows.tokens, width, source.coding.eos)[0])
+
+
+def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return of rows of `width` tokens: (length of each piece, number of pieces of each row). `ends` are the positions
+    in `tokens` at which pieces end, int64; None: a piece ends at each EOS. A row ends a piece in any case."""
+    is_end = tokens == eos if ends is None else np.zeros(len(tokens), bool)
+    if ends is not None:
+        is_end[ends - 1] = True
+    is_end[width - 1::width] = True
+    return np.diff(np.flatnonzero(is_end), prepend=-1), is_end.reshape(-1, width).sum(1)
 
 
 def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
@@ -103,11 +122,11 @@ def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
 def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[ImportedDocuments]:
     """Yield the documents of consecutive pieces of tokens. Each EOS ends a document, and a document may go on in the
     next piece. A document that reaches into the next file belongs to the file in which it begins. Raises TokenFileError
-    when the last piece does not end in EOS."""
+    when the last piece does not end in EOS, or when a document has more than about `ImportLimits.longest` tokens."""
     eos = source.coding.eos
     begun: list[TokenRange] = []                       # pieces of the document whose end was not found yet
     waiting = 0                                   # number of tokens in `begun`
-    file, number = "", 0
+    file, number, seen = "", 0, False
     for piece in pieces:
         if not len(piece.tokens):
             continue
@@ -116,9 +135,10 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
         if not len(ends):
             begun.append(piece)
             waiting += len(piece.tokens)
-            if waiting > LONGEST:
-                raise endless(source, begun[0])
+            if waiting > source.limits.longest:
+                raise endless(source, begun[0], waiting, seen)
             continue
+        seen = True
         owner, start = begun[0].file if begun else piece.file, 0
         if owner != file:
             file, number = owner, 0
@@ -136,11 +156,12 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
         rest = piece._replace(byte=piece.byte + start * piece.width, tokens=piece.tokens[start:])
         begun, waiting = ([rest] if len(rest.tokens) else []), len(rest.tokens)
     if begun:
-        raise endless(source, begun[0])
+        raise endless(source, begun[0], waiting, seen)
 
 
-def endless(source: ImportSource, piece: TokenRange) -> TokenFileError:
-    """Return the error for a document that does not end in EOS. `piece` holds the beginning of the document."""
-    return TokenFileError(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte "
-                          f"{piece.byte:,}, so the end of the document there cannot be found; {OTHER}, or see that no "
-                          f"file is missing or truncated")
+def endless(source: ImportSource, piece: TokenRange, tokens: int, seen: bool) -> TokenFileError:
+    """Return the error for a document that does not end in EOS after `tokens` tokens. `piece` holds the beginning of
+    the document. If no EOS was `seen` in so many tokens, the tokenizer has another one."""
+    kind = WrongTokenizer if not seen and tokens >= TELLING else TokenFileError
+    return kind(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte {piece.byte:,}, so "
+                f"the end of the document there cannot be found; {OTHER}, or see that no file is missing or truncated")

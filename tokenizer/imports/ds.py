@@ -7,22 +7,21 @@ the same. Either all files have a loss mask or none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
-from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 from tokenizer.shards.layout import ENDS
-
-#: entries of an index that are read at a time
-BLOCK_ENDS = 1 << 18
 
 
 class DsReader:
     """Reads .ds files in the order of their names."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         names = source.files(".ds")
@@ -40,21 +39,38 @@ class DsReader:
         for name in names:
             with source.open(name) as body, source.open(f"{name}.index") as index:
                 dtype = dtype_of(body, index, width_in(source, f"{name}.metadata"))
+                check_tokenizer(source, f"{name}.metadata")
+                ends = ends_of(index, source.limits.index_entries)
                 if source.has(f"{name}.loss"):
                     with source.open(f"{name}.loss") as loss:
-                        yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path, loss)
+                        yield from cut_at_ends(source, name, body, dtype, ends, index.path, loss)
                 else:
-                    yield from cut_at_ends(source, name, body, dtype, ends_of(index), index.path)
+                    yield from cut_at_ends(source, name, body, dtype, ends, index.path)
+
+
+def first_line(source: ImportSource, name: str) -> bytes:
+    """Return the first line of a file of metadata, TOKENIZER|BYTES; b"" if the file does not exist."""
+    if not source.has(name):
+        return b""
+    with source.open(name) as file:
+        return file.read(0, min(file.size, 1 << 12)).split(b"\n")[0]
 
 
 def width_in(source: ImportSource, name: str) -> int | None:
     """Return the size of a token in bytes that the metadata of a file give, or None if they give none or do not
     exist."""
-    if not source.has(name):
-        return None
-    with source.open(name) as file:
-        width = file.read(0, min(file.size, 1 << 12)).split(b"\n")[0].rpartition(b"|")[2]
+    width = first_line(source, name).rpartition(b"|")[2]
     return int(width) if width in (b"2", b"4") else None
+
+
+def check_tokenizer(source: ImportSource, name: str) -> None:
+    """Raise WrongTokenizer if the metadata of a file name a tokenizer by its sha256, as an export does, and it is
+    another one. A name on a hub says nothing about the file of the tokenizer."""
+    match = re.match(rb"tokenizer-([0-9a-f]{12})\|", first_line(source, name))
+    if match and match[1].decode() != source.coding.sha256[:12]:
+        raise WrongTokenizer(f"{source.folder / name}: the tokens are of the tokenizer whose sha256 begins with "
+                             f"{match[1].decode()}, not of {source.coding.sha256[:12]}; {OTHER} (if it is "
+                             f"the same in another file, remove the .metadata files)")
 
 
 def dtype_of(body: TokenFile, index: TokenFile, width: int | None) -> np.dtype:
@@ -70,9 +86,9 @@ def dtype_of(body: TokenFile, index: TokenFile, width: int | None) -> np.dtype:
                          f"{sizes}: truncated, or of another index: {AGAIN}")
 
 
-def ends_of(index: TokenFile) -> Iterator[Ends]:
-    """Yield the ends in an index, block by block."""
+def ends_of(index: TokenFile, block: int) -> Iterator[Ends]:
+    """Yield the ends in an index, up to `block` at a time."""
     documents = index.count(ENDS)
-    for first in range(0, documents, BLOCK_ENDS):
-        block = index.array(first * ENDS.itemsize, min(BLOCK_ENDS, documents - first), ENDS)
-        yield Ends(block.astype(np.int64))
+    for first in range(0, documents, block):
+        ends = index.array(first * ENDS.itemsize, min(block, documents - first), ENDS)
+        yield Ends(ends.astype(np.int64))

@@ -15,6 +15,8 @@ class ImportFormat(Protocol):
 
     #: whether a document may go on in the next file, so that one process must read all files
     continues: bool
+    #: whether the files can have rows (training samples) of L + 1 tokens, with `ImportSource.sequence` = L
+    keeps_rows: bool
 
     def files(self, source: ImportSource) -> list[str]:
         """Return the files with tokens, relative to the folder of the source, in the order in which they are read.
@@ -25,4 +27,5 @@ class ImportFormat(Protocol):
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         """Yield all documents of the files `names` in their order. `names` are some or all of the names that `files`
-        returns. Raises TokenFileError when a file does not have the format."""
+        returns. If the source has rows, these are the pieces of documents in its rows. Raises TokenFileError when
+        a file does not have the format."""

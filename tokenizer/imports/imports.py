@@ -8,9 +8,9 @@ the file in the manifest's `source`, and `row` is the number of the document in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,11 @@ from tokenizer.imports.megatron import MegatronReader
 from tokenizer.imports.nanogpt import NanoGptReader
 from tokenizer.imports.olmo import OlmoReader
 from tokenizer.imports.parquet import ParquetReader
-from tokenizer.imports.source import Coding, ImportSource, TokenFileError
+from tokenizer.imports.rows import RowPieces, rows_of
+from tokenizer.imports.source import LIMITS, Coding, ImportLimits, ImportSource, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
+from tokenizer.shards.packed import MANIFEST as PACKED
+from tokenizer.shards.packed import Packing
 
 #: most characters of a document's id. The table of a shard holds many ids in memory while it is written
 LONGEST_ID = 1 << 12
@@ -46,15 +49,19 @@ class Imported(NamedTuple):
     documents: int
     tokens: int
     held_out: int                 # documents of the set split=val
+    rows: int = 0                 # rows of the files, if these have rows instead of documents
 
 
 def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str, make_id: Callable[[str, int], str],
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
-                  is_held_out: Callable[[str], bool] | None = None) -> Imported:
+                  is_held_out: Callable[[str], bool] | None = None, sequence: int = 0,
+                  limits: ImportLimits = LIMITS) -> Imported:
     """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
-    `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
-    for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
-    bytes to read. Raises TokenFileError when a file is not as the format wants it; then nothing is left."""
+    `out`. For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
+    Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
+    the bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
+    rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it; then
+    nothing is left."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -62,7 +69,9 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], ImportSource(path, coding, read)
+    reader, source = FORMATS[format], ImportSource(path, coding, read, sequence=sequence, limits=limits)
+    if sequence:
+        check_keeps_rows(format, path)
     parts: dict[str, int] = {}                    # file → its number
     with appearing(out, f"--name {name}") as folder:
         names = reader.files(source)
@@ -70,11 +79,17 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         assemblies = {}
         for split in ("train", "val") if is_held_out else ("train",):
             (folder / f"split={split}").mkdir()
-            assemblies[split] = Assembly(folder / f"split={split}", coding.vocab_size, coding.eos, shard_bytes)
+            assemblies[split] = Assembly(folder / f"split={split}", coding.vocab_size, coding.eos, shard_bytes,
+                                         packs=bool(sequence))
         hashes = IdHashes(folder / "ids")
-        for documents in reader.documents(source, names):
+        of_rows = RowCounts(sequence)
+        for documents, rows in of_rows.blocks(source, reader.documents(source, names)):
             ids, part = ids_of(source, documents, make_id), parts.setdefault(documents.file, len(parts))
             hashes.add(ids)
+            if rows is not None:
+                assemblies["train"].add_rows(rows, ids, part)
+                of_rows.add(part, len(rows.counts))
+                continue
             held_out = np.array([is_held_out(id) for id in ids] if is_held_out else [False] * len(ids), bool)
             for split, assembly in assemblies.items():
                 assembly.add(documents, ids, part, held_out == (split == "val"))
@@ -82,17 +97,63 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
             raise TokenFileError(f"{path}: has no documents{' for training' if parts else ''}, so there is nothing to "
                                  f"import")
         manifests = {split: Manifest.of(name, split, coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
-                                        source={"format": format, "files": list(parts)})
+                                        source={"format": format, "files": list(parts), **of_rows.facts()})
                      for split, assembly in assemblies.items()}
         hashes.check(places_in((folder / f"split={split}" / shard.table for split, manifest in manifests.items()
                                 for shard in manifest.shards), [str(source.folder / file) for file in parts]))
+        if sequence:
+            packing = Packing(manifests["train"].sha256, sequence, tuple(assemblies["train"].packed))
+            for file in (packing.name, PACKED):
+                write_synced(folder / "split=train" / file, packing.dumps().encode())
         for split, manifest in manifests.items():
             for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
                 write_synced(folder / f"split={split}" / file, manifest.dumps().encode())
             sync(folder / f"split={split}")
     train = manifests["train"]
     return Imported(out / "split=train", train.sha256, len(train.shards), train.documents, train.tokens,
-                    manifests["val"].documents if "val" in manifests else 0)
+                    manifests["val"].documents if "val" in manifests else 0, sum(of_rows.counts))
+
+
+class RowCounts:
+    """What the manifest of an import of rows says about them, under `source`. With it, an export can write the same
+    files again."""
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence, self.masked, self.with_ids = sequence, False, False
+        self.counts: list[int] = []               # rows of each file
+
+    def blocks(self, source: ImportSource,
+               documents: Iterator[ImportedDocuments]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
+        """Yield the documents of an import, block by block, and if the files have rows, the rows that they make."""
+        if not self.sequence:
+            for block in documents:
+                yield block, None
+            return
+        for rows in rows_of(source, self._seen(documents)):
+            yield rows.documents, rows
+
+    def _seen(self, blocks: Iterator[ImportedDocuments]) -> Iterator[ImportedDocuments]:
+        """Yield the blocks of pieces, and note whether they have loss masks and ids."""
+        for block in blocks:
+            self.masked, self.with_ids = self.masked or block.targets is not None, block.ids is not None
+            yield block
+
+    def add(self, part: int, rows: int) -> None:
+        """Count rows of file number `part`."""
+        self.counts += [0] * (part + 1 - len(self.counts))
+        self.counts[part] += rows
+
+    def facts(self) -> dict[str, Any]:
+        return {"rows": {"sequence": self.sequence, "files": self.counts, "masked": self.masked,
+                         "ids": self.with_ids}} if self.sequence else {}
+
+
+def check_keeps_rows(name: str, path: Path) -> None:
+    """Raise TokenFileError if files of the format `name` cannot hold whole rows."""
+    if not FORMATS[name].keeps_rows:
+        keeping = ", ".join(other for other in FORMATS if FORMATS[other].keeps_rows)
+        raise TokenFileError(f"{path}: --format {name} has the first L tokens of a row of L + 1, so the last target of "
+                             f"each row is lost, and --sequence cannot give it back; export the rows as {keeping}")
 
 
 def ids_of(source: ImportSource, documents: ImportedDocuments, make_id: Callable[[str, int], str]) -> list[str]:

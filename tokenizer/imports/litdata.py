@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenizer.imports.chunks import INDEX, check_names, field, file_names, read_index, samples_of, unset
-from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.documents import ImportedDocuments, cut_rows_at_eos
 from tokenizer.imports.source import ImportSource, TokenFileError
 
 #: types of integers by litdata's names for them: those of NumPy, then those of PyTorch
@@ -24,6 +24,7 @@ class LitDataReader:
     """Reads the files that index.json names, in its order."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         return file_names(source, [name for name, _ in chunks(source, read_index(source))])
@@ -44,7 +45,7 @@ class LitDataReader:
         check_names(source, names, counts)
         for name in names:
             with source.open(name) as file:
-                for first, byte, ends, data in samples_of(file, counts[name]):
+                for first, byte, ends, data in samples_of(file, counts[name], source.limits):
                     sizes = np.diff(ends, prepend=0)
                     if (sizes % dtype.itemsize).any() or int(sizes.min()) == 0:
                         raise TokenFileError(f"{file.path}: byte {byte:,}: an item from number {first:,} on is no "
@@ -53,7 +54,8 @@ class LitDataReader:
                     place = file.place(byte, dtype.itemsize)
                     tokens = source.checked(np.frombuffer(data, dtype), place)
                     source.check_ends(tokens, np.array(ends) // dtype.itemsize, place)
-                    yield ImportedDocuments(name, first, tokens, sizes // dtype.itemsize, None, None)
+                    found = ImportedDocuments(name, first, tokens, sizes // dtype.itemsize, None, None)
+                    yield cut_rows_at_eos(source, found) if source.sequence else found
                     source.progress(len(data))
 
 

@@ -1,8 +1,9 @@
 """Reads files of MosaicML streaming; `tokenizer.export.mds` gives their layout.
 
 A sample is a document. Its tokens are in the column `tokens`, an array of integers of any type. The columns `id` (str)
-and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length are refused: they are windows of a
-longer text, so the place where the last document ends is unknown.
+and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length are rows of a training, not
+documents, and need `ImportSource.sequence`. In rows, the columns `ends`, `loss`, `sample` and `stream` may be missing;
+without `ends`, each EOS ends a document.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenizer.imports.chunks import INDEX, Samples, check_names, field, file_names, read_index, samples_of, unset
-from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.documents import ImportedDocuments, row_pieces
+from tokenizer.imports.rows import piece_ids
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.shards.rows import RowOrigin
 
 #: encodings of tokens and the types of their values
 TYPES = {f"ndarray:{name}": np.dtype(name).newbyteorder("<")
@@ -35,6 +38,7 @@ class MdsReader:
     """Reads the files that index.json names, in its order."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         shards = shards_of(source)
@@ -55,8 +59,8 @@ class MdsReader:
                 if file.size != shard.bytes:
                     raise TokenFileError(f"{file.path}: has {file.size:,} bytes, of which {INDEX} has {shard.bytes:,}: "
                                          f"truncated, or of another index: {AGAIN}")
-                for samples in samples_of(file, shard.samples):
-                    yield decoded(source, file, shard, samples)
+                for samples in samples_of(file, shard.samples, source.limits):
+                    yield (decoded_rows if source.sequence else decoded)(source, file, shard, samples)
                     source.progress(len(samples.data))
 
 
@@ -82,15 +86,83 @@ def shard_of(source: ImportSource, entry: Any) -> MdsFile:
         raise TokenFileError(f"{where}: column_names, column_encodings and column_sizes do not belong together: "
                              f"{AGAIN}")
     columns = dict(zip(map(str, names), map(str, encodings)))
-    if columns.get("tokens") not in TYPES:
+    if source.sequence:
+        columns = of_rows(source, columns, sizes)
+    elif columns.get("tokens") not in TYPES:
         raise TokenFileError(f"{where}: the column tokens has the encoding {columns.get('tokens')}, not one of "
                              f"{', '.join(TYPES)}; write a sample per document, with its tokens as such")
-    if columns.get("loss", "ndarray:uint8") != "ndarray:uint8" or columns.get("id", "str") != "str":
+    elif columns.get("loss", "ndarray:uint8") != "ndarray:uint8" or columns.get("id", "str") != "str":
         raise TokenFileError(f"{where}: the column loss is not ndarray:uint8, or id is not str; write them as such")
-    if any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
-        raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes; write a sample per document")
+    elif any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
+        raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes: the samples are rows of a "
+                             f"training; take them in with `tokenmill shards import --sequence`, or write a sample per "
+                             f"document")
     return MdsFile(field(source, raw, "basename", str), field(source, entry, "samples", int),
                    field(source, raw, "bytes", int), columns, sizes)
+
+
+def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | None]) -> dict[str, str]:
+    """Return the columns of samples that are rows, with encodings without lengths. Raises TokenFileError when a column
+    has another encoding than a row of this length needs."""
+    where, result = source.folder / INDEX, {}
+    lengths = {"tokens": source.sequence + 1, "loss": source.sequence}
+    for (name, encoding), size in zip(columns.items(), sizes):
+        array, _, length = encoding.rpartition(":") if encoding.count(":") == 2 else (encoding, "", "")
+        result[name] = array
+        if length and name in lengths and (length != str(lengths[name]) or
+                                           size != lengths[name] * TYPES.get(array, np.dtype("u1")).itemsize):
+            raise TokenFileError(f"{where}: the column {name} has the encoding {encoding[:80]}, but rows of --sequence "
+                                 f"{source.sequence} have {lengths[name]:,} values; see that the number is right")
+    expected = {"tokens": TYPES, "loss": ("ndarray:uint8",), "ends": ("ndarray:uint32",), "sample": ("uint64",),
+                "stream": ("str",)}
+    for name, encodings in expected.items():
+        if result.get(name, "" if name == "tokens" else next(iter(encodings))) not in encodings:
+            raise TokenFileError(f"{where}: the column {name} has the encoding {str(result.get(name))[:80]}, not "
+                                 f"{' or '.join(encodings)}; write the rows as such")
+    return result
+
+
+def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
+    """Return the pieces of documents in consecutive samples of a file that are rows."""
+    dtype, width, begin = TYPES[shard.columns["tokens"]], source.sequence + 1, 0
+    fixed = {name for name, size in zip(shard.columns, shard.sizes) if size is not None}
+    values: dict[str, list[np.ndarray]] = {name: [] for name in ("tokens", "loss", "ends")}
+    origins: list[RowOrigin] = []
+    for number, end in enumerate(samples.ends, samples.first):
+        sample = samples.data[begin:end]
+        try:
+            parts = {name: sample[slice(*span)] for name, span in columns_in(shard, sample).items()}
+            for name, kind, length in (("tokens", dtype, width), ("loss", np.dtype("u1"), width - 1),
+                                       ("ends", np.dtype("<u4"), 0)):
+                if name in parts:
+                    column = np.frombuffer(parts[name], kind) if name in fixed else array(parts[name], kind)
+                    if len(column) != (length or len(column)):
+                        raise ValueError(f"{name} has {len(column):,} values, not {length:,}")
+                    values[name].append(column)
+            if "ends" in parts:
+                ends = values["ends"].pop().astype(np.int64)
+                if int(np.diff(ends, prepend=0).min()) < 1 or int(ends[-1]) != width:
+                    raise ValueError(f"its ends do not increase up to {width:,}")
+                values["ends"].append(ends + len(values["ends"]) * width)
+            if "loss" in parts and int(values["loss"][-1].max()) > 1:
+                raise ValueError("loss is not 0 or 1 for each token")
+            if "sample" in parts and "stream" in parts:
+                origins.append(RowOrigin(int.from_bytes(parts["sample"], "little"), parts["stream"].decode(), None,
+                                         None))
+        except ValueError as e:
+            raise TokenFileError(f"{file.path}: byte {samples.byte + begin:,}: row {number:,} is damaged ({e}); see "
+                                 f"that --sequence is right, or {AGAIN}") from e
+        begin = end
+    tokens = source.checked(np.concatenate(values["tokens"]),
+                            lambda token: f"{file.path}: row {samples.first + token // width:,}")
+    lengths, counts = row_pieces(np.concatenate(values["ends"]) if values["ends"] else None, tokens, width,
+                                 source.coding.eos)
+    targets = np.ones((len(values["tokens"]), width), np.uint8) if values["loss"] else None
+    if targets is not None:
+        targets[:, 1:] = np.stack(values["loss"])
+    return ImportedDocuments(shard.name, samples.first, tokens, lengths,
+                             piece_ids(origins, counts) if origins else None,
+                             None if targets is None else targets.ravel())
 
 
 def decoded(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.megatron import MAGIC
-from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends
+from tokenizer.imports.documents import Ends, ImportedDocuments, cut_at_ends, cut_rows_at_eos
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: types of tokens by their code; 6 and 7 are floats
@@ -20,14 +20,13 @@ TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 #: bytes before the lengths of sequences
 HEAD = 34
 LENGTH, NUMBER = np.dtype("<i4"), np.dtype("<i8")
-#: entries of an index that are read at a time
-BLOCK = 1 << 18
 
 
 class MegatronReader:
     """Reads pairs of .bin and .idx files in the order of their names."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         if source.path.suffix == ".idx":
@@ -41,8 +40,9 @@ class MegatronReader:
         for name in names:
             with source.open(name) as body, source.open(index_of(name)) as index:
                 dtype, sequences, documents = header(index)
-                ends = ends_of(index, sequences, documents, dtype.itemsize)
-                yield from cut_at_ends(source, name, body, dtype, ends, index.path)
+                ends = ends_of(index, sequences, documents, dtype.itemsize, source.limits.index_entries)
+                found = cut_at_ends(source, name, body, dtype, ends, index.path)
+                yield from (cut_rows_at_eos(source, rows) for rows in found) if source.sequence else found
 
 
 def index_of(name: str) -> str:
@@ -69,8 +69,9 @@ def header(index: TokenFile) -> tuple[np.dtype, int, int]:
     return np.dtype(TYPES[code]), sequences, documents - 1
 
 
-def ends_of(index: TokenFile, sequences: int, documents: int, width: int) -> Iterator[Ends]:
-    """Yield the ends of the documents of an index, block by block, counted in tokens of `width` bytes."""
+def ends_of(index: TokenFile, sequences: int, documents: int, width: int, block: int) -> Iterator[Ends]:
+    """Yield the ends of the documents of an index, block by block, counted in tokens of `width` bytes. A block
+    has up to `block` entries of the index."""
     pointers = HEAD + sequences * LENGTH.itemsize
     firsts = pointers + sequences * NUMBER.itemsize
     waiting = index.array(firsts, 1, NUMBER)      # ends of documents, in sequences, that are still to come
@@ -79,8 +80,8 @@ def ends_of(index: TokenFile, sequences: int, documents: int, width: int) -> Ite
                              f"not 0: {AGAIN}")
     read = position = 0
     waiting = waiting[1:]
-    for first in range(0, sequences, BLOCK):
-        count = min(BLOCK, sequences - first)
+    for first in range(0, sequences, block):
+        count = min(block, sequences - first)
         lengths = index.array(HEAD + first * LENGTH.itemsize, count, LENGTH).astype(np.int64)
         ends = position + np.cumsum(lengths)
         wrong = (lengths < 0) | (index.array(pointers + first * NUMBER.itemsize, count, NUMBER) !=
@@ -100,7 +101,7 @@ def ends_of(index: TokenFile, sequences: int, documents: int, width: int) -> Ite
             waiting = waiting[stop:]
             if len(waiting) or read == documents:
                 break
-            waiting = index.array(firsts + (1 + read) * NUMBER.itemsize, min(BLOCK, documents - read), NUMBER)
+            waiting = index.array(firsts + (1 + read) * NUMBER.itemsize, min(block, documents - read), NUMBER)
             read += len(waiting)
     if len(waiting) or read < documents:
         raise disorder(index, firsts)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.nanogpt import HEADS
-from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos
-from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
 HEADER_BYTES = 1024
 
@@ -23,6 +22,7 @@ class NanoGptReader:
     """Reads .bin files in the order of their names."""
 
     continues = True
+    keeps_rows = False
 
     def files(self, source: ImportSource) -> list[str]:
         return source.files(".bin")
@@ -40,12 +40,12 @@ def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
     for name in names:
         with source.open(name) as file:
             dtype, tokens = header(file)
-            for start in range(0, tokens, cutting.BLOCK_TOKENS):
+            for start in range(0, tokens, source.limits.block_tokens):
                 byte = HEADER_BYTES + start * dtype.itemsize
-                block = file.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+                block = file.array(byte, min(source.limits.block_tokens, tokens - start), dtype)
                 block = source.checked(block, file.place(byte, dtype.itemsize))
                 if first and int(block[0]) != eos:
-                    raise TokenFileError(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "
+                    raise WrongTokenizer(f"{file.path}: byte {byte:,}: the first token is {int(block[0])}, not EOS "
                                          f"({eos}), with which a document begins; {OTHER}, or import this file with "
                                          f"those before it")
                 skip, first = int(first), False

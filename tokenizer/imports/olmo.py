@@ -3,7 +3,8 @@
 A .csv.gz file beside a .npy file lists its documents: the first two columns are the range of tokens [START, END), the
 third is the id. Without a .csv.gz file each EOS ends a document, and ids are made from the name of the file and the
 number of the document. The width of tokens is the smallest that holds the vocabulary, as in OLMo-core. A loss mask is
-the file `labels_mask…` for a file `part…`; either all files have one or none.
+the file `labels_mask…` for a file `part…`; either all files have one or none. A file with a loss mask needs a .csv.gz
+file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenizer.imports import documents as cutting
 from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
@@ -32,6 +32,7 @@ class OlmoReader:
     """Reads raw .npy files in the order of their names."""
 
     continues = False
+    keeps_rows = False
 
     def files(self, source: ImportSource) -> list[str]:
         found = source.files(".npy")
@@ -89,9 +90,9 @@ def table_of(name: str) -> str:
 def pieces(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[TokenRange]:
     """Yield the tokens of a file."""
     tokens = body.count(dtype)
-    for start in range(0, tokens, cutting.BLOCK_TOKENS):
+    for start in range(0, tokens, source.limits.block_tokens):
         byte = start * dtype.itemsize
-        block = body.array(byte, min(cutting.BLOCK_TOKENS, tokens - start), dtype)
+        block = body.array(byte, min(source.limits.block_tokens, tokens - start), dtype)
         if len(block) >= TELLING and not block[1::2].any():
             raise TokenFileError(f"{body.path}: byte {byte:,}: every second token is 0, as if a token had "
                                  f"{2 * dtype.itemsize} bytes and not {dtype.itemsize}, which the vocabulary of "

@@ -1,12 +1,16 @@
 """Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
 
-`input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool or u8) may be missing;
-others are ignored. Either all files have the column `loss` or none.
+`input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool, or of integers 0 and 1)
+may be missing; others are ignored, also an `id` of another type. Either all files have the column `loss` or none.
+
+With `ImportSource.sequence`, the lists are rows of a training, with the columns of `tokenizer.shards.rows`. All but
+`input_ids` may be missing; without `ends`, each EOS ends a document.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
-from tokenizer.imports import documents as cutting
-from tokenizer.imports.documents import ImportedDocuments
-from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.documents import ImportedDocuments, row_pieces
+from tokenizer.imports.rows import piece_ids
+from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
+from tokenizer.shards.rows import RowOrigin
 
-#: most rows that are read at a time
-ROWS = 1 << 4
-#: most bytes that rows may take while they are decoded. A row of 611 bytes may decode to 200 million tokens
-MEMORY = 3 << 30
+#: columns of rows that say from where a row is, beside `stream`
+NUMBERS = ("sample", "epoch", "window")
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 
 
@@ -32,6 +35,7 @@ class ParquetReader:
     """Reads .parquet files in the order of their names."""
 
     continues = False
+    keeps_rows = True
 
     def files(self, source: ImportSource) -> list[str]:
         return source.files(".parquet")
@@ -46,25 +50,27 @@ class ParquetReader:
                 row = 0
                 try:
                     with open_parquet(file.file) as table:
-                        columns = columns_of(file, table.schema_arrow)
+                        columns = (row_columns if source.sequence else columns_of)(file, table.schema_arrow)
                         masked.setdefault("loss" in columns, name)
                         if len(masked) > 1:
                             raise TokenFileError(f"{source.folder / masked[False]}: has no column loss, unlike "
                                                  f"{masked[True]}; add it, or remove it from all files if all tokens "
                                                  f"count in the loss")
-                        rows = batches(table, columns)
+                        rows = batches(table, columns, source.limits)
                         while True:
-                            with limited_memory():         # the limit is not for the code that uses the documents
+                            with limited_memory(source.limits.memory):     # not for the code that uses the documents
                                 if (batch := next(rows, None)) is None:
                                     break
-                                documents = documents_of(source, file, name, row, batch)
+                                documents = (rows_in if source.sequence else documents_of)(source, file, name, row,
+                                                                                           batch)
                             yield documents
                             before, row = row, row + len(batch)
                             total = max(table.metadata.num_rows, 1)
                             source.progress(file.size * row // total - file.size * before // total)
                 except MemoryError as e:
-                    raise TokenFileError(f"{file.path}: rows from {row:,} on: take more than {MEMORY >> 20:,} MiB of "
-                                         f"memory; write rows of fewer tokens, or row groups of fewer rows") from e
+                    raise TokenFileError(f"{file.path}: rows from {row:,} on: take more than "
+                                         f"{source.limits.memory >> 20:,} MiB of memory; write rows of fewer tokens, "
+                                         f"or row groups of fewer rows") from e
                 except (pa.ArrowException, OSError, ValueError) as e:
                     if isinstance(e, TokenFileError):
                         raise
@@ -73,8 +79,8 @@ class ParquetReader:
 
 
 @contextlib.contextmanager
-def limited_memory() -> Iterator[None]:
-    """A context manager within which this process can allocate at most MEMORY further bytes; beyond that, MemoryError
+def limited_memory(memory: int) -> Iterator[None]:
+    """A context manager within which this process can allocate at most `memory` further bytes; beyond that, MemoryError
     is raised.
 
     A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
@@ -85,7 +91,7 @@ def limited_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + MEMORY
+    limit = pages * resource.getpagesize() + memory
     if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
@@ -118,14 +124,14 @@ def is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def batches(table: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, about BLOCK_TOKENS tokens and at most ROWS rows at a time.
+def batches(table: pq.ParquetFile, columns: list[str], limits: ImportLimits) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, a block of tokens and at most `limits.rows` rows at a time.
 
     The number of tokens is estimated from the sizes of row groups. The metadata of columns would give it exactly, but
     when they are damaged, reading them makes pyarrow crash the process."""
     for group in range(table.num_row_groups):
         info = table.metadata.row_group(group)
-        rows = max(1, min(ROWS, info.num_rows * 2 * cutting.BLOCK_TOKENS // max(info.total_byte_size, 1)))
+        rows = max(1, min(limits.rows, info.num_rows * 2 * limits.block_tokens // max(info.total_byte_size, 1)))
         yield from table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
 
@@ -148,9 +154,9 @@ def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
     if int(lengths.min()) < 1:
         raise TokenFileError(f"{file.path}: row {row + int(lengths.argmin()):,}: has no tokens, not even EOS "
                              f"({source.coding.eos}); remove it, or write EOS at the ends of documents")
-    if int(lengths.max()) > cutting.LONGEST:
-        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmax()):,}: has more than {cutting.LONGEST:,} "
-                             f"tokens; divide it into documents")
+    if int(lengths.max()) > source.limits.longest:
+        raise TokenFileError(f"{file.path}: row {row + int(lengths.argmax()):,}: has more than "
+                             f"{source.limits.longest:,} tokens; divide it into documents")
     tokens, targets = source.checked(tokens, place), None
     source.check_ends(tokens, ends, place)
     if "loss" in batch.schema.names:
@@ -160,6 +166,53 @@ def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
                                  f"token: {AGAIN}")
         targets = flags.astype(np.uint8)
     ids = batch.column("id").to_pylist() if "id" in batch.schema.names else None
+    return ImportedDocuments(name, row, tokens, lengths, ids, targets)
+
+
+def row_columns(file: TokenFile, schema: pa.Schema) -> list[str]:
+    """Return the columns of rows to read. Raises TokenFileError when their types are not those of rows."""
+    columns = [column for column in columns_of(file, schema) if column != "id"]
+    is_positions = "ends" in schema.names and pa.types.is_list(schema.field("ends").type) and pa.types.is_integer(
+        schema.field("ends").type.value_type)
+    has_origin = {"stream", *NUMBERS} <= set(schema.names) and is_string(schema.field("stream").type) and all(
+        pa.types.is_integer(schema.field(name).type) for name in NUMBERS)
+    return [*columns, *(["ends"] if is_positions else []), *(["stream", *NUMBERS] if has_origin else [])]
+
+
+def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: pa.RecordBatch) -> ImportedDocuments:
+    """Return the pieces of documents in the rows of a batch, whose first row is `row` of the file."""
+    batch.validate(full=True)
+    where, width, count = f"{file.path}: rows from {row:,} on", source.sequence + 1, len(batch)
+    for column in batch.schema.names:
+        values = batch.column(column)
+        if (values.null_count and column != "loss") or (pa.types.is_list(values.type) and values.flatten().null_count):
+            raise TokenFileError(f"{where}: null in the column {column}; write the file again without")
+    tokens, sizes = flat(batch.column("input_ids"))
+    if (sizes != width).any():
+        raise TokenFileError(f"{file.path}: row {row + int(np.flatnonzero(sizes != width)[0]):,} does not have the "
+                             f"{width:,} tokens of --sequence {source.sequence}; see that the number is right")
+    tokens = source.checked(tokens, lambda token: f"{file.path}: row {row + token // width:,}")
+    ends = None
+    if "ends" in batch.schema.names:
+        positions, sizes = flat(batch.column("ends"))
+        ends = positions.astype(np.int64) + np.repeat(np.arange(count) * width, sizes)
+        if len(ends) and (int(positions.min()) < 1 or int(positions.max()) >= width or (np.diff(ends) < 1).any()):
+            raise TokenFileError(f"{where}: the column ends does not have increasing positions from 1 to {width - 1:,}"
+                                 f": {AGAIN}")
+    lengths, counts = row_pieces(ends, tokens, width, source.coding.eos)
+    targets: np.ndarray | None = None
+    if "loss" in batch.schema.names:
+        by_row, masks = np.ones((count, width), np.uint8), batch.column("loss")
+        flags, sizes = flat(masks.drop_null())
+        if (sizes != width - 1).any() or (len(flags) and (int(flags.min()) < 0 or int(flags.max()) > 1)):
+            raise TokenFileError(f"{where}: the column loss does not have 0 or 1 for each of the tokens 1 to "
+                                 f"{width - 1:,}: {AGAIN}")
+        by_row[masks.is_valid().to_numpy(zero_copy_only=False), 1:] = flags.reshape(-1, width - 1)
+        targets = by_row.ravel()
+    ids = None
+    if "stream" in batch.schema.names:
+        origins = zip(*(batch.column(column).to_pylist() for column in ("sample", "stream", "epoch", "window")))
+        ids = piece_ids(itertools.starmap(RowOrigin, origins), counts)
     return ImportedDocuments(name, row, tokens, lengths, ids, targets)
 
 

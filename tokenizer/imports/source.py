@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,11 @@ from tokenizer.shards.layout import ShardError, token_dtype
 #: remedies, for error messages
 AGAIN = "copy the file again, or write it anew"
 OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
+#: from this share of tokens outside the vocabulary on, and this number of them, the tokenizer is wrong. Fewer may be a
+#: damaged page of a file
+MOST_OUTSIDE, FEWEST_OUTSIDE = 0.05, 50
+#: fewest documents of which a majority without EOS shows that the tokenizer is wrong
+FEWEST_ENDS = 4
 #: parts of file names that say that documents are held out from training
 HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 
@@ -29,12 +35,35 @@ class TokenFileError(ShardError):
     permanent = True
 
 
+class WrongTokenizer(TokenFileError):
+    """Raised if another tokenizer than the given one has made the tokens. Unlike a damaged file, this concerns all
+    files of a source."""
+
+
 class Coding(NamedTuple):
     """What an import needs to know about the tokenizer with which the tokens were made."""
 
     sha256: str
     vocab_size: int
     eos: int
+
+
+@dataclass(frozen=True)
+class ImportLimits:
+    """How much an import reads at a time, and what it refuses to read. An import reads whole documents in blocks of
+    about `block_tokens` tokens, so memory does not grow with the size of a file, and `index_entries` entries of an
+    index. A document of more than `longest` tokens (1 GiB of four bytes each) probably means that the ends of documents
+    were not found. Of Parquet, at most `rows` rows are read at a time, and they may take `memory` bytes while they are
+    decoded: a row of 611 bytes may decode to 200 million tokens."""
+
+    block_tokens: int = 1 << 22
+    longest: int = 1 << 28
+    index_entries: int = 1 << 18
+    rows: int = 1 << 4
+    memory: int = 3 << 30
+
+
+LIMITS = ImportLimits()
 
 
 class TokenFile:
@@ -112,11 +141,16 @@ class ImportSource:
     called after each read, with the number of bytes that were read.
 
     With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
-    machine. The folder itself is then not read, and its path only appears in messages."""
+    machine. The folder itself is then not read, and its path only appears in messages.
+
+    With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents. What the formats
+    yield as documents are then the pieces of documents in the rows, which need not end in EOS
+    (`tokenizer.imports.rows`)."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
-                 names: Collection[str] | None = None, find: Callable[[str], str] | None = None) -> None:
-        self.path, self.coding, self.progress = path, coding, progress
+                 names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
+                 sequence: int = 0, limits: ImportLimits = LIMITS) -> None:
+        self.path, self.coding, self.progress, self.sequence, self.limits = path, coding, progress, sequence, limits
         self._names, self._find = None if names is None else frozenset(names), find
         self.is_folder = names is not None or path.is_dir()
         self.folder = path if self.is_folder else path.parent
@@ -124,9 +158,9 @@ class ImportSource:
         self.dtype = token_dtype(coding.vocab_size)
 
     def files(self, suffix: str) -> list[str]:
-        """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
-        are left out. Raises TokenFileError when there is no such file, or when only some of the names say that the file
-        is held out from training (such as `val_…`)."""
+        """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
+        hidden folders are left out. Raises TokenFileError when there is no such file, or when only some of the names
+        say that the file is held out from training (such as `val_…`)."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -180,22 +214,33 @@ class ImportSource:
             file.close()
 
     def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
-        """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary.
-        `place` returns the file and byte of a token, for the message."""
+        """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary,
+        and WrongTokenizer when many are. `place` returns the file and byte of a token, for the message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
-            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))[0])
+            outside = np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))
+            wrong = int(outside[0])
+            if len(outside) > max(MOST_OUTSIDE * len(tokens), FEWEST_OUTSIDE):
+                raise WrongTokenizer(f"{place(wrong)}: {len(outside):,} of {len(tokens):,} tokens are outside the "
+                                     f"vocabulary of {self.coding.vocab_size:,} tokens, such as {int(tokens[wrong])}; "
+                                     f"{OTHER}, or see that the files are undamaged")
             raise TokenFileError(f"{place(wrong)}: token id {int(tokens[wrong])} is outside the vocabulary of "
                                  f"{self.coding.vocab_size:,} tokens; {OTHER}, or see that the files are undamaged")
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS. `ends` are the exclusive ends of the documents in
-        `tokens`."""
+        """Raise TokenFileError when a document does not end in EOS, and WrongTokenizer when most of several do not.
+        `ends` are the exclusive ends of the documents in `tokens`. Pieces of rows (`sequence`) are not checked."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
-        if len(wrong):
+        if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1
+            if len(ends) >= FEWEST_ENDS and 2 * len(wrong) > len(ends):
+                raise WrongTokenizer(f"{place(last)}: {len(wrong):,} of {len(ends):,} documents do not end in EOS "
+                                     f"({self.coding.eos}), but the first of them in token id {int(tokens[last])}; "
+                                     f"{OTHER}, or encode the texts again with EOS at their ends (rows of a training: "
+                                     f"`tokenmill shards import --sequence`)")
             raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
-                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends")
+                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends "
+                                 f"(rows of a training: `tokenmill shards import --sequence`)")
 
 
 def visible(names: Iterable[str]) -> list[str]:

@@ -200,7 +200,7 @@ class PackedRows:
         numbers = self._read(file, 2 * low, 2 * high).tolist() if low < high <= file.pieces else []
         pieces = list(zip(numbers[::2], numbers[1::2]))
         sizes = [stop - start for start, stop in pieces]
-        if not pieces or min(sizes) < 2 or sum(sizes) > self.longest + 1 or \
+        if not pieces or min(sizes) < 1 or sum(sizes) > self.longest + 1 or \
                 max(numbers) > self._offsets[shard + 1] - offset:
             raise self._damaged(file, row)
         return [(start + offset, stop + offset) for start, stop in pieces]
@@ -222,7 +222,7 @@ class PackedRows:
             raise self._damaged(file, first)
         pieces = self._read(file, 2 * low, 2 * high).astype(np.int64).reshape(-1, 2)
         sizes = pieces[:, 1] - pieces[:, 0]
-        if (sizes < 2).any() or pieces.min() < 0 or pieces.max() > tokens or \
+        if (sizes < 1).any() or pieces.min() < 0 or pieces.max() > tokens or \
                 np.add.reduceat(sizes, begins[:-1] - low).max() > self.longest + 1:
             raise self._damaged(file, first)
         return pieces + self._offsets[shard], counts

@@ -16,7 +16,7 @@ is a function of the ends of the documents and of L alone.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -89,34 +89,50 @@ def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[n
     return np.stack([begins, stops], 1)[order], counts[np.argsort(firsts)]
 
 
+class PackedWriter:
+    """Writes the packed rows of one shard to the file `path` (`tokenizer.shards.packed` describes it)."""
+
+    def __init__(self, path: str) -> None:
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115  closed by `close`
+        self._digest = hashlib.sha256()
+        self._counts = [np.zeros(1, np.int64)]
+        self.pieces = self.rows = self.tokens = 0
+
+    def add(self, pieces: np.ndarray, counts: np.ndarray) -> None:
+        """Append rows. `pieces`, int64 (pieces, 2), has the first token and the exclusive end of each piece, one row
+        after the other, and `counts` the number of pieces of each row."""
+        self._write(pieces)
+        self._counts.append(counts)
+        self.pieces, self.rows = self.pieces + len(pieces), self.rows + len(counts)
+        self.tokens += int((pieces[:, 1] - pieces[:, 0]).sum())
+
+    def _write(self, numbers: np.ndarray) -> None:
+        data = numbers.astype(NUMBERS).tobytes()
+        self._file.write(data)
+        self._digest.update(data)
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file. Returns the fields of `PackedShard` that it determines."""
+        self._write(np.cumsum(np.concatenate(self._counts)))
+        self._file.close()
+        return {"pieces": self.pieces, "rows": self.rows, "tokens": self.tokens, "sha256": self._digest.hexdigest()}
+
+
 def pack(path: str, ends: np.ndarray, longest: int) -> dict[str, Any]:
     """Pack the documents of one shard into rows of `longest` targets, and write the rows to the file `path`
     (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the shard.
     Memory is proportional to the documents of a block and to the number of rows. Returns the fields of `PackedShard`,
     but without `index` and `file`."""
-    facts = dict.fromkeys(("documents", "longer", "pieces", "rows", "tokens"), 0)
-    digest, block = hashlib.sha256(), max(BLOCK_TOKENS, BLOCK_ROWS * longest)
-    counts_of_blocks = [np.zeros(1, np.int64)]
+    documents = longer = 0
+    block, writer = max(BLOCK_TOKENS, BLOCK_ROWS * longest), PackedWriter(path)
     first = begin = 0
-    with open(path, "wb") as file:
-        def write(numbers: np.ndarray) -> None:
-            data = numbers.astype(NUMBERS).tobytes()
-            file.write(data)
-            digest.update(data)
-
-        while first < len(ends):
-            stop = int(np.searchsorted(ends, np.array(begin + block, ends.dtype), side="right"))
-            stop = min(max(stop, first + 1), first + BLOCK_DOCUMENTS)
-            stops = ends[first:stop].astype(np.int64)
-            starts = np.concatenate(([begin], stops[:-1]))
-            pieces, counts = rows_of_block(starts, stops, longest)
-            write(pieces)
-            counts_of_blocks.append(counts)
-            facts["documents"] += stop - first
-            facts["longer"] += int(np.count_nonzero(stops - starts > longest + 1))
-            facts["pieces"] += len(pieces)
-            facts["rows"] += len(counts)
-            facts["tokens"] += int((pieces[:, 1] - pieces[:, 0]).sum())
-            first, begin = stop, int(stops[-1])
-        write(np.cumsum(np.concatenate(counts_of_blocks)))
-    return {**facts, "sha256": digest.hexdigest()}
+    while first < len(ends):
+        stop = int(np.searchsorted(ends, np.array(begin + block, ends.dtype), side="right"))
+        stop = min(max(stop, first + 1), first + BLOCK_DOCUMENTS)
+        stops = ends[first:stop].astype(np.int64)
+        starts = np.concatenate(([begin], stops[:-1]))
+        writer.add(*rows_of_block(starts, stops, longest))
+        documents += stop - first
+        longer += int(np.count_nonzero(stops - starts > longest + 1))
+        first, begin = stop, int(stops[-1])
+    return {"documents": documents, "longer": longer, **writer.close()}

@@ -20,7 +20,8 @@ _BLOCK = 1 << 22
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read, in blocks
-    of a few MB. Raises ShardError when the manifest cannot be read, or does not have the given `sha256`."""
+    of a few MB. Raises ShardError when the manifest cannot be read or does not have the given `sha256`, and when a
+    manifest of packed rows beside it is damaged."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for number, info in enumerate(shards.manifest.shards):
@@ -63,6 +64,9 @@ def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
     begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)
     pieces = packed.pieces(packed.firsts[number], packed.firsts[number + 1])[0] if file.rows else np.empty((0, 2))
     pieces = pieces[np.argsort(pieces[:, 0])] - shards.offsets[number]
+    if shards.manifest.has_rows:                        # a document is a piece, and EOS where its row cut it
+        is_cut = pieces[:, 1] == ends - 1 if len(pieces) == len(ends) else 0
+        begins, stops = np.concatenate(([0], ends[:-1])), ends - is_cut
     return None if np.array_equal(pieces, np.stack([begins, stops], 1)) else \
         f"{file.file}: these are not the pieces of the documents in {info.ends}"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
+KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
 #: numbers of the signals that have arrived, including those passed to `request_stop`
 _caught: list[int] = []
 
@@ -18,6 +22,13 @@ def stopping() -> list[signal.Signals]:
     (the terminal was closed). SIGHUP is left out when it is ignored, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hangup]
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask the system to send this process the signal `number` when its parent ends for any reason. A child calls it
+    before exec."""
+    if KERNEL is not None:
+        KERNEL.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def request_stop(number: int) -> None:

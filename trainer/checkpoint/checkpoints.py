@@ -41,6 +41,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from pipeline.base.files import link, sha256, sync, write_synced
 from trainer.base.config import CheckpointError as CheckpointError
+from trainer.checkpoint import in_use
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.checkpoint.reader import MetadataError, SafeMetadataReader
 from trainer.parallel.world import World, reshard
@@ -355,8 +356,8 @@ class Saver:
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest, those at the ends of
-    phases, and those that `config.keep_every` and `config.keep_best` select."""
+    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest `config.keep`, those at
+    the ends of phases, and those that `config.keep_every` and `config.keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -369,10 +370,11 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
     """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
-    checkpoints that were never completed are deleted too, if their step is not after that of the latest checkpoint.
-    Damaged checkpoints stay."""
+    checkpoints that have no COMPLETE, because they were never completed or were set aside as damaged, are deleted too,
+    if their step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that
+    another process reads (`trainer.checkpoint.in_use`)."""
     checkpoints, damaged = survey(folder)
-    steps = steps_to_keep(checkpoints, config)
+    steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
     for old in checkpoints:
         if old.step not in steps:
             (old.folder.parent / "COMPLETE").unlink()      # before its files, so that no reader sees only some of them
@@ -382,8 +384,9 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
         if attempt not in committed and step not in untouched and step <= checkpoints[-1].step:
             shutil.rmtree(attempt, ignore_errors=True)  # NFS keeps files that are being read; a later call deletes them
     for place in folder.glob(f"{STEP}/"):
-        if {p.name for p in place.iterdir()} <= {ASIDE}:
-            (place / ASIDE).unlink(missing_ok=True)
+        if {p.name for p in place.iterdir()} <= {ASIDE, in_use.NAME}:
+            for name in (ASIDE, in_use.NAME):
+                (place / name).unlink(missing_ok=True)
             place.rmdir()
 
 

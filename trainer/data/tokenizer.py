@@ -23,7 +23,7 @@ def load_tokenizer(path: Path) -> tuple[TextCoder | None, str]:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            return None, "the package `tokenizers` is not installed"
+            return None, "the package `tokenizers` is not installed: pip install tokenizers"
         try:
             return HuggingFaceTokenizer(Tokenizer.from_file(str(path))), ""
         except Exception as error:         # the library raises bare Exception for anything wrong with the file
@@ -32,7 +32,7 @@ def load_tokenizer(path: Path) -> tuple[TextCoder | None, str]:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
-            return None, "the package `sentencepiece` is not installed"
+            return None, "the package `sentencepiece` is not installed: pip install sentencepiece"
         try:
             return SentencePieceCoder(SentencePieceProcessor(model_file=str(path))), ""
         except (OSError, RuntimeError) as error:

@@ -43,13 +43,18 @@ class StoredModel:
 
     def coder(self) -> TextCoder:
         """Load the model's tokenizer. Raises ConfigError when that is impossible."""
-        coder, why = load_tokenizer(self.tokenizer)
-        if coder is None:
-            raise ConfigError(f"{self.tokenizer}: an evaluation needs the tokenizer ({why})")
-        if self.tokenizer_sha256 not in (None, file_sha256(self.tokenizer)):
-            raise ConfigError(f"{self.tokenizer}: is not the tokenizer with which the model was trained (its sha256 "
-                              f"differs); restore the file from a copy of the store")
-        return coder
+        return load_coder(self.tokenizer, self.tokenizer_sha256)
+
+
+def load_coder(path: Path, sha256: str | None) -> TextCoder:
+    """Load the tokenizer of an evaluation, whose file must have this `sha256` (None: any). Raises ConfigError."""
+    coder, why = load_tokenizer(path)
+    if coder is None:
+        raise ConfigError(f"{path}: an evaluation needs the tokenizer ({why})")
+    if sha256 not in (None, file_sha256(path)):
+        raise ConfigError(f"{path}: is not the tokenizer with which the model was trained (its sha256 differs); "
+                          f"restore the file from a copy of the store")
+    return coder
 
 
 def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:

@@ -3,7 +3,6 @@ would set; unlike with torchrun, there is no agent process and no fixed port."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import say
 from trainer.base.config import ConfigError
+from trainer.base.interrupts import end_with_parent as end_with_parent
 from trainer.base.interrupts import stopping
 from trainer.loop.threads import cores
 from trainer.parallel.world import check_device
@@ -23,14 +23,6 @@ from trainer.parallel.world import check_device
 #: seconds that the other ranks have to end by themselves: FAILED_S after a rank has failed, STOPPED_S after a rank has
 #: stopped in an orderly way on a signal (the others may still be writing their share of a checkpoint)
 FAILED_S, STOPPED_S = 10, 600
-PR_SET_PDEATHSIG = 1
-KERNEL = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def end_with_parent() -> None:
-    """Ask the system to send this process SIGTERM when its parent ends for any reason. A child calls it before exec."""
-    if KERNEL is not None:
-        KERNEL.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[[str], int] | None = None,

@@ -64,6 +64,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
     if options.address:
         return on_cluster(options, training)
+    if os.environ.get("RANK", "0") == "0" and training.config.evaluate.tasks is not None:
+        from trainer.loop.task_watcher import check_tasks
+
+        check_tasks(training)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from pipeline.base.humanize import count
 from tokenizer.mixture.steps import TrainingStep
+from trainer.evaluation.score_rows import main_row
 from trainer.loop.run import Run
 from trainer.observe import hardware, mfu, norms
 from trainer.observe import metrics as log
@@ -29,7 +30,7 @@ from trainer.observe.noise import MicroNorms, NoiseScale
 from trainer.parallel.world import World
 
 #: keys of the lines of metrics.jsonl that are needed after a restart or a rewind (a return to a checkpoint)
-SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds")
+SEEN = ("event", "step", "time", "goodput", "noise", "streams", "seconds", "main")
 #: number of the last step lines with a goodput record that are kept in memory. A rewind further back does not need
 #: older ones, because it takes the record from the checkpoint's line
 RECENT = 1000
@@ -55,6 +56,8 @@ class Meters:
         self.micro = MicroNorms(model, world.device, world.size // world.data_size)
         before = [line for line in log.standing(lines) if line["step"] <= step]
         self.noise, self.alerts = NoiseScale(before), Alerts(run.config.alerts, before)
+        #: (step, task) of the scores that metrics.jsonl has
+        self.reported = {(line["step"], task) for line in before if line["event"] == "tasks" for task in line["main"]}
         self.hardware = hardware.Hardware(world, say)
         self.updates: norms.Updates | None = None
         self.moved = torch.zeros(0, 3)
@@ -193,6 +196,25 @@ class Meters:
             self.say(f"{'':>13}windows of {int(length):,}: {result['loss']:.3f}    {each(result['streams'])}")
         self.alarm(number, self.alerts.evaluation(values["streams"]))
 
+    def scored(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record and print the scores of checkpoints on tasks that are not recorded yet. `rows` are those of
+        tasks.jsonl; the checkpoints may be of earlier steps."""
+        new: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+        for row in rows:
+            if (row["step"], row["task"]) not in self.reported:
+                new.setdefault(row["step"], {}).setdefault(row["task"], []).append(row)
+        for step, tasks in sorted(new.items()):
+            self.reported |= {(step, task) for task in tasks}
+            main = {task: {key: row[key] for key in ("measure", "value", "stderr")}
+                    for task, row in ((task, main_row(rows)) for task, rows in tasks.items())}
+            self.metrics.write("tasks", step, tokens=next(iter(tasks.values()))[0]["tokens"], main=main, scores={
+                task: {row["measure"]: row["value"] for row in rows} for task, rows in tasks.items()})
+            self.metrics.export(tasks=main)
+            self.metrics.flush()
+            self.say(f"step {step:>6}  " + "   ".join(f"{task} {row['measure']} {row['value']:.4f}"
+                                                      for task, row in main.items()))
+            self.alarm(step, self.alerts.tasks(step, main))
+
     def saving(self, number: int) -> None:
         """Keep a record of how wall time was spent so far, for the metrics line of a checkpoint. Called before the
         checkpoint of step `number` is written; the method `saved` writes the line when the checkpoint is complete."""
@@ -210,6 +232,7 @@ class Meters:
         """Count the time spent on steps after `number` as lost. Called when training goes back to the checkpoint of
         step `number`."""
         self.goodput.rewind(self.lines(), number)
+        self.reported = {(step, task) for step, task in self.reported if step <= number}
 
     def alarm(self, number: int, alerts: Sequence[Alert]) -> None:
         for alert in alerts:

@@ -47,6 +47,8 @@ class MetricsBuffer:
         self.meters, self.high_loss, self.rows = meters, high_loss, list[StepNumbers]()
         self.steps = run.curriculum.steps
         self.busy, self.trained = 0.0, 0
+        #: (seconds, steps) of the last flush; None if a step of it compiled
+        self.took: tuple[float, int] | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -72,8 +74,8 @@ class MetricsBuffer:
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
         """Copy the numbers of all steps in the buffer to the host, write a metrics line for each step, and empty the
         buffer. `interrupted` is the number of a signal that this rank has received, or 0. Returns the largest
-        `interrupted` of all ranks, and the records of the steps. Every rank must call this."""
-        waiting, self.rows = self.rows, []
+        `interrupted` of all ranks, and the records of the steps in the buffer. Every rank must call this."""
+        waiting, self.rows, self.took = self.rows, [], None
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:
             self.metrics.flush()                     # writes the lines of skipped steps: a checkpoint may follow
@@ -90,6 +92,7 @@ class MetricsBuffer:
         skips = sum(row[HEAD + 2 * len(self.streams) + 1] != 0 for row in rows)
         if self.meters.flushed(seconds, len(rows), skips, flushed, flops):
             self.busy, self.trained = self.busy + seconds, self.trained + flushed
+            self.took = seconds, len(rows)
         utilisation = self.meters.utilisation(flops, seconds)
         records = []
         for pending, row in zip(waiting, rows):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
@@ -20,6 +22,7 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
+from trainer.evaluation import score_rows
 from trainer.loop import threads
 from trainer.loop.evaluate import Heldout
 from trainer.loop.high_loss import HighLossRows
@@ -29,6 +32,7 @@ from trainer.loop.resume import history, position, probe_loss, restore, resume_p
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
 from trainer.loop.summary import sample, summarise
+from trainer.loop.task_watcher import TaskWatcher
 from trainer.model import attention
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
@@ -45,11 +49,13 @@ PROBE_ROWS = 4
 
 
 def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train `run` from its latest checkpoint (or from the start) to the end of its curriculum, or to step `stop_at`.
+    """Train `run` from its latest undamaged checkpoint (or from the start) to the end of its curriculum, or to step
+    `stop_at` (included).
 
     Every rank must call this. Rank 0 writes to `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/,
-    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0. Raises TrainingError or
-    CheckpointError. After signal n, writes a checkpoint and raises SystemExit(128 + n).
+    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0 once the curriculum is at its end, else
+    {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint and raises
+    SystemExit(128 + n).
     """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
@@ -70,15 +76,16 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
         summary_file.unlink(missing_ok=True)           # the curriculum has been prolonged since it was written
     before = trainer.evaluate() if checkpoint is None else {}
     began = time.perf_counter()
-    with interruptions() as interrupted, trainer.saver:
-        while rewind := trainer.steps(stop_at, interrupted):
-            trainer.rewind(rewind)
-    return trainer.finish(before, time.perf_counter() - began)
+    with trainer.watcher or nullcontext():
+        with interruptions() as interrupted, trainer.saver:
+            while rewind := trainer.steps(stop_at, interrupted):
+                trainer.rewind(rewind)
+        return trainer.finish(before, time.perf_counter() - began)
 
 
 class Trainer:
     """A training on one rank, with all its state, from the point where this process continues it. The position in the
-    training is `number` (steps done), `samples` (samples read) and `tokens` (targets read)."""
+    training is `number` (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -104,6 +111,12 @@ class Trainer:
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
         self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved)
+        self.watcher: TaskWatcher | None = None
+        if world.first and config.evaluate.tasks is not None:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            self.watcher = TaskWatcher(run, here * torch.get_num_threads(), say)
+        if world.first:
+            score_rows.forget(run.out, self.number)
         self.last_evaluation: dict[str, Any] = {}
 
     def build_model(self) -> None:
@@ -150,9 +163,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the steps that remain, up to the end of the curriculum or step `stop_at`, and return None. If the
-        losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After a
-        signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
+        """Perform the steps that remain, up to the end of the curriculum or step `stop_at` (included), and return None.
+        If the losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After
+        a signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -178,6 +191,7 @@ class Trainer:
                     or evaluate):
                 continue                                # no number is needed yet, so the host runs ahead of the device
             stopping, records = self.buffer.flush(interrupted())
+            self.watch((phase.sequence, step.batch))
             if rewind := self.monitor.review(records, f"tokenmill train explain {self.run.folder}"):
                 return rewind
             if evaluate:
@@ -196,10 +210,19 @@ class Trainer:
             self.buffer.restart()                       # evaluation and checkpoints are not part of the speed
         return None
 
+    def watch(self, shape: tuple[int, int]) -> None:
+        """Record what the process that scores checkpoints has written, and let it run or pause it. `shape` is that of
+        the last steps."""
+        if self.watcher is not None:
+            if self.buffer.took is not None:
+                self.watcher.stepped(shape, *self.buffer.took)
+            if self.watcher.due():
+                self.meters.scored(self.watcher.look())
+
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
-        """Learn from one batch: compute gradients, decide whether they are an outlier (then the update is skipped),
-        step the optimiser. `waited` is how long training waited for the batch, in seconds. This method never waits for
-        the device."""
+        """Learn from one batch: compute loss and gradients, decide whether the loss or the gradient norm is an outlier
+        (then the update is skipped), step the optimiser. `waited` is how long training waited for the batch, in
+        seconds. This method never waits for the device."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -226,6 +249,12 @@ class Trainer:
         self.number, self.samples, self.tokens = position(checkpoint)
         self.high_loss.begin(self.number)
         self.meters.rewound(self.number)
+        if self.watcher is not None:
+            self.watcher.stop()                         # it may be scoring a checkpoint that was just given up
+        if self.world.first:
+            score_rows.forget(self.run.out, self.number)
+        if self.watcher is not None:
+            self.watcher.start()
         self.restore(checkpoint)
         start, stop = self.ledger.lines[-1]["steps"]
         self.metrics.write("rewind", self.number, samples=self.samples, seen=rewind.step, steps=[start, stop],
@@ -244,8 +273,8 @@ class Trainer:
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the held-out loss on samples with the sequence length of the first phase (stretch of the training).
-        If the current phase has another sequence length, evaluate it also on samples of that length, under the key
-        "lengths". Returns the values that `Heldout.evaluate` describes."""
+        If the phase of the last sample read has another sequence length, evaluate it also on samples of that length,
+        under the key "lengths". Returns the values that `Heldout.evaluate` describes."""
         run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -286,9 +315,10 @@ class Trainer:
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Finish the training in this process. At the end of the curriculum, make the last evaluation, a sample of text
-        and the summary. If the training stops earlier, only close its metrics. `before` is the first evaluation;
-        `seconds` is how long the steps of this process took, with the evaluations and checkpoints between them. Returns
-        the summary on rank 0, {} on other ranks and if the training stops earlier."""
+        and the summary, and wait until all checkpoints are scored on tasks. If the training stops earlier, only close
+        its metrics. `before` is the first evaluation; `seconds` is how long the steps of this process took, with the
+        evaluations and checkpoints between them. Returns the summary on rank 0, {} on other ranks and if the training
+        stops earlier."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}
@@ -301,9 +331,16 @@ class Trainer:
             self.metrics.write("sample", self.number, prompt=config.sample.prompt, text=text, skipped=reason)
             self.say(reason or f"sample: {text}")
             self.metrics.flush()
+            if self.watcher is not None:                # after the last collective: the other ranks need not wait
+                with interruptions() as interrupted:
+                    self.watcher.wait(interrupted)
+                    if number := interrupted():
+                        self.stop(number)
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)
+        if self.watcher is not None:
+            self.meters.scored(self.watcher.look())
         self.metrics.close()
         self.say(self.goodput.describe())
         if summary:

@@ -1,4 +1,4 @@
-"""Checks five alert rules on the measurements of a training. When the condition of a rule becomes true, its alert is
+"""Checks six alert rules on the measurements of a training. When the condition of a rule becomes true, its alert is
 raised once; when the condition becomes false, the alert is cleared once.
 
 An alert is printed and written as a line `event: alert` to metrics.jsonl. A gauge in trainer.prom is 1 while the alert
@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-RULES = ("throughput", "evaluation", "spikes", "data_wait", "checkpoint")
+RULES = ("throughput", "evaluation", "tasks", "spikes", "data_wait", "checkpoint")
 #: the speed is compared with the median of the last INTERVALS log intervals, once there are ENOUGH of them
 INTERVALS, ENOUGH = 50, 8
+#: rules whose limits are no shares
+NO_SHARES = ("evaluation", "tasks", "checkpoint")
+#: measures of tasks of which less is better
+LOWER = frozenset({"bpb"})
 #: number of the last steps that the spike score covers (as in OLMo-core's stability monitor)
 SCORED = 1000
 
@@ -26,14 +30,18 @@ SCORED = 1000
 class AlertsConfig:
     """Limits above which an alert is raised; null turns an alert off.
 
-    `throughput` is a relative drop of tokens/s below the running median. `evaluation` is by how many nats the held-out
-    loss of a stream (data source) exceeds its lowest value so far. `spikes` is the share of the last 1,000 steps whose
-    loss or gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait`
-    is the share of time spent waiting for batches. `checkpoint` is the number of minutes without a checkpoint.
+    `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
+    one phase and once there are 8 of them. `evaluation` is by how many nats the held-out loss of a stream (data source)
+    exceeds its lowest value so far. `tasks` is by how many standard errors (of the difference) the score of a
+    checkpoint on a task is worse than the best so far. `spikes` is the share of the last 1,000 steps whose loss or
+    gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait` is the
+    share of the time since the last printed line that was spent waiting for batches. `checkpoint` is the number of
+    minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
     evaluation: float | None = 0.1
+    tasks: float | None = 3.0
     spikes: float | None = 0.01
     data_wait: float | None = 0.1
     checkpoint: float | None = 120.0
@@ -41,9 +49,9 @@ class AlertsConfig:
     def check(self) -> None:
         for rule in RULES:
             limit = getattr(self, rule)
-            if limit is not None and not 0 < limit < (math.inf if rule in ("evaluation", "checkpoint") else 1):
-                raise ValueError(f"{rule} must be above 0" + ("" if rule in ("evaluation", "checkpoint") else
-                                                              " and below 1 (a share)") + ", or null for no alert")
+            if limit is not None and not 0 < limit < (math.inf if rule in NO_SHARES else 1):
+                raise ValueError(f"{rule} must be above 0" + ("" if rule in NO_SHARES else " and below 1 (a share)")
+                                 + ", or null for no alert")
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,18 @@ class Alerts:
         self.best: dict[str, float] = {}
         self.outliers: deque[bool] = deque(maxlen=SCORED)
         self.regressed: dict[str, str] = {}
+        #: for each task, (step, row) of its best score; tasks whose latest score has fallen → what was observed
+        self.best_scores: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self.fallen: dict[str, str] = {}
         for line in lines:
             if line["event"] == "eval":
                 self.evaluation(line["streams"])
+            elif line["event"] == "tasks":
+                self.tasks(line["step"], line["main"])
 
     def step(self, outlier: bool) -> list[Alert]:
         """Check the rule about loss spikes. Called for every step. `outlier` is whether the step's loss or gradient
-        norm was too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
+        norm was not finite or too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,
@@ -124,6 +137,26 @@ class Alerts:
                 self.regressed.pop(name, None)
         return self.settle("evaluation", bool(self.regressed), "held-out loss has risen: "
                            + ("; ".join(self.regressed.values()) or "no more"))
+
+    def tasks(self, step: int, scores: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
+        """Check the rule about falling scores on tasks. Called for each checkpoint that was scored, with its `step`;
+        `scores` has "measure", "value" and "stderr" for each task. The alert begins when the score of a task is worse
+        than its best so far by more than the limit, and ends when no task's latest score is. Returns the alerts that
+        begin or end."""
+        for name, row in scores.items():
+            at, best = self.best_scores.get(name, (step, row))
+            if best["measure"] != row["measure"]:            # the task has changed
+                at, best = step, row
+            fall = (best["value"] - row["value"]) * (-1 if row["measure"] in LOWER else 1)
+            noise = math.hypot(row["stderr"] or 0.0, best["stderr"] or 0.0)
+            self.best_scores[name] = (step, row) if fall < 0 else (at, best)
+            if self.config.tasks is not None and fall > self.config.tasks * noise > 0:
+                self.fallen[name] = (f"{name} {row['measure']} {row['value']:.4f} ± {noise:.4f} at step {step:,}, its "
+                                     f"best was {best['value']:.4f} at step {at:,}")
+            else:
+                self.fallen.pop(name, None)
+        return self.settle("tasks", bool(self.fallen), "scores on tasks have fallen: "
+                           + ("; ".join(self.fallen.values()) or "no more"))
 
     def settle(self, rule: str, holds: bool, text: str) -> list[Alert]:
         """Record whether the condition of `rule` holds now. If this has changed since the last call, returns [the alert

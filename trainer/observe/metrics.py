@@ -2,9 +2,9 @@
 sent to views: TensorBoard, W&B and a Prometheus text file.
 
 Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
-step, eval, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them. Lines are
-only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint (rewind),
-earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
+step, eval, tasks, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them.
+Lines are only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint
+(rewind), earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from trainer.observe.prometheus import Textfile
 
 VERSION = 1
 #: events whose numbers go to TensorBoard and W&B → prefix of the names there
-VIEWED = {"step": "train", "eval": "heldout"}
+VIEWED = {"step": "train", "eval": "heldout", "tasks": "tasks"}
 
 
 @dataclass(frozen=True)
 class WandbConfig:
     """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
     WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
-    can send them later."""
+    can send them later. `project`, `entity` and `name` are those of the run at W&B; without `name`, it is called like
+    the run folder."""
 
     project: str
     entity: str | None = None
@@ -93,7 +94,7 @@ class Metrics:
     def write(self, event: str, step: int, **values: Any) -> None:
         """Write one line of metrics.jsonl. If `event` is step or eval, the numbers in `values` are also sent to
         TensorBoard and W&B, under names such as 'train/loss' and 'heldout/loss'. Numbers in nested mappings are
-        included."""
+        included. If `event` is tasks, the numbers in `values["scores"]` are sent ('tasks/hellaswag/bpb')."""
         if not self.enabled:
             return
         line = {"v": VERSION, "event": event, "step": step, "time": round(time.time(), 3), **values}
@@ -102,7 +103,7 @@ class Metrics:
             for view in self.views:
                 view.void(0 if event == "start" else step + 1)
         if event in VIEWED:
-            numbers = dict(flat_numbers(VIEWED[event], values))
+            numbers = dict(flat_numbers(VIEWED[event], values["scores"] if event == "tasks" else values))
             for view in self.views:
                 view.write(step, numbers)
 
@@ -251,8 +252,8 @@ TURNS = ("start", "resume", "rewind")
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
     Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
-    kill cut off are left out. With `selects`, yield only lines for which it returns True, and the last line of the
-    file."""
+    kill cut off are left out. With `selects`, yield only lines for which it returns True, lines that do not begin as
+    this module writes them, and the last line of the file. Yield nothing if there is no file."""
     if not path.exists():
         return
     text, selected = "", True

@@ -71,6 +71,8 @@ METRICS = (
                  "loss"),
     MetricFormat("heldout_bits_per_byte", "gauge", "Held-out bits per byte of each stream.", "heldout_streams",
                  "stream", "bits_per_byte"),
+    MetricFormat("task_score", "gauge", "Latest score on each task: bits per byte, or else an accuracy.", "tasks",
+                 "task", "value"),
     MetricFormat("ranks", "gauge", "Processes.", "world"),
     MetricFormat("alert", "gauge", "1 while the alert stands.", "alerts", "rule"),
     MetricFormat("updated_timestamp_seconds", "gauge", "When this file was written.", "time"),

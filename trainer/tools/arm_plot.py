@@ -63,7 +63,7 @@ def history(outs: Sequence[Path], source: str, unit: str) -> list[tuple[float, f
         for line in read(out / "metrics.jsonl"):
             if line["event"] == "eval":
                 value = measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
-                sums.setdefault(line["tokens"], []).append(float(value or 0.0))
+                sums.setdefault(line["tokens"], []).append(value)
     return [(float(tokens), sum(values) / len(values)) for tokens, values in sorted(sums.items())
             if len(values) == len(outs)]
 

@@ -66,22 +66,34 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
         raise SystemExit(128 + caught[0])
 
 
+def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
+    """Return the command that trains an arm to a share of its steps. With `--address`, its process leads the training,
+    and the ranks run on the cluster."""
+    words = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
+             str(arm.run.out), "--device", options.device]
+    if share < 1:
+        words += ["--stop-at", str(arm.rung(share))]
+    if options.address:
+        words += ["--address", options.address]
+        words += ["--gpus", str(options.gpus)] if options.gpus else ["--ranks", str(options.ranks or 1)]
+        words += [flag for flag, given in (("--ship-code", options.ship_code),
+                                           ("--insecure-local", options.insecure_local)) if given]
+    elif options.ranks:
+        words += ["--ranks", str(options.ranks)]
+    return words
+
+
 def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
     """Start the training of an arm. The number of its CPU threads depends on its model and `--jobs`, and not on the
     load of the machine, because it may change the last digits of losses."""
-    command = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
-               str(arm.run.out), "--device", options.device]
-    if share < 1:
-        command += ["--stop-at", str(arm.rung(share))]
-    if options.ranks:
-        command += ["--ranks", str(options.ranks)]
-    share = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
-    env = {"OMP_NUM_THREADS": str(share), **os.environ}
-    if options.device != "cpu" and options.jobs > 1 and not options.ranks and (gpus := visible_gpus()):
+    count = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
+    env = {"OMP_NUM_THREADS": str(count), **os.environ}
+    here = options.jobs > 1 and not options.ranks and not options.address and options.device != "cpu"
+    if here and (gpus := visible_gpus()):
         env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     with open(arm.run.out / "log.txt", "ab") as log:
-        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                start_new_session=True, preexec_fn=end_with_parent)
+        return subprocess.Popen(command(arm, options, share), env=env, stdin=subprocess.DEVNULL, stdout=log,
+                                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_parent)
 
 
 def visible_gpus() -> list[str]:

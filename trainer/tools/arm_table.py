@@ -21,11 +21,10 @@ DIFFERENCES = (0.001, 0.003, 0.01, 0.03)
 Losses = Mapping[str, Sequence[Mapping[str, float]]]
 
 
-def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float | None]:
+def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float]:
     """Return what an arm is judged by: by source, its loss on the held-out data in the given unit. `sources` are names
-    of streams; in nats per token, also ALL (all streams together). A value is None if the bits per byte of a stream are
-    not known, because the stream has loss masks. `summary` is the content of the arm's summary.json. This is the one
-    place where the measure of a study is chosen."""
+    of streams; in nats per token, also ALL (all streams together). `summary` is the content of the arm's summary.json.
+    This is the one place where the measure of a study is chosen."""
     streams = summary["streams"]
     if unit == BITS:
         return {source: streams[source]["bits_per_byte"] for source in sources}

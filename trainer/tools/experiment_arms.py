@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, NATS, cost_lines, lines, measured, table
+from trainer.tools.arm_table import ALL, BITS, NATS, cost_lines, lines, measured, table
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
                   "`tokenmill train`")
@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="end the worse half of the arms after a quarter and after half of the tokens")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
+    parser.add_argument("--address", help="train the arms on this Ray cluster (host:port, or auto on one of "
+                                          "its machines)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="with --address: N GPUs for each arm")
+    parser.add_argument("--ship-code", action="store_true", help="with --address: send this machine's code to the "
+                                                                 "nodes")
+    parser.add_argument("--insecure-local", action="store_true", help="with --address: accept a cluster without token "
+                                                                      "authentication on this machine's loopback")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
 
 
@@ -68,12 +75,18 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     if "RANK" in os.environ:
         raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
                           "with --ranks N or --jobs N")
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
     for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
+    if unit == BITS:
+        refuse_masked(arms, sources)
     folder = arms[0].run.out.parent
     with alone(folder):
         for arm in arms:
@@ -121,21 +134,29 @@ def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
     return [*([ALL] if unit == NATS and all(len(sets) == len(common) for sets in held_out) else []), *common]
 
 
+def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
+    """Raise ConfigError if the held-out data of one of `sources` has loss masks. Its bits per byte are then not known,
+    because the bytes of single spans are not recorded."""
+    from tokenizer.shards.reader import ShardSet
+    from trainer.base.config import ConfigError
+
+    for arm in (arm for arm in arms if not arm.seed):
+        for stream in (s for s in arm.run.curriculum.streams if s.name in sources):
+            if ShardSet(arm.run.store / str(stream.val), stream.val_sha256).counts(0, 0) is not None:
+                raise ConfigError(f"{arm.run.store / str(stream.val)}: this held-out data has loss masks, so its bits "
+                                  f"per byte are not known; judge by another stream with --on")
+
+
 def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
     widths, of the widest models), `costs` by arm, and, with several widths, `widths`: {width: table}."""
-    from trainer.base.config import ConfigError
-
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
         values = measured(summary, sources, unit)
-        if unknown := [source for source, value in values.items() if value is None]:
-            raise ConfigError(f"the held-out data of {unknown[0]} has loss masks, so its bits per byte are not known; "
-                              f"judge by another stream")
         by_arm = losses.setdefault(arm.width, {})
-        by_arm.setdefault(arm.name, []).append({s: float(v) for s, v in values.items() if v is not None})
+        by_arm.setdefault(arm.name, []).append(values)
         model, tokens = arm.run.config.model, summary["tokens"] - arm.before
         cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
                                              "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})

@@ -1,9 +1,9 @@
 """Successive halving (`--halving`): ends the arms of a study early that are far behind.
 
 After a quarter and after half of the tokens, all arms are compared by their mean held-out loss over the seeds, and only
-the better half goes on (rounded up; the first arm always does). So a study with many arms costs less. An arm that is
-slow at the beginning may be ended although it would have won, and the p-values of the table do not account for the
-selection. What was ended, when and why is therefore part of the results.
+the better half goes on (rounded up, but at least two arms; the first arm always does). So a study with many arms costs
+less. An arm that is slow at the beginning may be ended although it would have won, and the p-values of the table do not
+account for the selection. What was ended, when and why is therefore part of the results.
 """
 
 from __future__ import annotations
@@ -48,6 +48,5 @@ def loss_at(arm: Arm, step: int, source: str, unit: str) -> float:
     """Return the loss of an arm on the held-out data of `source` in its latest evaluation up to a step."""
     lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval" and e["step"] <= step]
     line = lines[-1]
-    value = measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
-    return math.inf if value is None else float(value)
+    return measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
 

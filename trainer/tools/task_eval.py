@@ -1,8 +1,9 @@
 """`tokenmill train eval`: scores checkpoints, or an exported model, on benchmark tasks.
 
 The data of the tasks is read from a folder, `--data`. Tasks, data and prompts are checked before the model is loaded.
-The results of a task are written to RUN/evaluation/step_N/TASK.json (of an exported model:
-EXPORT/evaluation/TASK.json), with a line for each item in TASK.items.jsonl beside it.
+The results of a task are written to RUN/train/evaluation/step_N/TASK.json (of an exported model:
+EXPORT/evaluation/TASK.json), with a line for each item in TASK.items.jsonl beside it. RUN/train/tasks.jsonl has the
+scores of all checkpoints.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +31,7 @@ BATCH = {"cpu": 2048, "cuda": 32768}
 PROGRESS_S = 10.0
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate = commands.add_parser(
         "eval", description="Score checkpoints, or an exported model, on benchmark tasks: bits per byte of the right "
                             "answer, cloze and multiple choice, minimal pairs, last word, short generation.",
@@ -44,6 +46,8 @@ def add_parser(commands: Any) -> None:
                           help="which checkpoints of RUN (default: the latest)")
     evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
     evaluate.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
+    evaluate.add_argument("--out", metavar="FOLDER",
+                          help="where the results go (default: RUN/train/evaluation, or EXPORT/evaluation)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
                           help="examples before each question (default: what the task's file says)")
     evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
@@ -57,6 +61,7 @@ def add_parser(commands: Any) -> None:
                           help=f"most tokens of a batch (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
                                f"GPU)")
     evaluate.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return evaluate
 
 
 def steps_named(text: str) -> list[int] | str:
@@ -65,22 +70,13 @@ def steps_named(text: str) -> list[int] | str:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trainer.base.config import ConfigError
     from trainer.evaluation.task_file import built_in, tasks_named
-    from trainer.parallel.world import check_device
 
-    tasks = tasks_named(options.tasks.split(",") if options.tasks else list(built_in()))
     if options.list:
-        return list_tasks(tasks, options)
-    if options.model is None or options.data is None:
-        raise ConfigError("give a RUN or an exported model, and the folder with the tasks' data: --data FOLDER")
-    check_device(options.device)
-    data = Path(options.data)
-    if not data.is_dir():
-        raise ConfigError(f"--data {data}: is no folder; give the folder with the tasks' data")
-    if not options.tasks:
-        tasks = present(tasks, data)
+        return list_tasks(tasks_named(options.tasks.split(",") if options.tasks else list(built_in())), options)
+    tasks, data = checked(options)
     folder, models = open_models(options)
+    out = writable(Path(options.out) if options.out else folder / "evaluation")
     results = []
     with EvaluationProgress() as progress:
         prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
@@ -89,9 +85,25 @@ def run(options: argparse.Namespace) -> int:
             known = (model.tokenizer, model.context)         # checkpoints that read alike share the prepared tasks
             if known not in prepared:
                 prepared = {known: (reader, prepare_all(tasks, data, options, reader, progress))}
-            results += evaluate_model(model, *prepared[known], folder, options, progress)
+            results += evaluate_model(model, *prepared[known], out, run_folder(options), options, progress)
     print(json_text(results, indent=1) if options.json else visible("\n".join(table(results))))
     return 0
+
+
+def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
+    """Return the tasks that the options name, and the folder with their data. Raises ConfigError."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.task_file import built_in, tasks_named
+    from trainer.parallel.world import check_device
+
+    tasks = tasks_named(options.tasks.split(",") if options.tasks else list(built_in()))
+    if options.model is None or options.data is None:
+        raise ConfigError("give a RUN or an exported model, and the folder with the tasks' data: --data FOLDER")
+    check_device(options.device)
+    data = Path(options.data)
+    if not data.is_dir():
+        raise ConfigError(f"--data {data}: is no folder; give the folder with the tasks' data")
+    return tasks if options.tasks else present(tasks, data), data
 
 
 def list_tasks(tasks: Sequence[EvalTask], options: argparse.Namespace) -> int:
@@ -121,19 +133,18 @@ def present(tasks: Sequence[EvalTask], data: Path) -> list[EvalTask]:
 
 def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
     """Find the checkpoints, or the exported model, that the options name. Returns (the folder that gets the results,
-    the models). Raises ConfigError."""
+    the models): the folder of the training, or of the exported model. Raises ConfigError."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import complete
     from trainer.evaluation.models import of_checkpoint, of_export
 
-    folder = Path(options.model)
-    if options.store and not folder.is_dir():
-        folder = Path(options.store) / "runs" / options.model
+    folder = run_folder(options)
     if (folder / "config.json").is_file():
         if options.steps:
             raise ConfigError(f"--steps: {folder} is an exported model, which has no steps; give the run")
         return folder, [of_export(folder)]
-    checkpoints = (Path(options.trained) if options.trained else folder / "train") / "checkpoints"
+    out = Path(options.trained) if options.trained else folder / "train"
+    checkpoints = out / "checkpoints"
     by_step = {c.step: c for c in complete(checkpoints)}
     if not by_step:
         raise ConfigError(f"{checkpoints}: no checkpoint there, and {folder} is no exported model; where the training "
@@ -146,7 +157,26 @@ def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
     if missing := [step for step in steps if step not in by_step]:
         raise ConfigError(f"--steps {missing[0]}: {checkpoints} has steps {', '.join(map(str, sorted(by_step)))}")
     store = Path(options.store) if options.store else folder.absolute().parent.parent
-    return Path(options.trained or folder), [of_checkpoint(by_step[step], store) for step in steps]
+    return out, [of_checkpoint(by_step[step], store) for step in steps]
+
+
+def run_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of the run, or of the exported model, that the options name."""
+    folder = Path(options.model)
+    return Path(options.store) / "runs" / options.model if options.store and not folder.is_dir() else folder
+
+
+def writable(folder: Path) -> Path:
+    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
+    be written."""
+    from trainer.base.config import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror}); name another folder with --out") from None
 
 
 def device_of(options: argparse.Namespace) -> str:
@@ -181,18 +211,20 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
     return prepared
 
 
-def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], folder: Path,
+def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
-    """Score one model on all tasks, and write the results of each task when it is done. Returns the results."""
+    """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
+    it is done, and to the training's tasks.jsonl. Returns the results."""
     import torch
 
+    from trainer.evaluation import score_rows
     from trainer.evaluation.evaluate import score
     from trainer.parallel.world import compute_dtype
 
     device = torch.device(device_of(options))
     dtype = compute_dtype("auto", device)
     network = model.load().to(device, dtype)
-    where = folder / "evaluation" / (f"step_{model.step:08d}" if model.step is not None else "")
+    where = out / (f"step_{model.step:08d}" if model.step is not None else "")
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
@@ -203,6 +235,8 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   "seconds": round(time.perf_counter() - began, 3), **scores.to_json()}
         write_results(where, result, scores)
+        if model.step is not None and not options.out:
+            score_rows.add(out.parent, result)
         results.append(result)
     return results
 

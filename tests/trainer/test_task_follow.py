@@ -1,0 +1,299 @@
+"""Scores of checkpoints beside a training: what is scored, and that no kill loses or doubles a row of tasks.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.evaluation import word_run
+from tests.trainer.processes import Forked, begin
+from tests.trainer.synthetic import quiet
+from trainer.__main__ import main
+from trainer.base.config import ConfigError, build
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import in_use
+from trainer.checkpoint.config import CheckpointConfig
+from trainer.evaluation import score_rows
+from trainer.loop import task_watcher
+from trainer.loop.config import TrainConfig
+from trainer.loop.run import open_run
+from trainer.loop.stability import Rewind, StabilityMonitor, StepRecord
+from trainer.loop.train import Trainer, train
+from trainer.observe.metrics import read
+from trainer.parallel.world import world
+
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(autouse=True)
+def unchanged_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in the process of the tests must not lower its priority."""
+    monkeypatch.setattr("trainer.tools.task_follow.NICE", 0)
+
+
+def scored_run(folder: Path, **tasks: Any) -> Path:
+    """A run whose recipe asks for scores of every fifth step on the task `quiz`."""
+    settings = {"every": 5, "tasks": [str(folder / "quiz.yaml")], "data": str(folder / "data"), **tasks}
+    return word_run(folder, checkpoint={"every": 5, "keep": 9}, seed=3,
+                    evaluate={"every": 1000, "tasks": settings})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained to its end without scores."""
+    folder = tmp_path_factory.mktemp("follow")
+    run = scored_run(folder)
+    with world("cpu") as here:
+        train(open_run(str(run), None, None, ["evaluate.tasks=null"]), here, None, quiet)
+    return run
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
+
+
+def places(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row["step"], row["task"], row["measure"]) for row in found]
+
+
+def test_every_checkpoint_is_scored_once_and_rows_say_what_results_say(trained: Path):
+    assert main(["eval", str(trained), "--follow"]) == 0
+    out = trained / "train"
+    found, steps = rows(out), [c.step for c in ckpt.complete(out / "checkpoints")]
+    assert len(set(places(found))) == len(found) and {row["step"] for row in found} == set(steps)
+    assert places(found) == sorted(places(found), key=lambda place: place[:2])
+    for row in found:
+        result = json.loads((out / "evaluation" / f"step_{row['step']:08d}" / "quiz.json").read_text())
+        assert result["measures"][row["measure"]]["value"] == row["value"]
+        assert (row["version"], row["sha256"]) == (result["version"], result["sha256"])
+    before = {path: path.stat().st_mtime_ns for path in (out / "evaluation").rglob("*.json*")}
+    text = (out / "tasks.jsonl").read_text()
+    (out / "tasks.jsonl").write_text(text[:len(text) // 2])           # a file that something else has cut
+    assert main(["eval", str(trained), "--follow"]) == 0              # nothing is scored again
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (out / "tasks.jsonl").read_text() == text
+    assert not list((out / "checkpoints").rglob(in_use.NAME))
+
+
+def test_only_every_nth_step_and_ends_of_phases_are_scored(trained: Path, tmp_path: Path):
+    out = trained / "train"
+    pinned = {c.step for c in ckpt.complete(out / "checkpoints") if c.meta["pinned"]}
+    assert main(["eval", str(trained), "--follow", "--every", "10"]) == 0
+    wanted = {c.step for c in ckpt.complete(out / "checkpoints") if c.step % 10 == 0} | pinned
+    score_rows.forget(out, 0)
+    assert not rows(out) and not list((out / "evaluation").glob("step_*"))
+    assert main(["eval", str(trained), "--follow", "--every", "10"]) == 0
+    assert {row["step"] for row in rows(out)} == wanted < {c.step for c in ckpt.complete(out / "checkpoints")}
+
+
+def test_what_a_training_gives_up_is_forgotten(trained: Path):
+    out = trained / "train"
+    assert main(["eval", str(trained), "--follow"]) == 0
+    steps = sorted({row["step"] for row in rows(out)})
+    score_rows.forget(out, steps[1])
+    assert {row["step"] for row in rows(out)} == set(steps[:2])
+    assert sorted(p.name for p in (out / "evaluation").iterdir()) == [f"step_{step:08d}" for step in steps[:2]]
+
+
+def test_a_checkpoint_in_use_is_kept_until_its_mark_is_old(trained: Path, tmp_path: Path):
+    folder = shutil.copytree(trained / "train" / "checkpoints", tmp_path / "checkpoints")
+    first, *_, last = (c.step for c in ckpt.complete(folder))
+    config = CheckpointConfig(keep=1)
+    pinned = {c.step for c in ckpt.complete(folder) if c.meta["pinned"]}
+    with in_use.marked(folder / f"step_{first:08d}") as mark:
+        ckpt.retain(folder, config)
+        assert {c.step for c in ckpt.complete(folder)} == {first, last} | pinned
+        os.utime(mark, (time.time() - in_use.FRESH_S - 1,) * 2)
+        ckpt.retain(folder, config)
+        assert {c.step for c in ckpt.complete(folder)} == {last} | pinned
+        assert not (folder / f"step_{first:08d}").exists()
+
+
+@pytest.mark.parametrize(("change", "key"), [
+    ({"tasks": ["helaswag"]}, "hellaswag"), ({"data": "nowhere"}, "nowhere"), ({"tasks": ["piqa"]}, "piqa.jsonl"),
+    ({"every": 7}, "multiple"), ({"shots": 30}, "shots"), ({"share": 0}, "share"), ({"tasks": []}, "tasks")])
+def test_mistakes_end_the_training_before_the_model_is_built(tmp_path: Path, capsys, monkeypatch, change, key):
+    monkeypatch.setattr("trainer.loop.train.Transformer", lambda *_: pytest.fail("the model was built"))
+    run = scored_run(tmp_path, **change)
+    assert main(["run", str(run), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and error[0].startswith("error: ") and key in error[0]
+
+
+def test_a_missing_tokenizer_ends_the_training_before_the_model_is_built(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.loop.train.Transformer", lambda *_: pytest.fail("the model was built"))
+    run = scored_run(tmp_path)
+    (tmp_path / "store" / "tokenizers" / "none" / "tokenizer.json").unlink()
+    assert main(["run", str(run), "--device", "cpu"]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+# -- beside a training -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[Forked]:
+    """Start the process that scores as a fork, in which torch is imported. Returns the processes that were started."""
+    started: list[Forked] = []
+
+    def popen(command: list[str], **settings: Any) -> Forked:
+        started.append(Forked(command, env=settings["env"]))
+        return started[-1]
+
+    monkeypatch.setattr(task_watcher.subprocess, "Popen", popen)
+    return started
+
+
+def perform(run: Path, out: Path, stop_at: int | None = None, say: Callable[[str], None] = quiet) -> dict[str, Any]:
+    with world("cpu") as here:
+        return train(open_run(str(run), None, str(out), []), here, stop_at, say)
+
+
+@pytest.fixture(scope="module")
+def quiet_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A run, and the rows of its training when nothing is killed, scored after the end."""
+    folder = tmp_path_factory.mktemp("quiet")
+    run = scored_run(folder)
+    with world("cpu") as here:
+        train(open_run(str(run), None, None, ["evaluate.tasks=null"]), here, None, quiet)
+    assert main(["eval", str(run), "--follow"]) == 0
+    return run, rows(run / "train")
+
+
+def test_a_training_scores_its_checkpoints_and_records_them_in_its_metrics(quiet_rows, tmp_path: Path, children):
+    run, expected = quiet_rows
+    lines: list[str] = []
+    perform(run, tmp_path, say=lines.append)
+    assert rows(tmp_path) == expected and len(children) == 1
+    metrics = [line for line in read(tmp_path / "metrics.jsonl") if line["event"] == "tasks"]
+    assert [line["step"] for line in metrics] == sorted({row["step"] for row in expected})
+    for line in metrics:
+        own = {row["measure"]: row["value"] for row in expected if row["step"] == line["step"]}
+        assert line["scores"] == {"quiz": own} and line["main"]["quiz"]["value"] == own["bpb"]
+    assert sum("quiz bpb" in line for line in lines) == len(metrics)
+    assert 'tokenmill_train_task_score{run="toy",task="quiz"}' in (tmp_path / "trainer.prom").read_text()
+
+
+def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children, monkeypatch):
+    run, expected = quiet_rows
+    real, killed = task_watcher.TaskWatcher.wait, []
+
+    def wait(self: task_watcher.TaskWatcher, interrupted: Callable[[], int]) -> None:
+        self.let(True)
+        deadline = time.monotonic() + 60
+        while not score_rows.read_rows(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        children[-1].send_signal(signal.SIGKILL)
+        children[-1].wait()
+        killed.append(len(rows(tmp_path)))
+        real(self, interrupted)
+
+    monkeypatch.setattr(task_watcher.TaskWatcher, "wait", wait)
+    perform(run, tmp_path)
+    assert 0 < killed[0] < len(expected) and len(children) == 2
+    assert rows(tmp_path) == expected
+
+
+def test_a_training_that_was_killed_goes_on_scoring_without_doubles(quiet_rows, tmp_path: Path, children):
+    run, expected = quiet_rows
+    process = begin(_train, str(run), str(tmp_path))
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "checkpoints").glob("*/COMPLETE"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert watchers(process.pid)
+    process.kill()
+    process.join()
+    assert not (tmp_path / "summary.json").exists()
+    while watchers(process.pid) and time.monotonic() < deadline:      # the system ends it, though it may be paused
+        time.sleep(0.01)
+    assert not watchers(process.pid)
+    perform(run, tmp_path)
+    assert rows(tmp_path) == expected
+    steps = [line["step"] for line in read(tmp_path / "metrics.jsonl") if line["event"] == "tasks"]
+    assert steps == sorted({row["step"] for row in expected})
+
+
+def watchers(pid: int | None) -> list[str]:
+    """The processes that score for the training in the process `pid`."""
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline")
+            if f"--end-with\0{pid}\0".encode() in read_bytes(path)]
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:                                                   # the process has ended
+        return b""
+
+
+def _train(run: str, out: str) -> None:
+    perform(Path(run), Path(out))
+
+
+def test_both_are_killed_at_many_moments(quiet_rows, tmp_path: Path, children):
+    run, expected = quiet_rows
+    for moment in (0.3, 0.6, 0.9, 1.5):
+        process = begin(_train, str(run), str(tmp_path))
+        process.join(moment)
+        process.kill()
+        process.join()
+    perform(run, tmp_path)
+    assert rows(tmp_path) == expected
+
+
+def test_a_stopped_training_ends_its_watcher_and_the_next_one_catches_up(quiet_rows, tmp_path: Path, children):
+    run, expected = quiet_rows
+    perform(run, tmp_path, stop_at=12)
+    assert children[-1].poll() is not None
+    perform(run, tmp_path)
+    assert rows(tmp_path) == expected
+
+
+def test_a_watcher_that_cannot_work_does_not_end_the_training(quiet_rows, tmp_path: Path, children, monkeypatch):
+    run, _ = quiet_rows
+    lines: list[str] = []
+    real = task_watcher.TaskWatcher.start
+
+    def start(self: task_watcher.TaskWatcher) -> None:
+        self.command[self.command.index("--tasks") + 1] = "nonsense"
+        real(self)
+
+    monkeypatch.setattr(task_watcher.TaskWatcher, "start", start)
+    assert perform(run, tmp_path, say=lines.append)["steps"]
+    assert len(children) == 1 and any("no longer scored" in line for line in lines)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_rewind_forgets_scores_of_steps_that_are_given_up(quiet_rows, tmp_path: Path, children, monkeypatch):
+    run, expected = quiet_rows
+    real, seen = Trainer.rewind, []
+
+    def rewind(self: Trainer, decision: Any) -> None:
+        score_rows.write_rows(tmp_path, [{**row, "value": -1.0} for row in expected])     # of the models given up
+        real(self, decision)
+        seen.append({row["step"] for row in score_rows.read_rows(tmp_path)})
+
+    def review(_self: StabilityMonitor, records: Sequence[StepRecord], _hint: str) -> Rewind | None:
+        spike = not seen and any(record.step == 14 for record in records)
+        return Rewind(13, 14, 13, 15, "a spike", 2) if spike else None
+
+    monkeypatch.setattr(Trainer, "rewind", rewind)
+    monkeypatch.setattr(StabilityMonitor, "review", review)
+    perform(run, tmp_path)
+    assert len(seen) == 1 and len(children) == 2
+    assert seen[0] and max(seen[0]) <= 12 < max(row["step"] for row in expected)
+    found, steps = rows(tmp_path), [c.step for c in ckpt.complete(tmp_path / "checkpoints")]
+    assert {row["step"] for row in found} == set(steps) and max(steps) > 14
+    assert all(row["value"] != -1.0 for row in found) and len(set(places(found))) == len(found)
+
+
+def test_settings_are_checked_together():
+    with pytest.raises(ConfigError, match=r"evaluate\.tasks\.every"):
+        build(TrainConfig, {"model": {"layers": 1, "width": 8, "heads": 1, "ffn": 8}, "checkpoint": {"every": 4},
+                            "evaluate": {"tasks": {"every": 6, "tasks": ["piqa"], "data": "x"}}}, "train")

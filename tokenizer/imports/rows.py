@@ -1,0 +1,120 @@
+"""Turns rows of one length (training samples of another project, or of an export in training order) into documents of a
+shard set and into packed rows of it (`tokenizer.shards.packed`).
+
+A row has L + 1 tokens: pieces of documents, back to back, and perhaps padding. Each piece becomes a document. In a
+shard set every document ends in EOS, so a piece that ends elsewhere, because its row cut it, gets an EOS behind it.
+This EOS is no target and belongs to no row. Padding becomes no document: a packed row that has fewer tokens is padded
+when it is read. So the packed rows of the set are the rows of the files, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.source import ImportSource, TokenFileError
+from tokenizer.shards.rows import RowOrigin
+
+
+class RowPieces(NamedTuple):
+    """The pieces of consecutive whole rows of a file, as documents."""
+
+    documents: ImportedDocuments
+    sizes: np.ndarray             # tokens of each document that belong to its row: all, or all but an added EOS
+    counts: np.ndarray            # number of documents of each row
+
+
+def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
+    """Return the ids of the pieces of rows. `counts` is the number of pieces of each row."""
+    return [origin.id(piece) for origin, count in zip(origins, counts.tolist()) for piece in range(count)]
+
+
+def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments]) -> Iterator[RowPieces]:
+    """Yield the rows of files, block by block. `blocks` are the pieces of documents in the rows. Raises TokenFileError
+    when a piece reaches over the end of a row, or when a file ends inside a row."""
+    width = source.sequence + 1
+    held: list[ImportedDocuments] = []                    # pieces of a row whose end was not found yet
+    file, number = "", 0
+    for block in blocks:
+        if held and held[0].file != block.file:
+            raise wrong_length(source, held[0].file)
+        if block.file != file:
+            file, number = block.file, 0
+        joined = join([*held, block])
+        ends = np.cumsum(joined.lengths)
+        marks = np.arange(width, int(ends[-1]) + 1, width)
+        lasts = np.searchsorted(ends, marks)              # of the last piece of each row
+        if not np.array_equal(ends[lasts], marks):
+            raise wrong_length(source, file)
+        stop = int(lasts[-1]) + 1 if len(lasts) else 0
+        rest = part_of(joined, stop, len(ends))
+        held = [rest] if len(rest.lengths) else []
+        if stop:
+            pieces = part_of(joined, 0, stop)._replace(first=number)
+            number += stop
+            yield as_documents(pieces, np.diff(lasts, prepend=-1), source.coding.eos)
+    if held:
+        raise wrong_length(source, file)
+
+
+def wrong_length(source: ImportSource, file: str) -> TokenFileError:
+    return TokenFileError(f"{source.folder / file}: is no file of rows of {source.sequence + 1:,} tokens (--sequence "
+                          f"{source.sequence}); see that the number is right, or leave it out to import documents")
+
+
+def join(blocks: list[ImportedDocuments]) -> ImportedDocuments:
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    return first._replace(
+        tokens=np.concatenate([block.tokens for block in blocks]),
+        lengths=np.concatenate([block.lengths for block in blocks]),
+        ids=None if first.ids is None else [id for block in blocks for id in block.ids or []],
+        targets=None if first.targets is None else np.concatenate([block.targets for block in blocks
+                                                                   if block.targets is not None]))
+
+
+def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocuments:
+    """Return documents [first, stop) of a block."""
+    ends = np.concatenate(([0], np.cumsum(documents.lengths)))
+    tokens = slice(int(ends[first]), int(ends[stop]))
+    return documents._replace(
+        tokens=documents.tokens[tokens], lengths=documents.lengths[first:stop],
+        ids=None if documents.ids is None else documents.ids[first:stop],
+        targets=None if documents.targets is None else documents.targets[tokens])
+
+
+def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> RowPieces:
+    """Return the pieces of rows as documents that end in EOS, without padding. `counts` is the number of pieces of each
+    row."""
+    is_padding = padding_in(pieces, counts, eos)
+    if is_padding.any():
+        kept = np.repeat(~is_padding, pieces.lengths)
+        pieces = pieces._replace(
+            tokens=pieces.tokens[kept], lengths=pieces.lengths[~is_padding],
+            ids=None if pieces.ids is None else [id for id, gone in zip(pieces.ids, is_padding.tolist()) if not gone],
+            targets=None if pieces.targets is None else pieces.targets[kept])
+        counts = counts - is_padding[np.cumsum(counts) - 1]
+    ends = np.cumsum(pieces.lengths)
+    is_cut = pieces.tokens[ends - 1] != eos
+    tokens, targets = pieces.tokens, pieces.targets
+    if is_cut.any():
+        targets = np.insert(np.ones(len(tokens), np.uint8) if targets is None else targets, ends[is_cut], 0)
+        tokens = np.insert(tokens, ends[is_cut], eos)
+    return RowPieces(pieces._replace(tokens=tokens, lengths=pieces.lengths + is_cut, targets=targets), pieces.lengths,
+                     counts)
+
+
+def padding_in(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> np.ndarray:
+    """Return for each piece whether it is padding: the last of several pieces of a row, with nothing but EOS tokens
+    that are no targets."""
+    is_padding = np.zeros(len(pieces.lengths), bool)
+    if pieces.targets is not None:
+        is_padding[(np.cumsum(counts) - 1)[counts > 1]] = True
+        starts = np.cumsum(pieces.lengths) - pieces.lengths
+        is_padding &= np.add.reduceat((pieces.tokens == eos) & (pieces.targets == 0), starts,
+                                      dtype=np.int64) == pieces.lengths
+    return is_padding

@@ -1,0 +1,38 @@
+"""Marks a checkpoint as being read by another process than the training, which then does not delete it.
+
+The mark is the file IN_USE in the folder of the step. It counts while it is fresh. A process that reads for long
+touches it again and again, so that the mark of a process that was killed does not keep a checkpoint for ever. The
+training and the other process may be on different machines that share the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NAME = "IN_USE"
+#: a mark that is older than this many seconds does not count
+FRESH_S = 600.0
+
+
+@contextmanager
+def marked(step: Path) -> Iterator[Path]:
+    """Mark the checkpoint in the folder `step` (step_00000120) within a context. Yields the mark; call its method
+    `touch` at least every few minutes. The checkpoint may have been deleted just before, so that reading it fails."""
+    mark = step / NAME
+    with suppress(FileNotFoundError):
+        mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def in_use(step: Path) -> bool:
+    """Return whether the checkpoint in the folder `step` has a fresh mark."""
+    try:
+        return time.time() - (step / NAME).stat().st_mtime < FRESH_S
+    except OSError:
+        return False

@@ -1,0 +1,105 @@
+"""Writes and reads tasks.jsonl, the scores of a training's checkpoints on benchmark tasks: a line for each checkpoint,
+task and measure, sorted by step and task. tasks.svg shows them.
+
+The file holds what the results in evaluation/step_N/TASK.json say, and can be made again from them (`rebuild`). It is
+replaced whole, so that no kill leaves a line twice or half. When a training goes back to a checkpoint, the results of
+later steps are about models that it has given up, and are deleted (`forget`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.base.files import replace
+from trainer.observe.task_plot import write_task_plot
+
+NAME = "tasks.jsonl"
+FOLDER = "evaluation"
+#: the first of these that a task has is the one by which a fall of the task is judged; bpb has the least noise
+MAIN = ("bpb", "pairs", "word", "mcf", "fg")
+
+
+def step_folder(out: Path, step: int) -> Path:
+    """Return the folder for the results of the checkpoint of step `step`. `out` is the folder of the training."""
+    return out / FOLDER / f"step_{step:08d}"
+
+
+def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a result (the content of TASK.json) of a checkpoint."""
+    about = result["model"]
+    return [{"step": about["step"], "tokens": about["tokens"], "task": result["task"],
+             "form": name.partition(".")[0], "measure": name, "value": measure["value"], "stderr": measure["stderr"],
+             **{key: measure[key] for key in ("chance", "constant") if key in measure}, "items": result["items"],
+             "shots": result["shots"], "parameters": about["parameters"], "version": result["version"],
+             "sha256": result["sha256"]} for name, measure in result["measures"].items()]
+
+
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """Return the rows of tasks.jsonl; [] if there are none. Lines that are no rows are left out."""
+    try:
+        lines = (out / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            row["step"], row["task"], row["measure"], row["value"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        rows.append(row)
+    return rows
+
+
+def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace tasks.jsonl, and its plot tasks.svg. The rows of a step and task must be in the order of their
+    measures."""
+    ordered = sorted(rows, key=lambda row: (row["step"], row["task"]))
+    replace(out / NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered))
+    write_task_plot(out, ordered)
+
+
+def add(out: Path, result: Mapping[str, Any]) -> None:
+    """Put the rows of a result into tasks.jsonl, in place of earlier ones of the same step and task."""
+    rows = rows_of(result)
+    key = (rows[0]["step"], rows[0]["task"])
+    write_rows(out, [*(row for row in read_rows(out) if (row["step"], row["task"]) != key), *rows])
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the results in the folder of a step. Files that are none are left out."""
+    results = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            rows_of(result)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        results.append(result)
+    return results
+
+
+def rebuild(out: Path) -> None:
+    """Make tasks.jsonl again from the results."""
+    folders = sorted((out / FOLDER).glob("step_*/"))
+    write_rows(out, [row for folder in folders for result in results_of(folder) for row in rows_of(result)])
+
+
+def forget(out: Path, step: int) -> None:
+    """Delete the results of steps after `step`, with their rows."""
+    for folder in (out / FOLDER).glob("step_*/"):
+        if folder.name.removeprefix("step_").isdecimal() and int(folder.name.removeprefix("step_")) > step:
+            shutil.rmtree(folder)
+    rows = read_rows(out)
+    if any(row["step"] > step for row in rows):
+        write_rows(out, [row for row in rows if row["step"] <= step])
+
+
+def main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return that of the rows of a task at one step by which a fall of the task is judged. `rows` must not be empty."""
+    by_measure = {row["measure"]: row for row in rows}
+    return next((by_measure[name] for name in MAIN if name in by_measure), rows[0])

@@ -1,0 +1,205 @@
+"""Judges which benchmark tasks say something about small trainings, by the four criteria of FineTasks (Hugging Face,
+2024), from the scores of their checkpoints:
+
+* monotonicity: does the score improve as training goes on? (Spearman's rank correlation with the step)
+* noise: is the gain of the training much larger than the spread between seeds?
+* distance from chance: is the score better than guessing, by several standard errors?
+* rank consistency: are candidates (trainings that are compared, such as data sets) in the same order early as late, and
+  at every size of the model? (Kendall's rank correlation)
+
+A task whose score does not move, moves at random, or orders candidates differently each time cannot decide between data
+sets, and only adds noise to a mean over tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import fmean, variance
+from typing import Any
+
+from trainer.observe.alerts import LOWER
+
+#: limits of the criteria. A rank consistency of 0.5 means that three of four pairs of candidates keep their order
+MONOTONICITY, GAIN, DISTANCE, CONSISTENCY = 0.5, 5.0, 3.0, 0.5
+
+#: the largest ratio to a noise that may be 0
+MOST = 9999.0
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """The scores of the checkpoints of one training: rows of tasks.jsonl. Trainings of the same `candidate` and size
+    that differ in nothing but `seed` show the noise. The size is the number of parameters."""
+
+    candidate: str
+    size: int
+    seed: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class TaskSignal:
+    """What the scores of a task by one measure are worth. `noise` is the standard deviation between seeds, and `gain`
+    the gain of the training in units of it. `distance` is in standard errors from chance, or from the first checkpoint
+    if the measure has no chance. `early` and `sizes` are the rank consistency from early to late and between sizes.
+    What the trainings cannot tell is None."""
+
+    task: str
+    measure: str
+    runs: int
+    steps: int
+    monotonicity: float | None
+    noise: float | None
+    gain: float | None
+    distance: float | None
+    early: float | None
+    sizes: float | None
+    verdict: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+#: scores of one training by step: step → (score, standard error); larger is better
+Curve = Mapping[int, tuple[float, float]]
+
+
+def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
+    """Judge all tasks by all their measures, in the order of the tasks' names."""
+    found: dict[tuple[str, str], list[tuple[ScoredRun, dict[int, tuple[float, float]], float | None]]] = {}
+    for run in runs:
+        own: dict[tuple[str, str], tuple[dict[int, tuple[float, float]], list[float]]] = {}
+        for row in run.rows:
+            curve, chances = own.setdefault((row["task"], row["measure"]), ({}, []))
+            sign = -1 if row["measure"] in LOWER else 1
+            curve[row["step"]] = (sign * row["value"], row.get("stderr") or 0.0)
+            chances += [max(row["chance"], row.get("constant") or 0.0)] if row.get("chance") is not None else []
+        for key, (curve, chances) in own.items():
+            found.setdefault(key, []).append((run, curve, max(chances, default=None)))
+    order = {key: i for i, key in enumerate(found)}                       # measures stay in the order of the rows
+    return [judge(task, measure, of) for (task, measure), of in
+            sorted(found.items(), key=lambda item: (item[0][0], order[item[0]]))]
+
+
+def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | None]]) -> TaskSignal:
+    """Judge a task by one measure. `of` has each training with its curve, and what a guess would score if that is
+    known: the larger of chance and of always naming the same position."""
+    curves = [(run, curve) for run, curve, _ in of]
+    chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg") else None)
+    rhos = [r for _, curve in curves if len(curve) > 2
+            and (r := spearman(sorted(curve), [curve[step][0] for step in sorted(curve)])) is not None]
+    monotonicity = fmean(rhos) if rhos else None
+    noise = between_seeds(curves)
+    gains = [curve[max(curve)][0] - curve[min(curve)][0] for _, curve in curves if len(curve) > 1]
+    gain = None if noise is None or not gains else ratio(fmean(gains), noise)
+    distance = max((away(curve, chance) for _, curve in curves if chance is not None or len(curve) > 1), default=None)
+    early, sizes = early_and_late(curves), between_sizes(curves)
+    limits: list[tuple[float | None, float, Callable[[float], str]]] = [
+        (distance, DISTANCE, lambda v: f"only {v:.1f} standard errors from "
+                                       + ("chance" if chance is not None else "its first score")),
+        (monotonicity, MONOTONICITY, lambda v: f"not monotonic (Spearman {v:.2f})"),
+        (gain, GAIN, lambda v: f"noisy (training gains {v:.1f} times the spread between seeds)"),
+        (early, CONSISTENCY, lambda v: f"early scores order candidates otherwise (Kendall {v:.2f})"),
+        (sizes, CONSISTENCY, lambda v: f"sizes order candidates otherwise (Kendall {v:.2f})")]
+    failed = [text(value) for value, limit, text in limits if value is not None and value < limit]
+    unknown = [name for name, value in (("monotonicity", monotonicity), ("noise", gain), ("distance", distance),
+                                        ("rank consistency", early if early is not None else sizes)) if value is None]
+    passed = not failed and monotonicity is not None and distance is not None
+    reason = "; ".join(failed) or ("passes" + (f", but unknown: {', '.join(unknown)}" if unknown else "") if passed
+                                   else f"too few checkpoints: {', '.join(unknown)} unknown")
+    return TaskSignal(task, measure, len(curves), max(len(curve) for _, curve in curves), monotonicity, noise, gain,
+                      distance, early, sizes, "use" if passed else "ignore", reason)
+
+
+def ratio(value: float, unit: float) -> float:
+    """Return `value` in units of `unit`, at most MOST, because JSON has no infinity."""
+    if not value:
+        return 0.0
+    return max(-MOST, min(MOST, value / unit)) if unit else math.copysign(MOST, value)
+
+
+def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
+    """Return the standard deviation of scores between seeds, pooled over candidates, sizes and the later half of the
+    steps. None if no training has a second seed."""
+    groups: dict[tuple[str, int], list[Curve]] = {}
+    for run, curve in curves:
+        groups.setdefault((run.candidate, run.size), []).append(curve)
+    squares, free = 0.0, 0
+    for of in groups.values():
+        steps = sorted(set.intersection(*(set(curve) for curve in of)))
+        for step in later(steps) if len(of) > 1 else []:
+            squares += variance([curve[step][0] for curve in of]) * (len(of) - 1)
+            free += len(of) - 1
+    return math.sqrt(squares / free) if free else None
+
+
+def later(steps: Sequence[int]) -> Sequence[int]:
+    return steps[len(steps) // 2:]
+
+
+def away(curve: Curve, chance: float | None) -> float:
+    """Return by how many standard errors the last score of a curve is better than chance, or than its first score."""
+    (first, first_error), (last, error) = curve[min(curve)], curve[max(curve)]
+    if chance is not None:
+        return ratio(last - chance, error)
+    return ratio(last - first, math.hypot(error, first_error))
+
+
+def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict[int, float]]]:
+    """Return the scores by size, candidate and step, as means over seeds; steps that a seed lacks are left out."""
+    groups: dict[int, dict[str, list[Curve]]] = {}
+    for run, curve in curves:
+        groups.setdefault(run.size, {}).setdefault(run.candidate, []).append(curve)
+    return {size: {name: {step: fmean(curve[step][0] for curve in of)
+                          for step in sorted(set.intersection(*(set(curve) for curve in of)))}
+                   for name, of in candidates.items()} for size, candidates in groups.items()}
+
+
+def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
+    """Return how well the order of candidates at each step of the later half agrees with that at the last step: the
+    mean of Kendall's tau over steps and sizes. None if there is one candidate or one step."""
+    taus = []
+    for candidates in means(curves).values():
+        steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []
+        taus += [kendall(*([of[at] for of in candidates.values()] for at in (step, steps[-1])))
+                 for step in later(steps)[:-1]]
+    known = [tau for tau in taus if tau is not None]
+    return fmean(known) if known else None
+
+
+def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
+    """Return how well the order of candidates at their last steps agrees between sizes: the mean of Kendall's tau over
+    pairs of sizes. None if there are fewer than two candidates of two sizes."""
+    taus = []
+    for first, second in combinations(means(curves).values(), 2):
+        both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])
+        if len(both) > 1:
+            taus.append(kendall(*([of[name][max(of[name])] for name in both] for of in (first, second))))
+    known = [tau for tau in taus if tau is not None]
+    return fmean(known) if known else None
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal values share the mean of their ranks."""
+    order = sorted(values)
+    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation. 0 if all values of `second` are equal: such a score does not rise."""
+    a, b = ranks(first), ranks(second)
+    mean_a, mean_b = fmean(a), fmean(b)
+    norm = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b)) / norm if norm else 0.0
+
+
+def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Kendall's tau-b of two lists of scores. None if all scores of a list are equal, which then has no
+    order."""
+    pairs = [((a > b) - (a < b), (c > d) - (c < d)) for (a, c), (b, d) in combinations(zip(first, second), 2)]
+    norm = math.sqrt(sum(x != 0 for x, _ in pairs) * sum(y != 0 for _, y in pairs))
+    return sum(x * y for x, y in pairs) / norm if norm else None

@@ -1,0 +1,55 @@
+"""Decides during which steps another process may compute beside the training, so that it delays the training little.
+
+Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the
+delay is measured: some steps are performed while the process is paused, and others while it runs. The difference is
+paid out of a budget, to which every step adds its share. If the budget is spent, the process is paused until it has
+grown again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from statistics import fmean
+
+#: number of intervals (one or more steps) without the process whose mean is the usual time of a step
+USUAL = 128
+#: number of such intervals before the process runs, and whenever the usual time is measured again
+LEAST = 10
+#: number of steps with the process after which the usual time is measured again
+AGAIN = 50
+#: the budget is at most what this many steps add to it
+SAVED = 1000
+
+
+class Pace:
+    """Says after each interval of steps whether the process may run in the next one (`runs`). Over a long time, steps
+    take at most the share `share` longer than without the process."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.runs = share, False
+        self.begin(None)
+
+    def begin(self, shape: Hashable) -> None:
+        """Measure from the beginning. Called when steps have another `shape`, on which their time depends."""
+        self.shape, self.runs = shape, False
+        self.usual = deque[float](maxlen=USUAL)
+        self.budget, self.run_steps, self.measured = 0.0, 0, 0
+
+    def add(self, shape: Hashable, seconds: float, steps: int) -> bool:
+        """Take into account that the last `steps` steps, of the given shape, took `seconds`. Returns `runs`."""
+        if shape != self.shape:
+            self.begin(shape)
+            return self.runs
+        self.budget += self.share * seconds
+        if self.runs:
+            self.run_steps += steps
+            self.budget -= seconds - steps * fmean(self.usual)      # negative differences count, too: they are noise
+        else:
+            self.usual.append(seconds / steps)
+            self.measured += 1
+        self.budget = min(self.budget, self.share * SAVED * fmean(self.usual))
+        if self.run_steps >= AGAIN:
+            self.run_steps = self.measured = 0
+        self.runs = self.measured >= LEAST and self.budget >= 0
+        return self.runs

@@ -1,0 +1,159 @@
+"""Runs `tokenmill train eval --follow` as a process beside a training, which scores the checkpoints on benchmark tasks.
+
+The process has low priority, is paused when it delays steps too much (`trainer.loop.pace`), and ends with the training.
+If it is killed, it is started again and goes on. Its output is in the file tasks.log. A training does not end because
+checkpoints cannot be scored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from trainer.base.config import ConfigError
+from trainer.base.interrupts import end_with_parent
+from trainer.evaluation import score_rows
+from trainer.loop.pace import Pace
+from trainer.loop.threads import cores
+
+if TYPE_CHECKING:
+    from trainer.loop.run import Run
+
+#: file in the folder of a training with what the process has printed
+LOG = "tasks.log"
+#: seconds between two looks at the process and at what it has written
+POLL_S = 5.0
+#: how often the process is started again without a new score
+RESTARTS = 3
+#: called in the child. SIGKILL also ends a process that is paused
+KILLED_WITH_PARENT = partial(end_with_parent, signal.SIGKILL)
+#: largest batch in tokens that the check of tasks assumes; the number does not matter to it
+BATCH = 2048
+
+
+def check_tasks(run: Run) -> None:
+    """Check that the tasks of `evaluate.tasks` can be scored: that they exist, have data and fit the tokenizer. Raises
+    ConfigError. Called before the model is built, so that a mistake ends the training at once."""
+    config = run.config.evaluate.tasks
+    if config is None:
+        return
+    from trainer.evaluation.evaluate import PromptReader, prepare
+    from trainer.evaluation.models import load_coder
+    from trainer.evaluation.task_file import tasks_named
+
+    key, tokenizer = "train.evaluate.tasks", run.curriculum.tokenizer
+    data = Path(config.data)
+    if not data.is_dir():
+        raise ConfigError(f"{key}.data: {data} is no folder; give the folder with the tasks' data")
+    try:
+        tasks = tasks_named(config.tasks)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
+    coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
+    reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
+                          BATCH)
+    for task in tasks:
+        prepare(task, data, config.shots, 0, reader)
+
+
+class TaskWatcher:
+    """The process that scores the checkpoints of a training, as a context in which it runs. `threads` is how many CPU
+    threads the ranks of this machine compute with."""
+
+    def __init__(self, run: Run, threads: int, say: Callable[[str], None], clock: Clock = SYSTEM) -> None:
+        config = run.config.evaluate.tasks
+        assert config is not None
+        self.out, self.say, self.clock = run.out, say, clock
+        self.command = [
+            sys.executable, "-m", "trainer", "eval", str(run.folder.absolute()), "--follow", "--store",
+            str(run.store.absolute()), "--trained", str(run.out.absolute()), "--data", config.data, "--tasks",
+            ",".join(config.tasks), "--every", str(config.every), "--device", config.device, "--end-with",
+            str(os.getpid()), *(["--shots", str(config.shots)] if config.shots is not None else [])]
+        # the process is no rank
+        self.env = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
+                    "OMP_NUM_THREADS": str(max(1, int(cores()) - threads))}
+        self.pace = Pace(config.share)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.paused = self.failed = False
+        self.restarts, self.looked, self.modified = 0, clock.now(), 0
+
+    def __enter__(self) -> TaskWatcher:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process. It is paused unless `pace` lets it run."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with open(self.out / LOG, "ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=subprocess.STDOUT, start_new_session=True,
+                                            preexec_fn=KILLED_WITH_PARENT)
+        self.paused = False
+        self.let(self.pace.runs)
+
+    def stop(self) -> None:
+        """End the process at once. What it has not scored is scored after the next start."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stepped(self, shape: Hashable, seconds: float, steps: int) -> None:
+        """Pause the process, or let it go on, depending on how long the last `steps` steps of this `shape` took."""
+        self.let(self.pace.add(shape, seconds, steps))
+
+    def let(self, run: bool) -> None:
+        """Let the process run, or pause it."""
+        if self.process is not None and self.paused == run and self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT if run else signal.SIGSTOP)
+            self.paused = not run
+
+    def due(self) -> bool:
+        """Return whether it is time to call `look`."""
+        return self.clock.now() - self.looked >= POLL_S
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return the rows of tasks.jsonl if the file has changed since the last call, else []. If the process was
+        killed, start it again."""
+        self.looked, rows = self.clock.now(), list[dict[str, Any]]()
+        with suppress(FileNotFoundError):
+            modified = (self.out / score_rows.NAME).stat().st_mtime_ns
+            if modified != self.modified:
+                rows, self.modified, self.restarts = score_rows.read_rows(self.out), modified, 0
+        if not self.failed and self.process is not None and self.process.poll():
+            self.failed = self.process.poll() == 2 or self.restarts == RESTARTS
+            if self.failed:
+                self.say(f"checkpoints are no longer scored on tasks ({self.last_line()}); `tokenmill train eval "
+                         f"{self.command[4]} --follow` scores them later")
+            else:
+                self.restarts += 1
+                self.start()
+        return rows
+
+    def last_line(self) -> str:
+        """Return the last line that the process has printed, which says why it ended."""
+        lines = (self.out / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else f"{LOG} is empty"
+
+    def wait(self, interrupted: Callable[[], int]) -> None:
+        """Let the process score all that is left at the end of a training, and wait for it. Returns early if the
+        process fails, or when `interrupted` returns the number of a signal."""
+        self.let(True)
+        if self.process is not None and self.process.poll() is None:
+            self.say("scoring the last checkpoints on tasks")
+        while not interrupted() and not self.failed and self.process is not None and self.process.poll() != 0:
+            self.clock.sleep(0.1)
+            if self.process.poll():
+                self.look()
+                self.let(True)

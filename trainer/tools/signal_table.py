@@ -1,0 +1,87 @@
+"""`tokenmill train signal`: which benchmark tasks can be trusted for trainings of this kind? Judges every task from the
+scores that `evaluate.tasks` or `tokenmill train eval` has written (`trainer.evaluation.task_signal`).
+
+A folder whose name ends in `-seedN`, as `tokenmill train ablate` names them, is a training with seed N of the candidate
+that the rest of the name says; `-widthW` before it is left out, because sizes are told apart by the number of
+parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.visible import json_text, visible
+
+if TYPE_CHECKING:
+    from trainer.evaluation.task_signal import ScoredRun, TaskSignal
+
+ARM = re.compile(r"(?P<candidate>.+?)(-width\d+)?-seed(?P<seed>\d+)")
+
+
+def add_parser(commands: Any) -> None:
+    signal = commands.add_parser(
+        "signal", description="Judge which benchmark tasks can be trusted for trainings of this kind: whether scores "
+                              "rise with training, stand out from seeds and chance, and order candidates alike at all "
+                              "steps and sizes.",
+        epilog="example: tokenmill train signal store/runs/first/train/ablate")
+    signal.add_argument("runs", metavar="RUN", nargs="+",
+                        help="folder of a run or a training with scores (tasks.jsonl), or a folder with several of "
+                             "them, such as that of a study; folders NAME-seed0, NAME-seed1, … are seeds of the same "
+                             "candidate")
+    signal.add_argument("--store", help="the store in which RUN is the name of a run")
+    signal.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.evaluation.task_signal import signals
+
+    result = signals([scored for name in options.runs for scored in scored_runs(name, options.store)])
+    print(json_text([s.to_json() for s in result], indent=1) if options.json else visible("\n".join(table(result))))
+    return 0
+
+
+def scored_runs(name: str, store: str | None) -> list[ScoredRun]:
+    """Return the trainings that an argument names. Raises ConfigError if none of them has scores."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.score_rows import NAME
+
+    folder = Path(name)
+    if store and not folder.is_dir():
+        folder = Path(store) / "runs" / name
+    found = [(folder, place) for place in (folder / "train", folder) if (place / NAME).is_file()][:1]
+    found = found or [(place, place) for place in sorted(folder.glob("*/")) if (place / NAME).is_file()]
+    if not found:
+        raise ConfigError(f"{folder}: no {NAME} there; score checkpoints with train.evaluate.tasks, or with `tokenmill "
+                          f"train eval RUN --steps all`")
+    return [read(named, place) for named, place in found]
+
+
+def read(named: Path, place: Path) -> ScoredRun:
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.score_rows import NAME, read_rows
+    from trainer.evaluation.task_signal import ScoredRun
+
+    rows = read_rows(place)
+    if not rows:
+        raise ConfigError(f"{place / NAME}: no scores in it yet; wait until a checkpoint is scored")
+    arm = ARM.fullmatch(named.absolute().name)
+    candidate, seed = (arm["candidate"], int(arm["seed"])) if arm else (named.absolute().name, 0)
+    return ScoredRun(candidate, rows[0].get("parameters", 0), seed, rows)
+
+
+def table(result: Sequence[TaskSignal]) -> list[str]:
+    """Format the verdicts as lines of text."""
+    width = max((len(s.task) for s in result), default=4) + 2
+    out = [f"{'task':<{width}}{'measure':<21}{'monotonic':>9}{'gain/noise':>12}{'from chance':>13}{'early':>7}"
+           f"{'sizes':>7}  verdict"]
+    for s in result:
+        cells = "".join(f"{'–' if value is None else format(value, form):>{size}}" for value, form, size in (
+            (s.monotonicity, ".2f", 9), (s.gain, ".1f", 12), (s.distance, ".1f", 13), (s.early, ".2f", 7),
+            (s.sizes, ".2f", 7)))
+        out.append(f"{s.task:<{width}}{s.measure:<21}{cells}  {s.verdict}: {s.reason}")
+    used = sorted({s.task for s in result if s.verdict == "use"})
+    return [*out, "", f"to be trusted by at least one measure: {', '.join(used) or 'no task'}"]

@@ -1,0 +1,178 @@
+"""`tokenmill train eval RUN --follow`: scores the checkpoints of a training on benchmark tasks as they appear, and ends
+when the training is at its end and everything is scored.
+
+A training with `evaluate.tasks` starts this command as a process beside it. It can as well be a job of its own, on
+another machine that shares the folder. What is scored already is not scored again, so it may be killed and started at
+any time. While a checkpoint is scored, the training does not delete it; one that the training deletes before is left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.clock import SYSTEM, Clock
+from trainer.base.arguments import positive, say
+from trainer.tools import task_eval
+from trainer.tools.task_eval import EvaluationProgress, checked, evaluate_model, prepare_all, reader_of, run_folder
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.evaluation.evaluate import PreparedTask, PromptReader
+    from trainer.evaluation.task_file import EvalTask
+
+#: seconds between two looks for new checkpoints
+POLL_S = 1.0
+#: how far the priority of the process is lowered, so that it uses only time that the training leaves
+NICE = 19
+
+
+def add_parser(commands: Any) -> None:
+    evaluate = task_eval.add_parser(commands)
+    evaluate.add_argument("--follow", action="store_true",
+                          help="score checkpoints as a training writes them, at low priority, until the training ends; "
+                               "what has scores is left out (default of --data, --tasks and --shots: the recipe's "
+                               "evaluate.tasks)")
+    evaluate.add_argument("--every", type=positive, metavar="N",
+                          help="with --follow: only checkpoints of every Nth step, and those at the ends of phases")
+    evaluate.add_argument("--end-with", type=positive, help=argparse.SUPPRESS)   # pid of the training that starts this
+
+
+def run(options: argparse.Namespace) -> int:
+    from trainer.base.config import ConfigError
+
+    if options.every and not options.follow:
+        raise ConfigError("--every is for --follow; name the checkpoints with --steps")
+    if options.steps and options.follow:
+        raise ConfigError("--follow scores all checkpoints; leave out --steps, or choose some with --every")
+    if options.out and options.follow:
+        raise ConfigError("--follow writes its results to the folder of the training; leave out --out")
+    if not options.follow or options.list:
+        return task_eval.run(options)
+    if options.model is not None and options.data is None:
+        settings(options)
+    return follow(options, *checked(options))
+
+
+def settings(options: argparse.Namespace) -> None:
+    """Without --data, take the options from the recipe's `evaluate.tasks`."""
+    from trainer.base.config import ConfigError
+    from trainer.loop.run import open_run
+
+    config = open_run(str(run_folder(options)), options.store, options.trained, []).config.evaluate.tasks
+    if config is None:
+        raise ConfigError(f"{run_folder(options) / 'recipe.yaml'}: train.evaluate.tasks is missing; add it, or give "
+                          f"the folder with the tasks' data: --data FOLDER")
+    options.data, options.tasks = config.data, options.tasks or ",".join(config.tasks)
+    options.every = options.every or config.every
+    options.shots = config.shots if options.shots is None else options.shots
+
+
+def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, clock: Clock = SYSTEM) -> int:
+    """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
+    from trainer.base.config import CheckpointError, ConfigError, TrainingError
+    from trainer.checkpoint.checkpoints import survey
+    from trainer.checkpoint.in_use import marked
+    from trainer.evaluation import score_rows
+    from trainer.evaluation.models import of_checkpoint
+
+    run = run_folder(options)
+    out = Path(options.trained) if options.trained else run / "train"
+    store = Path(options.store) if options.store else run.absolute().parent.parent
+    if not (run / "curriculum.json").is_file():
+        raise ConfigError(f"{run / 'curriculum.json'}: no such file; --follow needs the folder of a run")
+    os.nice(NICE)
+    score_rows.rebuild(out)
+    done: set[Path] = set()                                      # nothing is left to do with these checkpoints
+    prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
+    heartbeat = Heartbeat(options.end_with)
+    with heartbeat:
+        while True:
+            heartbeat.show("")
+            checkpoints = survey(out / "checkpoints")[0]
+            ended = any(c.meta["samples"] >= samples(run) for c in checkpoints)
+            checkpoint = next((c for c in checkpoints if due(c, options.every) and c.folder not in done), None)
+            if checkpoint is None:
+                if ended:
+                    return 0
+                clock.sleep(POLL_S)
+                continue
+            done.add(checkpoint.folder)
+            model = of_checkpoint(checkpoint, store)
+            known = (model.tokenizer, model.context)
+            if known not in prepared:
+                reader = reader_of(model, options)
+                prepared = {known: (reader, prepare_all(tasks, data, options, reader, heartbeat))}
+            reader, ready = prepared[known]
+            missing = unscored(ready, checkpoint, score_rows.step_folder(out, checkpoint.step), options.seed)
+            if not missing:
+                continue
+            try:
+                with marked(checkpoint.folder.parent) as heartbeat.mark:
+                    results = evaluate_model(model, reader, missing, out / score_rows.FOLDER, run, options, heartbeat)
+            except (CheckpointError, TrainingError, FileNotFoundError) as error:
+                say(f"step {checkpoint.step:,} is left out: {error}", sys.stderr)
+                continue
+            for result in results:
+                say(f"step {checkpoint.step:>6}  {result['task']}: " + ", ".join(
+                    f"{name} {measure['value']:.4f}" for name, measure in result["measures"].items()))
+
+
+class Heartbeat(EvaluationProgress):
+    """Keeps the mark of the checkpoint that is scored fresh, instead of showing progress. Ends the process when the
+    process `pid` has ended."""
+
+    def __init__(self, pid: int | None) -> None:
+        super().__init__()
+        self.pid, self.terminal = pid, False
+        self.mark: Path | None = None
+
+    def show(self, text: str) -> None:
+        if self.pid is not None and not alive(self.pid):
+            raise SystemExit(1)
+        if self.mark is not None:
+            with suppress(FileNotFoundError):
+                os.utime(self.mark)
+
+
+def due(checkpoint: Checkpoint, every: int | None) -> bool:
+    return not every or checkpoint.step % every == 0 or bool(checkpoint.meta.get("pinned"))
+
+
+def samples(run: Path) -> int:
+    """Return how many samples the curriculum of the run has now; it may be prolonged while a training goes on."""
+    from tokenizer.mixture.curriculum import Curriculum
+
+    return Curriculum.load(run / "curriculum.json").samples
+
+
+def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
+    """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
+    checkpoint, of another version of the task or of other data does not count."""
+    missing = []
+    for task in prepared:
+        try:
+            result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
+            same = (result["model"]["checkpoint"] == checkpoint.folder.name and result["seed"] == seed
+                    and result["sha256"] == task.task.sha256 and result["data"] == dict(task.files)
+                    and result["shots"] == task.shots)
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            missing.append(task)
+    return missing
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
