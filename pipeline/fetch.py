@@ -157,8 +157,9 @@ def members(archive: Path, select: Callable[[str], bool], *, max_member: int = M
     `select` returns False are left out.
 
     Nothing is written to disk, so the paths in the archive cannot do harm. The paths in an sdist are given without its
-    top folder. Raises FetchError for a damaged archive, for a selected file of more than `max_member` bytes, and when
-    the selected files have more than `max_total` bytes in all.
+    top folder. Only the first MAX_MEMBERS entries of the archive are read. Raises FetchError for a damaged archive, for
+    a selected file of more than `max_member` bytes, and when the selected files have more than `max_total` bytes in
+    all.
     """
     total = 0
     try:

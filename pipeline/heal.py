@@ -32,8 +32,8 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
     many files are damaged, in total or of one task. Raises the original error when no commit record names any of the
-    damaged files. This happens, for example, when a published copy is damaged; it can be repaired with `tokenmill store
-    verify --repair` and another run.
+    damaged files and none of them is a list of task arguments. This happens, for example, when a published copy is
+    damaged; it can be repaired with `tokenmill store verify --repair` and another run.
     """
     while True:
         try:

@@ -48,7 +48,8 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     """Write indexes into a folder that hold the documents of all indexes in the folders `roots`, the first of which
-    comes first in priority. Returns the new indexes. Raises NoIndex if the folders have other steps or settings."""
+    comes first in priority. Returns the new indexes. Raises NoIndex if a folder has no index, or if the folders differ
+    in their steps or settings."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:

@@ -42,7 +42,8 @@ class NamedRecipe:
 def publish_dataset(store: Store, log: Log, name: str, passes: list[Node], results: Mapping[str, Any],
                     sums: Mapping[str, NodeSums]) -> None:
     """Publish a finished dataset under `name`: the kept rows of the last of its `passes` (scans over the documents),
-    and the dropped and quarantined rows of all of them. Does nothing when the same rows are published already."""
+    and the dropped and quarantined rows of all of them. Does nothing when this version of the code has published the
+    same rows already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[node.name].results for node in passes)]
     if not is_published(store, name, state):

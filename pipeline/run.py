@@ -58,8 +58,8 @@ class RunSummary:
     run: str
     store: str
     datasets: dict[str, int]            # rows
-    shards: dict[str, int]              # tokens
-    executed: int                       # tasks that ran; `reused` ones were done before
+    shards: dict[str, int]              # training tokens, by stream
+    executed: int                       # tasks that ran, of all recipes that ran together; `reused` ones: done before
     reused: int
     warnings: list[str]
 
@@ -81,7 +81,8 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
     `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
     a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
     which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
-    return.
+    return. `takeover` ends another driver that owns the store. `verify_inputs` hashes local input files instead of
+    trusting size and time. Without `report`, no report is written. `dispatch_seed` mixes the order of tasks, for tests.
 
     `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
     and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
@@ -318,8 +319,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), in the order in which
-    they ran. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
+    """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), each after those that it
+    depends on. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
     the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
     for them."""
     measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),

@@ -10,8 +10,8 @@ plans, lint and `tokenmill steps` then know these names on every machine that ha
     [project.entry-points."tokenmill.readers"]
     my_format = "my_package.readers:MyFormat"
 
-A package cannot replace a name that Tokenmill itself defines. Facts about a class (cost, settings, suffixes …) are
-declared in the class, never in this module.
+A package cannot replace a name that Tokenmill itself defines: its entry is ignored. Facts about a class (cost,
+settings, suffixes …) are declared in the class, never in this module.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _target(kind: str, name: str, registered: Callable[[], dict[str, str]]) -> s
 
 
 class NameTaken(TokenmillError):
-    """Raised when two installed packages add steps or readers under one name."""
+    """Raised when two installed packages add different steps, or different readers, under one name."""
 
     exit_code = 2
 

@@ -1,8 +1,8 @@
 """Cuts passages out of documents: the stage that carries out the cuts of a barrier.
 
-A barrier is a step that needs all documents at once, such as deduplication. It never sees texts as a whole, so it names
-the bytes to cut in its removal slices (`stages.barrier`). The pass that reads the slices has this stage as the first of
-its chain.
+A barrier is a step that needs all documents at once, such as deduplication. Its tasks write no documents, so its
+removal slices only name the bytes to cut (`stages.barrier`). The pass that reads the slices has this stage as the first
+of its chain.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class CutPassages(Stage):
     """Cut the passages that a barrier names out of documents, and drop documents of which too little is left.
 
     A passage whose ends lie inside a character is shortened to whole characters, so no character is ever cut in two.
-    Where passages overlap, the one that begins first counts. The stretches in `loss_spans` (the parts of a text that
-    training learns from) move with the text.
+    Where passages overlap, their common bytes count for the one that begins first. The stretches in `loss_spans` (the
+    parts of a text that training learns from) move with the text.
 
-    A document that was cut gets three signals: the number of bytes cut, and the numbers of characters and words left.
-    Its metadata gets an entry with the number of cuts and bytes for each reason, and with the first MOST_NOTED passages
-    (their places in the text before the cuts). Other documents pass unchanged, however short they are.
+    A document that was cut gets three signals: the number of bytes cut, and the numbers of characters (without white
+    space at the ends) and words left. Its metadata gets an entry with the number of cuts and bytes for each reason, and
+    with the first MOST_NOTED passages (their places in the text before the cuts). Other documents pass unchanged,
+    however short they are.
     """
 
     name = "cut"
@@ -125,7 +126,7 @@ class CutPassages(Stage):
 
 def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
     """Cut passages (whole characters, in order, not overlapping) out of a document, whose text is `data` in UTF-8, and
-    move the places that its `loss_spans` and its metadata name."""
+    move the places in its `loss_spans` and in the entries PLACES of its metadata."""
     if doc.loss_spans is not None:
         doc.loss_spans = moved(doc.loss_spans, passages)
     for name in PLACES:

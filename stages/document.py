@@ -14,8 +14,8 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     characters.
 
     `path` is relative to the root folder of the source. `member` names a file inside an archive, "" if there is none.
-    `ordinal` is the number of the record in the file, from 0. The hash does not depend on byte offsets, root folders or
-    the numbers of partitions.
+    `ordinal` is the number of the record in the file, from 0, or the number of the archive member among the members of
+    its name. The hash does not depend on byte offsets, root folders or the numbers of partitions.
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
@@ -59,8 +59,9 @@ class Document:
     `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
     JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
     maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
-    the documents). `cuts` holds the passages that a barrier (such as deduplication) wants to be cut out of the text,
-    for the stage `stages.cut`; it is not stored.
+    the documents). `loss_spans` lists the stretches of the text, {start, end} in UTF-8 bytes, that training learns
+    from; if it is None, training learns from the whole text. `cuts` holds the passages that a barrier (such as
+    deduplication) wants to be cut out of the text, for the stage `stages.cut`; it is not stored.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "cuts", "date", "id", "language", "locator", "loss_spans",

@@ -21,13 +21,14 @@ This filter is an example::
             return None
 
 `process` returns None to keep the document, or a reason (snake_case) to drop it. It may edit `doc.text`, `doc.meta`,
-`doc.language` … An exception quarantines the document and never stops the run.
+`doc.language` … An exception quarantines the document, and the run goes on. A full disk, a missing library and other
+faults of the machine fail the task instead.
 
 A stage has a key, which is a hash. Stored results are reused while the key stays the same. The key covers the stage's
 name, version and config, the sha256 of its resource files, and the versions of Python and of the libraries that the
-stage declares. Every config field has a role: `signal` (the field changes what is computed), `decision` (it changes
-only the verdict, which is derived from stored signals) or `resource` (it is the path of a file or folder, whose content
-enters the key).
+stage declares; for a numeric stage (`exact` is False) also the kind of CPU. Every config field has a role: `signal`
+(the field changes what is computed), `decision` (it changes only the verdict, which is derived from stored signals) or
+`resource` (it is the path of a file or folder, whose content enters the key).
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def role_of(config: type[BaseModel], field: str) -> str:
 
 
 def resource_files(config: BaseModel) -> dict[str, str]:
-    """Return the files that the settings of a stage or reader name, as {config field: path}."""
+    """Return the files that the settings of a stage or reader name, as {config field: path}. A field that maps names to
+    paths gives an item 'field.name' for each of them."""
     result: dict[str, str] = {}
     for field, value in config.model_dump(mode="json").items():
         if value and role_of(type(config), field) == "resource":
@@ -297,9 +299,10 @@ class Stage:
 
     # -- resources -----------------------------------------------------------------------------------------------
     def resource_files(self) -> dict[str, str]:
-        """Return the resource files (models, lists) that the stage reads, as {config field: path}. A stage that has
-        default files overrides this method to add them. A worker checks that its files equal the files of the driver
-        (the process that planned the run). Raises the error that occurs while a file is looked up."""
+        """Return the resource files (models, lists) that the stage reads, as the function `resource_files` returns
+        them. A stage that has default files overrides this method to add them. A worker checks that its files equal the
+        files of the driver (the process that planned the run). Raises the error that occurs while a file is looked
+        up."""
         return resource_files(self.config)
 
     def problems(self) -> dict[str, str]:

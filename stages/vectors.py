@@ -24,7 +24,8 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the header of a file of test vectors and its cases, one for each line. The header is an optional first
-    line that has no text.
+    line that has neither `text` nor `html`. Its `config` is added to the config of each case, where the case's own
+    settings win.
 
     Raises:
         ValueError: there is no case, a line is not a JSON object, or a key is unknown or missing. The message names
@@ -97,7 +98,8 @@ def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
 
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
     """Return the differences between a stage's result for a case (a line of a file of test vectors) and the result that
-    the case states, each as 'WHAT: ACTUAL instead of EXPECTED'."""
+    the case states, each as 'WHAT: ACTUAL instead of EXPECTED'. The signals of a numeric stage may differ by up to
+    `grid`."""
     before = document(case).text
     reason, doc = outcome(stage, case)
     pairs: list[tuple[str, Any, Any]] = [

@@ -36,9 +36,11 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
     the token counts in the loss, else 0. In place of the flags, None is returned if `spans` has None for every text.
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
-    counts. EOS counts if the last range reaches to the end of the text. Raises ValueError for ranges outside the text.
-    Raises TokenizerError when the tokenizer puts something in front of every text (such as a space), because the pieces
-    of a document, which are encoded one by one, would get it too.
+    counts. EOS counts if the whole text counts or the last range reaches to the end of the text; with an empty list of
+    ranges, nothing counts. Raises ValueError for ranges that are empty, unsorted, outside the text, or cut a character.
+    Raises TokenizerError when the tokens of a text include EOS, and when the tokenizer does not decode pieces to what
+    it encoded, for instance because it puts a space in front of every text: the pieces of a document, which are encoded
+    one by one, would get it too.
     """
     if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None

@@ -102,7 +102,8 @@ class Tokenizer:
 
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
                    pattern: str | None = None) -> Tokenizer:
-    """Load the tokenizer in a file, or in a folder that holds `tokenizer.json`, one `.model` or one `.tiktoken`.
+    """Load the tokenizer in a file or a folder. In a folder, `tokenizer.json` is loaded; if there is none, the first
+    `.model` by name, and otherwise the first `.tiktoken`.
 
     `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is used. If the
     files of a tokenizer.json declare none, the first of the usual names (EOS_NAMES) that is a special token of the
@@ -150,12 +151,19 @@ def file_contents(path: Path, eos: str | None = None, pattern: str | None = None
 
 
 def _declared_eos(path: Path) -> str | None:
-    """Return the end-of-text token that a tokenizer_config.json declares as `eos_token`, or None. The value in the file
-    is a string or a mapping with `content`."""
+    """Return the end-of-text token that a tokenizer_config.json declares as `eos_token`, or None if it declares none or
+    does not exist. The value in the file is a string or a mapping with `content`. Raises TokenizerError when the file
+    is damaged or has another value."""
     if not path.is_file():
         return None
-    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
-    return token.get("content") if isinstance(token, dict) else token
+    try:
+        token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    except (ValueError, AttributeError, RecursionError) as e:
+        raise TokenizerError(f"{path}: no JSON mapping ({e}): fetch the file again, or set tokenizer.eos") from e
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+        raise TokenizerError(f"{path}: eos_token is {str(token)[:80]!r}, not the text of a token: set tokenizer.eos")
+    return token
 
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------

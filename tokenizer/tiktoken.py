@@ -54,7 +54,8 @@ def pattern_of(path: str, pattern: str | None) -> str:
 
 
 def convert(data: bytes, path: object, pattern: str, eos: str | None) -> bytes:
-    """Return the tokenizer.json that has the tokens, ids and pattern of a .tiktoken file with contents `data`."""
+    """Return the tokenizer.json that has the tokens, ids and pattern of a .tiktoken file with contents `data`, and the
+    end-of-text token `eos` (None: `<|endoftext|>`). `path` is named in errors."""
     ranks = read_ranks(data, path)
     last = max(ranks.values())
     eos_id = _EOS_IDS.get(pattern, last + 1)
@@ -64,8 +65,8 @@ def convert(data: bytes, path: object, pattern: str, eos: str | None) -> bytes:
 
 
 def read_ranks(data: bytes, path: object) -> dict[bytes, int]:
-    """Return {bytes of a token: its rank} of a .tiktoken file with contents `data`. Raises TokenizerError, which names
-    the line, when the file is damaged."""
+    """Return {bytes of a token: its rank} of a .tiktoken file with contents `data`. Raises TokenizerError when the file
+    is damaged, or when one of the 256 bytes is no token."""
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
     for number, line in enumerate(data.splitlines(), 1):

@@ -17,10 +17,11 @@ from tokenizer.special import special_tokens
 #: pattern for digits, by the setting `digits`: one by one; groups of three counted from the first digit (as in GPT-4
 #: and Llama 3); or groups of three counted from the last digit, as people write thousands. From the last digit, the
 #: pattern looks at most 51 digits ahead, because a look ahead over a whole long number takes quadratic time. In a
-#: longer number, groups are counted from the first digit until 51 are left
+#: longer number, groups are counted from the first digit until at most 51 are left
 DIGITS = {"single": r"\p{N}", "left3": r"\p{N}{1,3}",
           "right3": r"\p{N}{1,3}(?=(?:\p{N}{3}){0,16}(?!\p{N}))|\p{N}{3}"}
-#: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces
+#: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces if they
+#: have some
 LINE_BYTES = 4096
 #: a run of characters without white space (base64, genomes, lines of dashes), or of white space only, is cut after this
 #: many characters, because the BPE trainer's time is quadratic in the length of a run (200,000 letters took 36 s)

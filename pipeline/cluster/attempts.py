@@ -40,9 +40,9 @@ PIECE = 64 << 10
 LONGEST_NAME = 200
 #: states that do not change by themselves
 ENDED = ("done", "failed", "stopped", "died", "cancelled")
-#: fields read from run.json and progress.json, with their types
 #: file in the folder of a run: the recipe as its author wrote it
 RECIPE_TEXT = "recipe.text.yaml"
+#: fields read from run.json and progress.json, with their types
 _FACTS = {"attempt": int, **dict.fromkeys(("how", "address", "job", "error", "recipe", "base", "host", "begun",
                                           "version", "python", "author", "before"), str)}
 _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "error": str, "nodes": dict,
@@ -53,16 +53,17 @@ _PROGRESS = {**dict.fromkeys(("attempt", "parts", "done"), int), "state": str, "
 class Standing:
     """The state of a run, as the files in the store show it. `state` is one of
 
-    * submitted: the driver (the process that plans the run and commits its tasks) has not begun
-    * started: the driver has not reported progress yet
+    * submitted: the run is a Ray job whose driver (the process that plans the run and commits its tasks) has not
+      reported progress yet
+    * started: the run is no Ray job, and its driver has not reported progress yet
     * running, stopping, done, failed, stopped
-    * cancelled: stopped before the driver began
+    * cancelled: asked to stop before the driver reported progress
     * died: the driver is gone without having reported an end
     * unknown: the run's files cannot be read
 
     `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
     written it yet. `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of
-    life, or None when no living driver runs the run. `age_s` is the number of seconds since the driver wrote
+    life; None unless the run is running or stopping. `age_s` is the number of seconds since the driver wrote
     `progress`.
     """
 
@@ -113,7 +114,8 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     """Return the seconds since the driver of `run` (the process that schedules its tasks) wrote its last heartbeat.
-    Returns None when the driver is gone, or when the store's latest driver runs another run.
+    Returns None when the driver is gone, when the store's latest driver runs another run, or when the heartbeat cannot
+    be read.
 
     If the driver runs on this machine, its process is looked up. If the process exists but the result is large, the
     driver is suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances
@@ -163,7 +165,7 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
-    read, or when a field does not have the type that `kinds` requires."""
+    read, or when a field does not have the type that `kinds` requires. A field that is not an int may also be null."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -189,8 +191,7 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """Return the sorted names of the store's runs. On a disk only the folders of the runs are listed, not their
-    contents."""
+    """Return the sorted names of the store's runs. On a disk the folders of the runs are not listed to their end."""
     if store.local is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -27,7 +27,8 @@ def check_cluster(address: str, insecure_local: bool = False) -> str:
 def gcs_of(address: str) -> str:
     """Return 'host:port' of the Ray cluster at `address`, which is 'host:port' already, or 'auto' for the cluster that
     this machine is part of. Call this before Ray is imported, because it sets the token that Ray reads at its import.
-    Raises BadAddress when `address` is neither of these, and NoAnswer when nothing answers at the address."""
+    Raises BadAddress when `address` is neither of these, and NoAnswer when this machine is part of no cluster or
+    nothing answers at the address."""
     if address.startswith(("http://", "https://")):
         raise BadAddress(f"--address {redact(address)} is a job server, which is for tokenmill submit; to attach, give "
                          f"the cluster itself, HOST:6379")

@@ -32,7 +32,7 @@ from stages.scoring.models import default_lid176
 
 Check = dict[str, str]
 
-#: limits of checks: a value below the first number is red, a value below the second is yellow
+#: limits of checks: a value below the first number is red, a value below the second or only number is yellow
 OPEN_FILES = (1024, 4096)
 FREE_BYTES = (2 << 30, 20 << 30)
 FREE_INODES = (10_000, 200_000)

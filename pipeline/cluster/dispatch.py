@@ -94,8 +94,9 @@ class Dispatcher:
         self._last_values: dict[str, tuple[Any, float]] = {}        # subject → its last value, and since when
 
     def tick(self) -> None:
-        """Bring the queue forward by one step: start its next run if none is running, or start the current run again if
-        the process that scheduled it has died."""
+        """Bring the queue forward by one step: start its next run if none is running. If the process that scheduled the
+        current run has died, start the run again, or end its entry if the run was cancelled or has died too often. If
+        the run was cancelled but not yet asked to stop, ask it."""
         self._children = {claim: child for claim, child in self._children.items() if child.poll() is None}
         head = next((entry for entry in self.queue.entries() if not entry.ended), None)
         if head is None:

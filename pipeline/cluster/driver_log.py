@@ -22,8 +22,8 @@ LONGEST = 64 << 10       # characters after which an unfinished line or private 
 
 class DriverLog:
     """A context manager that copies everything that this process and its libraries write to stdout and stderr into the
-    store, below runs/RUN/log/. Secrets are masked both in the copy and in the output. When the context ends, the copy
-    is complete.
+    store, below runs/RUN/log/, and passes it on to stderr. Secrets are masked in both. When the context ends, the copy
+    is complete, unless the store could not be written.
 
     Object storage cannot append to a file. So the log is a series of files (pieces), and only the last piece is
     replaced as the log grows.
@@ -80,9 +80,9 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Add `text` to the log, and pass whole lines on to the terminal, with secrets masked. An unfinished line is
-        held until its end comes, and so is a private key of several lines, because half a secret would not be
-        recognised. With `last`, nothing is held."""
+        """Add `text` to the log, and pass whole lines on to stderr, with secrets masked. An unfinished line is held
+        until its end comes, and so is a private key of several lines, because half a secret would not be recognised.
+        With `last`, or beyond LONGEST characters, nothing is held."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

@@ -148,8 +148,8 @@ def _line(error: BaseException) -> str:
 
 def local_cluster() -> str:
     """Return the address ('host:port') that `--address auto` means: that of the GCS (the server of a Ray cluster's head
-    node). The cluster is the one that RAY_ADDRESS names or, without RAY_ADDRESS, the one that this machine is part
-    of."""
+    node). The cluster is the one that RAY_ADDRESS names or, without RAY_ADDRESS, the one that this machine is part of.
+    Raises NoAnswer when there is none."""
     try:
         return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
     except ConnectionError as e:

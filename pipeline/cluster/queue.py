@@ -98,9 +98,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class Event:
-    """One event in the history of an entry of the queue. `holder` is the process that caused the event
-    (`pipeline.store.lease.Holder`). `attempt` is set in the event `running`: the number of the attempt (start of the
-    run) that begins with it. `tasks` is set in the event `start`: the number of tasks that the run had done before."""
+    """One event in the history of an entry of the queue. `holder` is set in the events `start` and `running`: the
+    process that caused the event (`pipeline.store.lease.Holder`). `attempt` is set in the event `running`: the number
+    of the attempt (start of the run) that begins with it. `tasks` is set in the event `start`: the number of tasks that
+    the run had done before."""
 
     kind: str
     at: str
@@ -163,8 +164,8 @@ class QueueEntry:
         return count
 
     def deaths(self) -> int:
-        """Return how many starts in a row have ended without a message and without having finished a task. A start
-        after which the entry waits again does not count."""
+        """Return how many starts in a row have ended without a message and without having finished a task. The latest
+        start counts even if it has finished tasks. A start after which the entry waits again does not count."""
         count, tasks, returned = 0, None, False
         for event in reversed(self.events):
             if event.kind in ("returned", "unreachable"):
@@ -234,7 +235,8 @@ class Queue:
             return entry
 
     def submission(self, number: int) -> Submission:
-        """Return the recipe that was submitted as entry `number`, with its text."""
+        """Return the recipe that was submitted as entry `number`, with its text. Raises UnknownEntry when there is no
+        such entry."""
         body = self._read(event_name(number, 0))
         if body is None:
             raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
@@ -292,7 +294,7 @@ class Queue:
     def submit(self, submission: Submission) -> QueueEntry:
         """Put a recipe at the end of the queue and return its entry. If the same request was made before, the entry of
         that request is returned. If the submission resumes a run whose entry has not ended, that entry is returned.
-        Raises QueueFull, RequestReused and RunTaken.
+        Raises QueueFull, RequestReused, RunTaken, and QueueError when the name of the run is not allowed.
 
         A request that is sent twice at the same time makes only one entry. Before a process finds a free number, it has
         read all earlier entries. If another process takes the number first, this process reads the new entry before it

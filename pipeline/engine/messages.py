@@ -115,8 +115,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Hindered:
-    """Event: a full disk or unresponsive storage keeps a task from its work. The task waits, and is tried again on the
-    same node."""
+    """Event: the machine or the storage keeps a task from its work, for example a full disk. The task waits, and is
+    tried again on the same node."""
 
     id: int
     message: str

@@ -184,8 +184,8 @@ class TaskInputs:
         self.skip: dict[int, Skip] = {fault.row: fault for fault in skip}
         #: in crash triage, the only rows to process, else None; the output of such a run is discarded
         self.only = None if only is None else frozenset(only)
-        #: most documents to process between two updates of the crash cursor; 1 while a crashed batch is replayed one by
-        #: one
+        #: most documents to process between two updates of the crash cursor: 1 while a crash is investigated, and after
+        #: an investigation without proof; else None
         self.batch_rows = batch_rows
         #: in crash triage, the number of the only input file to read (as `CrashCursor.reading` counts), else None
         self.file = file
@@ -197,8 +197,9 @@ class TaskInputs:
 
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
-        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded into this
-        machine's cache. If `needs` names ranges of a remote input file, only these ranges are downloaded.
+        store, or `$file`, an input file. The task must not change the file. A remote file is downloaded to the scratch
+        folder, through this machine's cache. If `needs` names ranges of a remote input file, only these ranges are
+        downloaded.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
         not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.

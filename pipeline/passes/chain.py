@@ -55,7 +55,9 @@ _loaded: dict[str, LoadedStage] = {}
 def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     """Return the stages of a chain, loaded and set up. A warm child (a worker process that is used for several tasks)
     keeps the stages of its latest chain, because models take long to load. It drops the stages of earlier chains,
-    because a task declares memory for its own stages only."""
+    because a task declares memory for its own stages only. Raises FreshProcess if this process is already sealed (cut
+    off from the network) and a stage has to be loaded that is a user's own, or that starts programs which this process
+    may not start."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):
@@ -86,8 +88,9 @@ class Chain:
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
         """Run a batch through `steps`, which change its documents in place. Returns the verdicts on dropped documents,
-        and the documents on which a stage failed. With `sign` -1, the batch is subtracted from the counters instead of
-        added."""
+        and the documents on which a stage failed. Errors of which no document is to blame (`tables.to_blame`), such as
+        a full disk, are raised. With `sign` -1, the batch is subtracted from the counters (other than CPU time) instead
+        of added."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch

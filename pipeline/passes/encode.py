@@ -61,16 +61,17 @@ class EncodePart:
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
     or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
-    is. If a document has `loss_spans`, SPLIT.loss holds a u8 per token, 0 for the tokens outside the spans: the model
-    reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their labels.
-    SPLIT.tables then holds a table for each label, and labels.json {split: [[label, LabelPiece], …]}.
+    is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per token, 0 for such tokens:
+    the model reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their
+    labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and labels.json {split: [[label,
+    LabelPiece], …]}.
 
-    Whether a document is held out (in val) depends only on PRF(seed, id), a pseudo-random number. A document that is
-    not held out goes into neither split if a deduplication found that it resembles a held-out one, because training on
-    it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which the tokenizer
-    crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in the order of
-    the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in every
-    attempt. Memory: one row group and the tokens of one batch.
+    Whether a document is held out (in val) depends only on the share and on PRF(seed, id), a pseudo-random number. A
+    document that is not held out goes into neither split if a deduplication found that it resembles a held-out one,
+    because training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which
+    the tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in
+    the order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
+    every attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"
@@ -381,8 +382,8 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
     `source` says which token files the tokens are from, if they are from no dataset (`Manifest.source`).
 
     Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
-    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` may be None. Publishing the same
-    results again changes nothing.
+    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` is None if no tokens are held out.
+    Publishing the same results again changes nothing. Raises ImportedShards if imported shards have this name.
     """
     refuse_imported(store, name)
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}

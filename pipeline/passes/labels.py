@@ -37,7 +37,8 @@ class TooManyStreams(TokenmillError):
 
 class ShardLabels:
     """Reads the labels of documents. `by` lists where they come from: {"column": NAME}, {"meta": KEY}, or {"signal":
-    NAME}, with `edges` if the signal is to be cut into numbered buckets."""
+    NAME}, with `edges` if the signal is to be cut into numbered buckets. A value equal to an edge belongs to the bucket
+    above the edge."""
 
     def __init__(self, by: Sequence[Mapping[str, Any]]) -> None:
         self.by = by

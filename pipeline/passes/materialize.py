@@ -228,11 +228,11 @@ def _bits(packed: np.ndarray) -> np.ndarray:
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is so
-    large that a task writes at least SEGMENT bytes, on average, for each output file. A task needs scratch space for
-    the bytes it reads. Raises CurriculumError if this version of Tokenmill would order the samples in another way than
-    the curriculum records (its hash of the order differs), and ShardError if a shard set that the curriculum names is
-    missing."""
+    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is at
+    least MAP_BYTES, and so large that a task writes at least SEGMENT bytes, on average, for each output file. A task
+    needs scratch space for the bytes it reads. Raises CurriculumError if this version of Tokenmill would order the
+    samples in another way than the curriculum records (its hash of the order differs), and ShardError if a shard set
+    that the curriculum names is missing or was replaced."""
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: this version of Tokenmill would order the samples in another way; run the "

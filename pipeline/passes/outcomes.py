@@ -2,15 +2,15 @@
 prediction uses the stored signals of the document (numbers that the steps computed).
 
 The stages (the code of the steps) derive their verdicts from the signals (`pipeline.passes.verdicts`). This module
-decides which verdict counts. In the following cases no verdict can be known. The outcome is then `unknown`, with the
-reason; it is never guessed:
+decides which verdict counts. Where no verdict can be known, the outcome is `unknown`, with the reason; it is never
+guessed. REASONS lists all reasons. These are the main ones:
 
-* A step dropped the document and would now let it pass. The later steps have not seen it, so their signals are missing,
-  unless the run had `signals: all`.
+* A step dropped the document and would now let it pass. The later steps of the same pass have not seen it, so their
+  signals are missing, unless the run had `signals: all`. The steps of later passes have not seen it in any case.
 * A step that edits the text or sets the language is left out, or an editing step would now keep a document that it
   dropped. The later steps would see another text or language than they saw.
-* The step is after the next barrier (a step over all documents at once, such as deduplication) or in the next pass. It
-  would see other documents than it saw.
+* A barrier (a step over all documents at once, such as deduplication) is changed, or a step after a barrier is changed
+  together with one before it. The barrier would see, or remove, other documents than it did.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ class ChangedSteps:
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
 
     def before(self, end: int, reason: str) -> Outcome:
-        """Return what became of a document in the run. The step at place `end` dropped the document for `reason`; for a
-        document that no step dropped, `end` is the number of steps."""
+        """Return what became of a document in the run, up to the place `self.end`: a document that was dropped there or
+        later counts as kept. The step at place `end` dropped the document for `reason`; for a document that no step
+        dropped, `end` is the number of steps."""
         return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
 
     def outcome(self, doc: Any, end: int, reason: str) -> Outcome:

@@ -1,4 +1,5 @@
-"""Writes the tokens of one part (file of documents), for the task `EncodePart`."""
+"""Writes the tokens of one part (file of documents) for the task `EncodePart`, and those of token files for
+`ImportTokens`."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class ShardFiles(Protocol):
 
 class TokensWriter:
     """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
-    each document ends) and SPLIT.loss (which tokens count for the loss)."""
+    each document ends) and, if some token does not count for the loss, SPLIT.loss (which ones do)."""
 
     def __init__(self, out: ShardFiles, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows

@@ -70,8 +70,8 @@ class Settled:
 
 @dataclass
 class QuarantinedRecord:
-    """A record that goes into quarantine: it could not be read, it killed or hung a process before, or a stage failed
-    on it."""
+    """A record that goes into quarantine: it could not be read, it killed or hung a process before, a stage failed on
+    it, or it was taken out of the store."""
 
     id: str
     source: str

@@ -3,9 +3,10 @@
 The reading of a file ends early in three cases: its reader yields a fatal `BadRecord`, its reader raises an exception,
 or the process dies while it reads the file. The unread rest of the file (or of the piece that the task reads) is then
 quarantined as one record and counted under `bad_files` in the counters, and the task continues with the next file. If
-the process died and the file is Parquet, only the unread rows of the row group are lost. A record that killed a process
-is written to the commit log (`pipeline.store.view`). Every later task that reads the same piece of the file loses the
-same records, without trying them.
+the process died and the reader can continue behind the record (`Reader.beyond`), only a part of the rest is lost; of a
+Parquet file, these are the unread rows of the row group. A record that killed a process is written to the commit log
+(`pipeline.store.view`). Every later task that reads the same piece of the file loses the same records, without trying
+them. After MAX_STOPS such records the whole piece is quarantined.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class DrawSample:
     of bytes after which the task stops reading).
 
     Each record has a rank, PRF(seed, id), which is a pseudo-random number. The sample consists of the records with the
-    lowest ranks: the given share of all records, and at least `least` records. Writes drawn.parquet
+    lowest ranks: about the given share of all records, but at least `least` records, and then only as many as have at
+    most `most` bytes together (but at least one). Writes drawn.parquet
     (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read; `covered`, the bytes of
     the stored files that were read; and `complete` {"below": r}, which means that every record read with a rank below r
     was drawn.
@@ -69,7 +70,7 @@ class DrawSample:
 class Draw:
     """Keeps the records with the lowest ranks (pseudo-random numbers) while records are read. It keeps all records with
     a rank below `limit`, and at least `least` records. If the kept records exceed `most` bytes, those with the highest
-    ranks are dropped."""
+    ranks are dropped, but one record always stays."""
 
     def __init__(self, limit: int, least: int, most: int) -> None:
         self.limit, self.least, self.most = limit, least, most

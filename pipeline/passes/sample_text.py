@@ -39,7 +39,7 @@ RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8"), ("stratum", "<u8")])
 #: number of ranges of ranks; the cut reads only the ranges that the sample needs
 RANGES = 1024
 PICKED = pa.schema([("id", pa.string()), ("text", pa.large_string())])
-#: bytes of text per row group of picked texts
+#: characters of text per row group of picked texts
 GROUP_BYTES = 16 << 20
 
 

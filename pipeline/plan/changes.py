@@ -21,7 +21,7 @@ MOST = 40
 
 def latest_run(store: Store) -> str | None:
     """Return the name of the run that the store's report.json describes, which is the latest finished one. None when no
-    run has finished in the store."""
+    run has finished in the store, or report.json cannot be read."""
     try:
         return str(json.loads(store.read("report.json"))["run"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -46,8 +46,8 @@ def run_before(store: Store, run: str) -> str:
 
 
 def compare_command(store: Store, run: str) -> str | None:
-    """Return the command that compares a finished run with the run before it. None if there was no run before it, or if
-    that run made other datasets."""
+    """Return the command that compares a finished run with the run before it. None if there was no run before it, if
+    the store no longer has the files of that run, or if the two runs have datasets of different names."""
     before = facts_of(store, run).get("before", "")
     if before == run or bad_name(before) is not None or not store.exists(f"runs/{before}/tasks.parquet"):
         return None
@@ -60,8 +60,8 @@ def compare_command(store: Store, run: str) -> str | None:
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
     """Return the settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}.
     `was` or `now` is None where the key is missing. Locations of inputs are not compared, because no result depends on
-    them. Returns None when no run has finished, or when so many settings differ that the latest run must have been of
-    another recipe."""
+    them. Returns None when no run has finished, or when the latest run was of another recipe: when the names of the
+    sources or datasets differ, or more than MOST settings."""
     run = latest_run(store)
     if run is None:
         return None

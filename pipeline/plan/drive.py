@@ -139,11 +139,11 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
     """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors: more than
     ten, and more than the share `allowed` of its documents.
 
-    Records of input files that could not be read do not count as lost documents. The function returns warnings about
-    them: about sources that lost more than the share `allowed` of their records, sources that yielded no document at
-    all, and column values that documents could not keep. `picks` says that the pass selects documents by a `where`. A
-    source without unreadable records may then yield no document, without a warning. `suffix` is appended to the name
-    under which the dataset is published.
+    Documents that a takedown left out do not count as lost, nor do records of input files that could not be read. The
+    function returns warnings about what was read: about sources that lost more than the share `allowed` of their
+    records, sources that yielded no document at all, and column values that documents could not keep. `picks` says that
+    the pass selects documents by a `where`. A source without unreadable records may then yield no document, without a
+    warning. `suffix` is appended to the name under which the dataset is published.
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})

@@ -19,7 +19,9 @@ from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_o
 
 
 class InputError(TokenmillError):
-    """Raised when a source has no readable file. The message names the source, the pattern and the remedy."""
+    """Raised when the inputs of a recipe cannot be used: when a pattern matches no file, a folder cannot be read, a
+    dataset would hold the same documents twice, or imported tokens do not fit. The message names the place and the
+    remedy."""
 
     exit_code = 2
 
@@ -43,13 +45,16 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                 follow_symlinks: bool = False, clock: Clock = SYSTEM) -> FileList:
     """List the files of source `name`, sorted by relative path.
 
-    A pattern is a file, a directory or a glob with `**`; relative patterns start at `base` (the recipe's folder). A
-    directory means all files below it that end in one of `suffixes` (all files if there are none). `verify` hashes the
-    contents of files instead of trusting size and time. `journal` continues the listing of a bucket that an earlier run
-    did not finish. Warnings about skipped files are added to `warnings`.
+    A pattern is a file, a directory or a glob, in which `**` matches any number of directories; relative patterns start
+    at `base` (the recipe's folder). A directory means all files below it that end in one of `suffixes` (all files if
+    there are none). `verify` hashes the contents of local files instead of trusting size and time. `listings` holds the
+    buckets that were listed before, and `journal` continues the listing of one that an earlier run did not finish.
+    Warnings about skipped files are added to `warnings`. Raises InputError, for example when a pattern matches no file;
+    a file that this user may not read is listed with the reason in `bad`.
 
-    Paths are relative to `root`. By default `root` is the directory of the pattern itself, or the directory before the
-    first wildcard, so that the same files yield the same documents from a disk and from a bucket.
+    Paths are relative to `root`. By default `root` is the deepest directory that contains the directories of all
+    patterns. The directory of a pattern is the one that it names, the one that holds the file that it names, or the
+    last one before its first wildcard. The same files thus yield the same documents from a disk and from a bucket.
 
     Symbolic links are followed, but never around a loop. A link that leads out of the folders of the patterns is
     followed only with `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link

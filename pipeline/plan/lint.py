@@ -125,7 +125,8 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
     """Finds sources of raw bytes that a dataset reads without a suitable extractor, so that its documents would have no
-    text. For a crawl, an extractor for PDFs also counts as suitable, because crawls contain PDFs."""
+    text. For a crawl, an extractor for PDFs also counts as suitable, because crawls contain PDFs. So does a step whose
+    effect is unknown (`_foreign`)."""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -139,7 +140,8 @@ def _extraction(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _language(recipe: Recipe) -> Iterator[Finding]:
-    """Finds steps made for English that a dataset applies to documents of any language."""
+    """Finds steps made for English that a dataset applies to documents that may be in other languages. The first such
+    step of a dataset is reported."""
     english: dict[str, bool] = {}                          # whether a dataset gives only English documents
     for name in recipe.dataset_order():
         dataset = recipe.datasets[name]
@@ -260,8 +262,8 @@ def _list(names: set[str]) -> str:
 
 # -- old documents ----------------------------------------------------------------------------------------------------
 def _against(recipe: Recipe) -> Iterator[Finding]:
-    """Finds deduplications that compare documents with an earlier dataset, but not with those that this dataset was
-    compared with. Copies of documents in the latter are missing in the former, so they would be kept again."""
+    """Finds deduplications that compare a dataset with an old one, but not with the still older ones with which the old
+    one was compared. The old dataset lacks copies of documents of the older ones, so a further copy would be kept."""
     for name, dataset in recipe.datasets.items():
         for number, step in enumerate(dataset.steps):
             named = (step.config.get("against") or ()) if _is_barrier(step) else ()
@@ -352,8 +354,8 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Finds pairs of shards that hold the same documents. Training would read these documents more often than the
-    mixture says."""
+    """Finds pairs of shards that are made from the same dataset and whose `where` settings do not keep them apart.
+    Training would read documents that are in both more often than the mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -378,7 +380,8 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """Finds a tokenizer that is trained on text of which no shard contains tokens."""
+    """Finds a tokenizer that is trained on a dataset none of whose sources gets into the shards that are trained on. In
+    a recipe with a curriculum, these are the shards that a phase mixes in, otherwise all."""
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return

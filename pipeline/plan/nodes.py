@@ -109,8 +109,8 @@ class PassResult:
 
 
 class SplitIndex(Mapping[str, Any]):
-    """Maps the path of a big input file to its splits (the pieces that separate tasks read). The splits are read from
-    the store on access; their paths in the store are kept in a database on disk."""
+    """Maps the path of each big input file that can be split to its splits (the pieces that separate tasks read). The
+    splits are read from the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
         """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` holds

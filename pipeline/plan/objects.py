@@ -34,9 +34,9 @@ logger = logging.getLogger("tokenmill")
 FOLDER = "listing"
 #: objects of a file of the journal: ten pages of S3, about 1 MB
 CHUNK = 10_000
-#: Age in seconds from which on a file of the journal is not used. A listing that is continued misses objects that were
-#: added since, if they come before the path where it continues; the next run lists them. Objects that changed since end
-#: the run.
+#: A file of the journal that is older than this many seconds is not used. A listing that is continued misses objects
+#: that were added since, if they come before the path where it continues; the next run lists them. If a listed object
+#: has changed since, the task that reads it ends the run.
 CONTINUED_S = 3600.0
 VERSION = 1
 

@@ -12,7 +12,7 @@ from stages.filter.where import Where
 
 def check_overlaps(recipe: Recipe) -> None:
     """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed when
-    their `where` settings select different documents, by language or by signals."""
+    their `where:` settings, and the `where` steps before all their other steps, select different documents."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:

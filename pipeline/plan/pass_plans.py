@@ -10,7 +10,8 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
   * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
-    barrier runs in the last pass of each input dataset.
+    barrier runs in the last pass of each input dataset, and in a pass of its own for each input source. If the dataset
+    selects documents by `where:`, it runs in a first pass of the dataset instead.
   * A barrier that cuts passages out of texts (`edits`) names them by ranges of bytes in the stored texts. Its `prepare`
     stage is therefore the last one of its pass, so that no later stage changes the texts. The next pass begins with
     the stage that carries out the cuts (`stages.cut`), and always writes its documents.
@@ -69,7 +70,8 @@ class PassPlan:
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
-        """Add the `prepare` stage of a barrier to the pass: after all other stages, or before the first scrubber."""
+        """Add the `prepare` stage of a barrier to the pass, unless the pass has it already: with `last` after all other
+        stages, otherwise before the first scrubber."""
         if any(s.name == step.name and s.key == step.key for s in self.chain):
             return
         place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs and not last), len(self.chain))
@@ -80,7 +82,7 @@ class DatasetPasses:
     """The passes and barriers of all datasets of a recipe, in an order in which each comes after those that it reads.
 
     `passes` maps a dataset to its passes. `barriers` maps the name of a barrier's node to (name of its side table, the
-    barrier, the datasets in the order of their priority, the datasets that it reads)."""
+    barrier, the inputs of its dataset in the order of their priority, these inputs in the order of `from:`)."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

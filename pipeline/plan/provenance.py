@@ -7,9 +7,9 @@ therefore writes, before its first task,
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node (a group of tasks) are a flat dict of everything that enters the keys of its tasks:
-`step.language.min`, `step.html version`, `sources.web.max_bytes` … Values are recipe settings, versions and hashes of
-files, with secrets masked.
+The *ingredients* of a node (a group of tasks) are a flat dict of what enters the keys of its tasks, apart from the
+input files and the results of earlier nodes: `step.language.min`, `step.html version`, `sources.web.max_bytes` …
+Values are recipe settings, versions and hashes of files. In the file, secrets are masked.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def write_provenance(store: Store, run: str, planner: Planner, ingredients: Mapp
 
 
 def node_ingredients(planner: Planner, nodes: list[Node]) -> dict[str, Ingredients]:
-    """Return, for each node of the plan, its ingredients: the settings, versions and files that enter the keys of its
-    tasks."""
+    """Return, for each node of the plan, its ingredients: the settings, versions and hashes of resource files that
+    enter the keys of its tasks."""
     plans = {p.name: p for out in planner.passes.values() for p in out}
     out: dict[str, Ingredients] = {}
     for node in nodes:
@@ -222,8 +222,8 @@ def read_provenance(store: Store) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_inputs(store: Store, run: str, source: str) -> dict[str, tuple[int, str]] | None:
-    """Return the input files of a source as a run recorded them: {path: (size, etag)}. None when the run has no list of
-    its input files."""
+    """Return the input files of a source as a run recorded them: {path: (size, etag)}. None when the run has no
+    readable list of its input files."""
     try:
         table = store.table(f"runs/{run}/inputs.parquet")
     except (OSError, DamagedFile):

@@ -1,6 +1,6 @@
 """Cuts the input files of a source into partitions, each of which is the input of one task. The size of a partition is
-bounded (unless a single file is too big and cannot be split). The cuts depend only on the input files and the settings,
-not on earlier runs.
+bounded, unless a file that cannot be split, or a group of files that must be read together, is bigger. The cuts depend
+only on the input files and the settings, not on earlier runs.
 
 Small files are packed in the order of their sorted paths. File names decide the boundaries, so that an added file
 changes only the partitions next to it. Big files are split at record boundaries that an index task finds.
@@ -16,9 +16,10 @@ from typing import Any
 
 from pipeline.plan.file_list import SourceFile
 
-#: a partition never grows beyond this many times the target
+#: no file is added to a partition that would grow beyond this many times the target
 OVERFULL = 2.0
-#: more files than this in one partition would make its argument list, and its record, too long
+#: Most files of a partition, because its argument list and its record would become too long. Only a group of files that
+#: must be read together may have more.
 MAX_FILES = 512
 #: Least probability that a file is the last of its partition, once the partition has more than half of MAX_FILES.
 #: Nearly every partition is then cut by a file name before it is full, so that an added file moves only the next few

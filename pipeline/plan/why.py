@@ -47,8 +47,9 @@ class Cause:
 
 
 def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Explain why tasks of the node `name` are stale (have to run). A node is a group of tasks, such as a pass; the
-    name of a dataset means the dataset's last pass. Returns a document:
+    """Explain why tasks of the node `name` are stale (have to run). A node is a group of tasks, such as a pass. The
+    name of a dataset means the dataset's last pass; the name of shards means their node, if no node has this name.
+    Returns a document:
 
         {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
          "causes": [{"what", "tasks", "examples"}], "notes": [str],

@@ -29,8 +29,9 @@ from stages.stage import Stage, role_of
 
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
-    """Check the whole recipe, and fill in the defaults of settings that it leaves out, in place. Raises RecipeError,
-    which lists the problems found."""
+    """Check the whole recipe, and fill in the defaults of settings that it leaves out, in place. The checks run in
+    groups. If a group finds problems, RecipeError is raised with all problems of this group, and later groups do not
+    run, because they rely on what earlier ones have checked."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
@@ -201,10 +202,14 @@ def _where(recipe: Recipe, checker: Checker, inputs: list[str], where: Where, pa
 
 
 def _signals(recipe: Recipe, checker: Checker) -> None:
-    """Check the signals (numbers stored beside the text) that steps use to keep or drop documents. It is a problem when
-    no earlier step, dataset or source writes a signal, because every document would lack it. It is also a problem when
-    a step overwrites a signal of a source. The signal would then hold the source's value for documents that were
-    dropped before the step, and the step's value for all other documents."""
+    """Check the signals (numbers stored beside the text) that steps use to keep or drop documents. Three things are
+    problems:
+
+    * No earlier step, dataset or source writes the signal, so that every document would lack it.
+    * A barrier reads a signal that a step writes after personal data was removed (`_ScrubbedPass`).
+    * A step overwrites a signal of a source. The signal would then hold the source's value for documents that were
+      dropped before the step, and the step's value for all other documents.
+    """
     source_signals = {name: set(reader_class(source.read)(source.config).signals)
                       for name, source in recipe.sources.items()}
     if not any(source_signals.values()) and all(

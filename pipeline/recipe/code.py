@@ -33,7 +33,9 @@ _imported: set[tuple[str, str]] = set()          # (name, sha256) of the files t
 
 def import_code(files: Sequence[str]) -> None:
     """Import Python files of the user's own stages. A module gets the name of its file without .py, so that
-    'my_stages:Class' finds its class. Raises ImportError when another module has the same name."""
+    'my_stages:Class' finds its class. A file is not imported again if the module of this name came from the same file
+    or from one with equal contents. Raises FileNotFoundError for a missing file, and ImportError when another module
+    has the same name. Errors that the file's own code raises are passed on."""
     for path in files:
         name = Path(path).stem
         loaded = sys.modules.get(name)
@@ -68,8 +70,9 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
     """Import, in a worker, the user's Python files with which the run was planned. `files` lists them as {"path",
     "sha256", "kept"} (`Recipe.code_args`).
 
-    Raises ChangedInput when neither this machine nor the store has a file with the planned sha256. Raises FreshProcess
-    when this process is already sealed (cut off from the network), because an import may need the network.
+    Files that this process has imported before are skipped. Raises ChangedInput when neither this machine nor the store
+    has a file with the planned sha256. Raises FreshProcess when a file is still to be imported and this process is
+    already sealed (cut off from the network), because an import may need the network.
     """
     for file in files:
         path, name = file["path"], os.path.basename(file["path"])
@@ -85,9 +88,9 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
 
 def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
     """Make, in a worker, the reader that a task's argument `entry` describes: {name, key, $volatile: {target, config,
-    code, resources}}. Raises ChangedInput when a resource file is not the one with which the run was planned. A caller
-    must check each record that the reader yields (`pipeline.passes.storable.checked`), because a user's reader may
-    yield records that cannot be stored."""
+    code, resources}}. Raises ChangedInput when a resource file is not the one with which the run was planned, and the
+    errors of `import_planned`. A caller must check each record that the reader yields
+    (`pipeline.passes.storable.checked`), because a user's reader may yield records that cannot be stored."""
     hidden = entry["$volatile"]
     import_planned(store, hidden.get("code", ()))
     reader = reader_class(hidden["target"])(hidden["config"])
@@ -97,7 +100,7 @@ def planned_reader(store: Store, entry: Mapping[str, Any]) -> Reader:
 
 def check_resources(files: Mapping[str, str], planned: Mapping[str, str]) -> None:
     """Raise ChangedInput when the resource files of a stage or reader, {config field: path}, do not have the sha256
-    with which the run was `planned`."""
+    with which the run was planned. `planned` maps a config field to this sha256; if it is empty, nothing is checked."""
     for field, path in files.items() if planned else ():
         if file_sha256(path) != planned.get(field):
             raise ChangedInput(f"{path} is not the file this run was planned with; run again to plan with the new one, "
@@ -127,9 +130,9 @@ def _distributions() -> Mapping[str, Sequence[str]]:
 
 
 def _fetch(store: Store, file: Mapping[str, str], name: str) -> str:
-    """Fetch the store's copy of a user's Python file to this machine, and return the path. The folder of the fetched
-    file belongs to this user and is named after the file's sha256. Raises ChangedInput when the copy has another
-    sha256."""
+    """Fetch the store's copy of a user's Python file to this machine, unless it was fetched before, and return the
+    path. The folder of the fetched file belongs to this user and is named after the file's sha256. Raises ChangedInput
+    when the copy is missing or has another sha256."""
     folder = user_folder() / f"code-{file['sha256'][:32]}"
     target = folder / name
     if target.is_file() and file_sha256(target) == file["sha256"]:

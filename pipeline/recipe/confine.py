@@ -1,7 +1,8 @@
 """Confines a recipe that somebody else has written to folders and URLs (roots) of the operator's choice.
 
 `refusals` checks the plain data of a recipe, before any file that the recipe names is opened or imported. It checks
-every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, and of `code:`.
+every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, of `code:`, and of
+the checkpoints that `train:` starts from.
 Symbolic links are resolved first. Links that are found later, when a glob is expanded, are not followed out of the
 glob's folder (`pipeline.plan.inputs`), because `follow_symlinks` is refused.
 """
@@ -31,7 +32,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that it may
-    use. Relative paths start at `base`. Values of wrong types are skipped, because validation reports them."""
+    use. Yield one, too, for every reader or step 'module:Class' whose file `code:` does not list, and for every
+    `follow_symlinks`. Relative paths start at `base`. Values of wrong types are skipped, because validation reports
+    them."""
     code = [value for _, value in _strings(data.get("code"), ("code",))]
     modules = {PurePosixPath(path).stem for path in code}
     for path, value in _named(data, base):

@@ -1,8 +1,9 @@
 """Changes thresholds of steps in the text of a recipe, and leaves all other text unchanged: comments, order, spelling.
 
-Only the characters of a value are replaced. A missing key is added to its step, and the lines of a step that is left
-out become comments. The new text is then parsed and compared with the old data plus the changes. If they differ (for
-example because several steps share an alias), RecipeError is raised, so that a wrong text is never written.
+Only the characters of a value are replaced. A missing key is added to its step. The lines of a step that is left out
+become comments; in a list in brackets, the step is removed. The new text is then parsed and compared with the old data
+plus the changes. If they differ (for example because several steps share an alias), RecipeError is raised, so that a
+wrong text is never written.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pipeline.recipe.marks import Marks, dump_yaml, parse_yaml
 def edit_recipe(text: str, file: str, dataset: str, thresholds: Mapping[int, Mapping[str, Any]],
                 off: frozenset[int] = frozenset()) -> str:
     """Return the text of a recipe with other thresholds for some steps of a dataset. `thresholds` maps the number of a
-    step to its new settings, and `off` holds the numbers of the steps to leave out. Raises RecipeError where the text
-    cannot be changed in this way."""
+    step, counted from 0, to its new settings, and `off` holds the numbers of the steps to leave out. Raises RecipeError
+    if the dataset has no such step, or the text cannot be changed in this way."""
     data, marks = parse_yaml(text, file)
     steps = _value_at(data, ("datasets", dataset, "steps"))
     path: KeyPath = ("datasets", dataset, "steps")

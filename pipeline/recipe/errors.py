@@ -40,8 +40,9 @@ class Problem:
 
 
 class RecipeError(TokenmillError):
-    """Raised for a recipe that cannot be run. `problems` lists all errors of the recipe in the order of the file. The
-    command exits with code 2."""
+    """Raised for a recipe that cannot be run. `problems` lists the errors that were found before the check stopped, in
+    the order of the file; those without a line, such as errors in `--set`, come first. The command exits with code
+    2."""
 
     exit_code = 2
 

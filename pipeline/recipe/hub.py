@@ -2,8 +2,8 @@
 
 The driver (the process that plans a run) fetches the tokenizer through the cache of `huggingface_hub` on its machine,
 and puts a copy into the store for the workers. A name without a revision means the latest revision. The copy of the
-recipe that a run keeps names the revision that was used. If the cache holds the named revision, no request is sent to
-the hub.
+recipe that a run keeps names the revision that was used. No request is sent to the hub if the revision is a commit (40
+hex digits) that the cache holds, or if HF_HUB_OFFLINE is set. If the hub cannot be reached, the cached copy is used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HubTokenizer:
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` is the name of a tokenizer on the Hugging Face hub. Such a name has the form of a hub name and no
-    ending of a file name, and below the folder `base` there is no file or folder of the same name."""
+    """Whether `load` is the name of a tokenizer on the Hugging Face hub. Such a name has the form of a hub name and
+    does not end in .json or .model, and below the folder `base` there is no file or folder of the same name."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
             and not os.path.exists(os.path.join(base, load)))
 
@@ -82,7 +82,8 @@ def fetch(load: str) -> HubTokenizer:
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
     """Return the tokenizer of a repository on the Hugging Face hub; None when the repository has no tokenizer file.
-    With `local`, the file is only looked up in the cache of this machine. Otherwise it is downloaded."""
+    With `local`, the file is only looked up in the cache of this machine, and None means that the cache has none.
+    Otherwise it is downloaded. Raises TokenizerError when it cannot be."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

@@ -29,11 +29,12 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     """Load the recipe in a YAML file, or a ready recipe (one that comes with Tokenmill) by name.
 
     `overrides` have the form `a.b.c=value` with a YAML value, for example `datasets.clean.steps.language.min=0.8`. An
-    item of a list is given by its number, or by the name of the step or phase. The override `until=NAME` keeps only the
-    dataset NAME and the datasets it is made from. `inputs` are paths for the source that the recipe names under
-    `input:`; they are relative to the current folder. All paths given to a ready recipe are relative to the current
-    folder, too. With `allow_custom` the recipe may name the user's own stages. Raises RecipeError, which lists every
-    problem with its place.
+    item of a list is given by its number, counted from 0, or by the name of the step or phase. The override
+    `until=NAME` (or a list of names) keeps only the dataset NAME and what it is made from, and removes `tokenizer:`,
+    `shards:`, `curriculum:` and `train:`. `inputs` are paths for the source that the recipe names under `input:`, or
+    for its only source; they are relative to the current folder. All paths given to a ready recipe are relative to the
+    current folder, too. With `allow_custom` the recipe may name the user's own stages, and its files under `code:` are
+    imported. Raises RecipeError, which lists problems with their places (`check_recipe` says how many at once).
     """
     file = _find(str(path_or_name))
     try:
@@ -166,8 +167,8 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
 
 def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> Iterator[Problem]:
     """Put the paths given with `--input` into the source that the recipe names under `input:` (or into its only
-    source). Relative paths start at `base`. Yields a problem when the recipe requires `--input` and it was not
-    given."""
+    source). Relative paths start at `base`. Yields a problem when `--input` was not given and the source that `input:`
+    names has no `path`. Raises RecipeError when `--input` was given and several sources may be meant."""
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
         return                                                      # wrong types: pydantic reports them
@@ -187,8 +188,9 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> I
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """Apply the override `until: NAMES`: keep only the datasets NAMES and the datasets they are made from. `fed` tells
-    whether `--input` was given."""
+    """Apply the override `until: NAMES`: keep only the datasets NAMES, and the datasets and sources they are made from.
+    What makes tokens of datasets is removed: `tokenizer`, `shards`, `curriculum` and `train`. `fed` tells whether
+    `--input` was given."""
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
         return                                                      # wrong types: pydantic reports them
@@ -233,8 +235,8 @@ def _missing_values(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:
 
 
 def value_at(data: Any, key: str) -> Any:
-    """Return the value under a key of a recipe, which is written as in `--set`; None when the recipe has no such
-    key."""
+    """Return the value under a key of a recipe, which is written as in `--set`; None when the recipe has no such key.
+    Raises RecipeError when a list on the way has no such item."""
     here = data
     for step in key.split("."):
         if isinstance(here, list):

@@ -1,8 +1,8 @@
 """Reads a recipe's YAML into plain data, and notes the line and column of every key.
 
 Tags (`!!python/object` …) and duplicate keys are errors. Scalars follow YAML 1.2: `no` is a string (the code of the
-Norwegian language), and `1e-5` is a number. Aliases and the merge key `<<` work. The number of aliases is limited, and
-so is the number of values after aliases are expanded.
+Norwegian language), and `1e-5` is a number. Aliases and the merge key `<<` work. The numbers of aliases and merges are
+limited, and so is the number of values after aliases are expanded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.recipe.errors import KeyPath, Mark, Problem, RecipeError
 
-#: limits for an untrusted file: bytes, nodes after alias expansion, nesting
+#: limits for an untrusted file: characters, nodes after alias expansion, levels of nesting
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 100_000, 50
 #: most aliases in a file, and most merges (`<<`); merges inside a mapping are counted each time it is merged
 MAX_ALIASES = MAX_MERGES = 1000

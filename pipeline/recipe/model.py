@@ -42,9 +42,9 @@ class Source(RecipeModel):
     """A named set of input files, and the reader that turns them into documents. Keys of a source in the recipe that
     are no fields of this class are settings of the reader; they are moved into `config`.
 
-    `path`: file, folder, glob or URL, or a list of them, relative to the recipe file. `root`: the folder to which the
-    paths in document identities are relative (default: the folder before the first wildcard). `follow_symlinks`: also
-    follow links that lead out of the folders in `path`.
+    `path`: file, folder, glob or URL, or a list of them; relative paths start at `Recipe.base`. `root`: the folder to
+    which the paths in document identities are relative (the default is described in `pipeline.plan.inputs`).
+    `follow_symlinks`: also follow links that lead out of the folders in `path`.
     """
 
     read: str
@@ -228,13 +228,15 @@ class Recipe(RecipeModel):
         return next((name for name, shards in self.shards.items() if shards.by and stream.startswith(f"{name}.")), None)
 
     def plain(self) -> dict[str, Any]:
-        """Return the recipe as plain values under the keys of the recipe file. Defaults are filled in, and paths are as
-        the user wrote them."""
+        """Return the recipe as plain values under the keys of the recipe file. Values of None are left out, defaults
+        are filled in, the settings of a reader stand under `config`, and a step is {"name", "config"}. Paths of
+        resource files, of `against` and of `--input` are absolute; other paths are as the user wrote them."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """Return the recipe as plain values without paths. The result does not depend on where the recipe, its inputs
-        and its models are stored."""
+        """Return the recipe as plain values without the paths of its sources and without the folder `base`, which is
+        taken off all other paths. So the result does not depend on where the inputs are, nor on the folder that holds
+        the recipe and the files below it. Absolute paths of files elsewhere remain."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.pop("path")
@@ -244,7 +246,7 @@ class Recipe(RecipeModel):
         return _map_strings(doc, lambda text: text.removeprefix(self.base.rstrip("/") + "/"))
 
     def digest(self) -> str:
-        """Return a hash of the recipe without paths (`canonical`), as 32 hex characters."""
+        """Return a hash of the recipe in the form of `canonical`, as 32 hex characters."""
         blob = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.blake2b(blob.encode(), digest_size=16).hexdigest()
 

@@ -12,8 +12,8 @@ from stages.catalog import reader_class, stage_class
 
 def label_sources(recipe: Recipe, name: str) -> list[dict[str, Any]]:
     """Return where `shards.NAME.by` finds the labels of a document, as `pipeline.passes.labels.ShardLabels` takes it;
-    [] if the shards are not split. Raises ValueError if `by` names a signal that no step writes, or `bucket` although
-    several signals hold a bucket."""
+    [] if the shards are not split. Raises ValueError if `by` names a signal that no step or source before writes, or
+    `bucket` although none or several of the signals hold a bucket (have a name that ends in `_bucket`)."""
     written = signals_written(recipe, recipe.shards[name].inputs)
     sources: list[dict[str, Any]] = []
     for item in recipe.shards[name].by or ():
@@ -51,7 +51,8 @@ def signals_written(recipe: Recipe, inputs: list[str]) -> set[str]:
 
 
 def check_splits(recipe: Recipe, checker: Checker) -> None:
-    """Check the labels by which shards are split, and that no other shards have the name of one of their streams."""
+    """Check the labels by which shards are split, that no other shards have a name that one of their streams may get,
+    and that only split shards have `min_tokens`."""
     for name, shards in recipe.shards.items():
         if shards.min_tokens is not None and shards.by is None:
             checker.fail(("shards", name, "min_tokens"), "only split shards have labels with few tokens; add `by:`, or "

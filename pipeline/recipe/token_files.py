@@ -21,7 +21,8 @@ def holds_tokens(source: Source) -> bool:
 
 
 def check_token_files(recipe: Recipe, checker: Checker) -> None:
-    """Check that sources of token files go into shards and into no dataset, and that such shards need no texts."""
+    """Check that sources of token files go into shards and into no dataset. Shards of token files must have no other
+    inputs, and neither `where` nor `by`, which look at columns that only datasets have."""
     for dataset, config in recipe.datasets.items():
         for source in token_sources(recipe, config.inputs):
             path: KeyPath = ("datasets", dataset, "from", config.inputs.index(source))

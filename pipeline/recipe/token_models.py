@@ -100,10 +100,10 @@ class TokenizerTrain(RecipeModel):
 
 class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
-    new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a folder that holds one of these files, a
-    .tiktoken file, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits
-    text: cl100k, o200k, p50k, r50k or a regular expression. `eos` is the end-of-text token; it is needed when the
-    tokenizer's files do not name this token."""
+    new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that holds one of
+    these files, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits text:
+    r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains one of
+    these five names. `eos` is the end-of-text token; it is needed when the tokenizer's files do not name this token."""
 
     kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None
@@ -168,9 +168,10 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class Curve(RecipeModel):
-    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times. x
-    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read. C is chosen so that the
-    tokens read add up to the share of these streams (`tokenizer.mixture.split`)."""
+    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times
+    (more often, with a warning, if the share is too large for that). x rises from 0 (the worst bucket) to 1 (the best
+    one). Buckets below x = `drop` are not read. C is chosen so that the tokens read add up to the share of these
+    streams (`tokenizer.mixture.split`)."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
@@ -207,7 +208,8 @@ class StreamGroup(LabelRule):
     name of split shards and consists of their streams, and `LabelRule` says how they divide the share.
 
     For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
-    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase.
+    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase,
+    unless all of them together have too few tokens for that.
     """
 
     share: Weight

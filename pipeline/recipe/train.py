@@ -1,5 +1,5 @@
-"""Checks the names of the keys under `train:` in a recipe. The trainer checks the values. It would also refuse a wrong
-name, but only after all data has been made."""
+"""Checks the names of the keys under `train:` in a recipe, the kind of optimizer and the preset of the model. The
+trainer checks the other values. It would also refuse a wrong name, but only after all data has been made."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ class RecipeModel(BaseModel):
 
 
 def checked_name(value: str) -> str:
-    """Return the name of a dataset or stream. Raises ValueError when it cannot be the name of a folder."""
+    """Return the name of a source, dataset, phase or the like. Raises ValueError when it cannot be the name of a
+    folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
         raise ValueError(f"'{value}' is not a name; names become folders: at most 64 letters, digits, '_', '-', '.', "
                          "beginning with a letter or digit")
@@ -38,6 +39,6 @@ Share = Annotated[float, BeforeValidator(parse_share), PlainSerializer(percent)]
 Weight = Annotated[int | float, BeforeValidator(parse_weight)]
 Name = Annotated[str, AfterValidator(checked_name)]
 Names = Annotated[list[str], BeforeValidator(listed), Field(min_length=1)]
-#: column → value or values a document must have
+#: column → value, or values of which a document must have one
 Where = Annotated[dict[Literal["source", "language"], Names], BeforeValidator(empty)]
 Settings = Annotated[dict[str, Any], BeforeValidator(empty)]

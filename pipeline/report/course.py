@@ -23,9 +23,9 @@ _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 
 def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
     """Return the mixture of the token streams over the course of the training, in stretches of the order of samples:
-    {at, phases, streams}. `at` lists the boundaries of the stretches in tokens, beginning with 0. `streams` has, for
-    each stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name, from, to} in tokens. Each
-    stretch lies in one phase. A phase of two or more samples has at least two stretches."""
+    {at, phases, streams}, or None without a curriculum. `at` lists the boundaries of the stretches in tokens, beginning
+    with 0. `streams` has, for each stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name,
+    from, to} in tokens. Each stretch lies in one phase. A phase of two or more samples has at least two stretches."""
     if curriculum is None or not curriculum.tokens:
         return None
     ends, phases = [0], []
@@ -67,13 +67,14 @@ def losses(store: Store, run: str) -> dict[str, Any] | None:
 
 class LossCollector:
     """Collects the losses of a training from the lines of its metrics.jsonl. Lines that a later start, resume or rewind
-    made void are left out. At most 2 · POINTS steps and evaluations are kept, evenly spread."""
+    made void are left out. Of steps and of evaluations, fewer than 2 · POINTS are kept, evenly spread."""
 
     def __init__(self) -> None:
         self._kept = {"step": _Thinned(), "eval": _Thinned()}
 
     def add(self, text: bytes) -> tuple[str, int] | None:
-        """Add a line. Returns its event and step, or None for an incomplete line, which a killed trainer may leave."""
+        """Add a line. Returns its event and step. Returns None for a line without them, and for an incomplete line,
+        which a killed trainer may leave."""
         head = _HEAD.match(text)
         if head is None or not text.endswith(b"\n"):
             return None

@@ -61,8 +61,8 @@ def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dic
     The result has an entry for each step that cut: {step, passages, bytes, listed}. `listed` describes the passages
     that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the byte in the text before the cuts
     at which the passage begins. `beginning` is masked; it is None if the store no longer has the text before the cuts.
-    `kept` is the document that keeps the passage, {id, source, url}; source and url are None if it is not in the
-    dataset any more."""
+    `kept` is the document that keeps the passage, {id, source, url}; source and url are None if the dataset neither
+    keeps nor dropped it. `kept` is None if the step named no such document."""
     notes = noted_cuts(row["meta"], steps_of(store, dataset))
     wanted = {passage["match"] for note in notes.values() for passage in note["passages"] if passage.get("match")}
     keepers = dict(_places(store, dataset, wanted)) if wanted else {}

@@ -1,9 +1,9 @@
 """Access control. `Guard` checks every request before it reaches a route, and the dependencies `viewer` and `operator`
 declare which role a route demands. A viewer may read; an operator may also write.
 
-Every request is refused unless a rule allows it. The guard demands a role for every path except those that signing in
-needs, and an operator for every request that is not a GET or HEAD. So a route that declares no role is not open to
-everybody.
+Every request is refused unless a rule allows it. Except for static files and the paths that signing in needs, the guard
+demands a role for every path, and an operator for every request that is not a GET or HEAD. So a route that declares no
+role is not open to everybody.
 """
 
 from __future__ import annotations

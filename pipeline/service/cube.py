@@ -8,7 +8,8 @@ once: in each round, the step judges every document with the threshold at the mi
 document. So the code need not know the rule of the step. It only assumes that a document changes sides at most once,
 and checks this on a sample of documents. If the check fails, the threshold has no cube.
 
-At an edge the counts are exact. Between two edges the true counts lie between the counts at these edges.
+At an edge the counts are exact, unless the playground has only a sample of the run's documents: counts are then scaled
+to all documents. Between two edges the true counts lie between the counts at these edges.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
 
-#: bins of a threshold; about how many documents are checked to change sides at most once
+#: BINS: about how many bins a threshold has. CHECKED: of all documents, and of those that change sides, this many to
+#: twice as many each (or all, if there are fewer) are checked to change sides at most once
 BINS, CHECKED = 64, 500
 #: what a cube counts, and on which sides; all documents on neither of these sides are dropped
 WEIGHTS = ("documents", "bytes", "tokens", "tokens low", "tokens high")
@@ -40,7 +42,8 @@ class Cube:
     at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
     is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS) are
     documents, bytes and, if the run made shards, three counts of tokens: the estimate, and the lower and the upper end
-    of its range."""
+    of its range. `documents` is the number of all documents. `up_to` is the barrier (such as deduplication) up to which
+    documents are followed, or ""."""
 
     step: int
     key: str
@@ -195,8 +198,8 @@ class _CubeBuilder:
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
         """Return whether documents change sides (kept, dropped, unknown) at most once. Some documents are judged at
-        every edge; their sides must be those that `first`, `last` and `switch` predict. About half of these documents
-        are ones that change sides."""
+        every edge; their sides must be those that `first`, `last` and `switch` predict. They are a sample of all
+        documents, and one of the documents that change sides."""
         switching = np.flatnonzero(first != last)
         sample = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

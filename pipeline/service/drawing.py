@@ -42,9 +42,9 @@ class Drawn:
 
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
-    """Return the documents that a draw selects from a finished run, in order. The draw 'random' selects documents at
-    random, 'edge' those nearest to `threshold` (STEP.KEY), and 'runs' those that only one of the run `game` and the run
-    `other` kept. Raises PlaygroundError when the draw is not possible."""
+    """Return the documents that a draw selects from a finished run, in order, at most MOST_DRAWN. The draw 'random'
+    selects documents at random, 'edge' those nearest to `threshold` (STEP.KEY), and 'runs' those that one of the runs
+    `game` and `other` kept and the other one dropped. Raises PlaygroundError when the draw is not possible."""
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:

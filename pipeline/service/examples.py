@@ -27,9 +27,10 @@ Judge = Callable[[ChangedSteps, np.ndarray | None, OwnThreshold | None], Replaye
 
 
 def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
-    """Return a few documents for each pair of sides (kept, dropped, unknown) before and after the change, with masked
-    excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new threshold (0) and
-    the old one (1) the document changes sides; it is None unless exactly one number was changed."""
+    """Return at most EXAMPLES documents for each pair of sides (kept, dropped, unknown) before and after the change,
+    with masked excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new
+    threshold (0) and the old one (1) the document changes sides, in steps of 1/STEPS; it is None unless exactly one
+    number was changed, and if the step cannot judge many documents at once."""
     places = replayed.changed()
     places = places[::max(1, -(-len(places) // CONSIDERED))]
     if not len(places):

@@ -52,8 +52,8 @@ class LogStretch:
 def read_log(store: Store, run: str, place: LogPlace | None) -> LogStretch:
     """Read the log of a run from `place` on, at most one piece (file) of it. If `place` is None, read from the
     beginning of the latest attempt's log (an attempt is one execution of the run). When the log of an earlier attempt
-    is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem for a run without a log.
-    """
+    is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem for a run that has no log
+    because it was started in a terminal."""
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":

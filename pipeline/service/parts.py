@@ -64,7 +64,7 @@ class Changed(StoreError):
 
 def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
     """Return the parts (data files) of a dataset that are published now, in the order of the manifest. `kind` is a key
-    of FOLDERS. Raises NoDataset when the store has no such dataset."""
+    of FOLDERS. Raises NoDataset when the store has no such dataset, and DamagedFile when the manifest is damaged."""
     if kind not in FOLDERS:
         raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
                          f"it is one of: {', '.join(FOLDERS)}")

@@ -194,7 +194,8 @@ class Playground:
 
     def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
         """Return the answer to a client who asks for these changes, from the sample or, if `exact`, from all
-        documents."""
+        documents. Raises PlaygroundError for a change that is not possible, and if `exact` is set for more documents
+        than are held in memory."""
         if exact and self.documents > self._most:
             raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
                                   f"counted exactly; take the sample, or run the recipe", "exact")

@@ -15,7 +15,8 @@ from pipeline.store.fs import Store
 
 async def known_store(request: Request, store: str) -> Store:
     """Return the store with this name, whose folder may have vanished. Raises HttpProblem when the service has no such
-    store. Routes that read the store through `Watch` use this function, because `Watch` checks the folder itself."""
+    store. Routes that read the store through `RunWatch` use this function, because `RunWatch` checks the folder
+    itself."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
         raise HttpProblem(404, "No such store", f"this server has no store {visible(store)[:80]!r}", "store",

@@ -36,8 +36,8 @@ FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
 TAIL = 256 << 10
 #: most files whose losses stay in memory, and most trainings of a list
 REMEMBERED, MOST = 64, 1000
-#: a spike is a step whose loss is SIGMA standard deviations above the mean of the WINDOW steps before it in its phase,
-#: of which there must be LEAST; the latest SPIKES are kept
+#: a spike is a step that was skipped, or whose loss is at least SIGMA standard deviations above the mean of the last
+#: WINDOW steps before it in its phase that were no spikes; of these there must be LEAST. The latest SPIKES are kept
 SIGMA, WINDOW, LEAST, SPIKES = 6.0, 128, 16, 100
 #: the time limit is checked after this many lines; most bytes of a line
 LINES, LONGEST = 2000, 1 << 20
@@ -78,7 +78,8 @@ class Training(NamedTuple):
 def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
     """Find the trainings in the runs of a store (RUN/train) and in `folders` (each subfolder with a metrics.jsonl).
     Links are not followed, and a training whose folder holds a link in place of a file is left out. If several
-    trainings have one name, only the first counts: runs come first."""
+    trainings have one name, only the first counts: runs come first. At most MOST trainings are returned, the first by
+    name."""
     by_name: dict[str, Training] = {}
     places = [(store.local / "runs", "train")] if store.local is not None else []
     for top, below in (*places, *((Path(folder), "") for folder in folders)):
@@ -124,7 +125,7 @@ def training_named(store: Store, folders: tuple[str, ...], name: str) -> Trainin
 def standing(training: Training) -> dict[str, Any]:
     """Return the state of a training, from the end of its files: {training, run, state, here, step, steps, tokens,
     loss, phase, begun, changed}. `state` is running, done or stopped, and `here` says whether a process on this machine
-    runs it. A training on another machine counts as running while its metrics grow."""
+    runs it. A training on another machine counts as running until its metrics have not grown for QUIET_S seconds."""
     path = training.folder / METRICS
     last, begun = _last_step(path), _first(path)
     changed = _changed(path)

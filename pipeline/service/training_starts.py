@@ -190,8 +190,8 @@ def _wall(at: Any) -> float:
 # -- starting and stopping -------------------------------------------------------------------------------------------
 def start(store: Store, training: Training, options: Options, by: str,
           clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
-    """Start a training from its latest checkpoint, or from its beginning. Raises HttpProblem when it already runs, or
-    when another server starts it."""
+    """Start a training from its latest checkpoint, or from its beginning. Raises HttpProblem when it already runs, when
+    another server starts it, when this machine has no torch, or when a file in the training's folder is a link."""
     if importlib.util.find_spec("torch") is None:
         raise HttpProblem(409,
                           "Cannot train here",

@@ -81,8 +81,8 @@ class Text(BaseModel):
 
 class Playgrounds:
     """A cache of playgrounds (objects that judge the documents of a finished run under other thresholds). The most
-    recently used ones stay in memory, with at most `most` documents in all. A run whose files have changed is read
-    anew."""
+    recently used ones stay in memory, with at most `most` documents in all; one stays even if it has more. A run whose
+    files have changed is read anew."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self.turns = most, Turns(AT_ONCE, WAITING)

@@ -49,7 +49,8 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
     """Return the path, in the folder `scratch`, of a local copy of a remote file. The copy comes from this machine's
     cache or is downloaded. If `needs` is given, only the byte ranges that it chooses are sure to be present. Raises
-    ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another size or version."""
+    ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another size or version,
+    and FileNotFoundError when it does not exist."""
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -91,7 +92,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache."""
+    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache, if it was fetched
+    without a version and without `needs`."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)

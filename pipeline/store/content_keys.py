@@ -67,8 +67,8 @@ class SharedArgs:
 
 def _members(args: Mapping[str, Any]) -> dict[str, str]:
     """Encode the arguments of a task that enter its content key, each as a member '"name":value' of a JSON object.
-    Paths of folders are taken out of the values, so that the key does not depend on where files lie. Returns {name of
-    the argument: member}."""
+    Locations are taken out of the values, so that the key does not depend on where files lie. Returns {name of the
+    argument: member}."""
     return {name: _json({name: placeless(value)})[1:-1] for name, value in args.items() if name != "$volatile"}
 
 

@@ -68,7 +68,7 @@ HASH_ROWS = 1 << 20
 MANIFEST_ROWS = 1 << 13
 #: sums of `_part_sum` are taken modulo this number
 _SUM = 1 << 128
-#: parts copied between two checks that this driver still holds the log's lease
+#: parts between two checks, while parts are copied, that this driver still holds the log's lease
 VERIFY_PARTS = 1000
 
 class PartToPublish(NamedTuple):

@@ -97,8 +97,9 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 def leftovers(top: Path, clock: Path) -> list[str]:
     """Return the relative paths of files that dead processes left in the store `top`: unfinished files, and witness
-    files (by which a driver lets workers check that they see its store). Such a file is a leftover if it is more than
-    an hour older than the file `clock`. The caller has just written `clock` to the same file system, so that both times
+    files (by which a driver lets workers check that they see its store). Only `top` itself and its folders listing,
+    log, nodes, runs and shards are searched. Such a file is a leftover if it is more than an hour older than the file
+    `clock`. The caller has just written `clock` to the same file system, so that both times
     come from one clock."""
     now, paths = clock.stat().st_mtime, []
 

@@ -97,8 +97,8 @@ class Store:
     @contextlib.contextmanager
     def parquet(self, path: str, sha256: str = "") -> Iterator[pq.ParquetFile]:
         """Open a Parquet file, as a context manager. If `sha256` is given (the hash that was recorded for the file),
-        the whole file is first compared with this hash. Raises DamagedFile when the file does not match the hash or
-        cannot be read.
+        the whole file is first compared with this hash. Raises DamagedFile when the file does not match the hash or, if
+        none is given, when Arrow cannot read it.
 
         Read the file with `use_threads=False`. Otherwise an Arrow thread may release a buffer of a Python file while
         the interpreter exits, which aborts the process.
@@ -119,13 +119,15 @@ class Store:
             return read_table(io.BytesIO(data))
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Yield the sorted paths of all files below `prefix` that come after the path `after`. On S3, earlier paths are
-        not even requested. On a disk, unfinished files, which dead writers may have left, are left out."""
+        """Yield the sorted paths of all files below `prefix` that come after the path `after`. On S3 and Google Cloud
+        Storage, earlier paths are not even requested. On a disk, unfinished files, which dead writers may have left,
+        are left out."""
         return (entry.path for entry in self.entries(prefix, after))
 
     def entries(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:
         """Yield all files below `prefix` that come after the path `after`, with their sizes, sorted by path. Memory
-        holds one page of the listing (S3), or the names of one folder at each level of depth (disk)."""
+        holds one page of the listing (S3, Google Cloud Storage), the names of one folder at each level of depth (disk),
+        or the whole listing (other storage)."""
         if self.local is None:
             yield from self.remote.list(prefix, after)
             return
@@ -260,7 +262,8 @@ class Store:
             self.remote.remove(path)
 
     def remove_all(self, paths: Iterable[str]) -> int:
-        """Remove files (on object storage many at a time) and return their number. `paths` is read lazily."""
+        """Remove files (on object storage many at a time) and return the number of paths, including those of missing
+        files. `paths` is read lazily."""
         return sum(1 for _ in self.map(self.remove, paths))
 
     def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:

@@ -39,8 +39,8 @@ VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the number of removed files, the number of removed empty folders, and the recorded
-    files that are missing or have the wrong size (path → description of the damage)."""
+    """Result of `collect_garbage`: the number of removed files (without heartbeats), the number of removed empty
+    folders, and the recorded files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
@@ -50,9 +50,9 @@ class Swept(NamedTuple):
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     """Remove garbage from the store, and retire (withdraw) records whose files are missing or have another size than
     recorded. Garbage is: files that no record names and that attempts of older epochs wrote, argument lists of tasks
-    (`pipeline.store.lists`; written again when needed), and temporary files whose writers are dead. An epoch is the
-    term of one driver, the process that schedules tasks. Call this before tasks run, because it may remove an empty
-    folder that a task is about to upload into.
+    (`pipeline.store.lists`; written again when needed), heartbeats of older epochs, and temporary files whose writers
+    are dead. An epoch is the term of one driver, the process that schedules tasks. Call this before tasks run, because
+    it may remove an empty folder that a task is about to upload into.
 
     If an attempt of an older epoch is not in the log, its files can be removed safely: the driver that made the attempt
     has lost the log to this driver, so the attempt can no longer be committed. Files of this epoch or a later one are

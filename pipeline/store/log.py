@@ -242,9 +242,9 @@ class Log(LogView):
     # -- writing -------------------------------------------------------------------------------------------------
     def append(self, record: PartRecord) -> PartRecord:
         """Add the record of a finished task to the next segment (file of the log). The segment is committed about
-        SEGMENT_S seconds later, or at once by `flush`. Returns the record that counts, which is the first one for its
-        key. Raises OtherContent when an earlier record of the key was retired (withdrawn) because of damage, and the
-        files of `record` have other contents than the files of that earlier record."""
+        SEGMENT_S seconds later, or at once by `flush` or when it is full. Returns the record that counts, which is the
+        first one for its key. Raises OtherContent when an earlier record of the key was retired (withdrawn) because of
+        damage, and the files of `record` have other contents than the files of that earlier record."""
         with self._lock:
             self._check()
             before = self.retired_contents(record.key)

@@ -51,7 +51,7 @@ S = TypeVar("S")
 @dataclass(frozen=True)
 class RemoteObject:
     """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
-    changes whenever the object's content does."""
+    changes whenever the object's content does ("" if the storage tells none)."""
 
     path: str
     size: int
@@ -74,8 +74,9 @@ def version_of(info: dict[str, Any]) -> str:
 class Remote:
     """Access to the objects below the URL `root`. Paths are relative to `root`, with forward slashes.
 
-    Methods raise FileNotFoundError for an object that does not exist, and StoreError for other failures. When all
-    retries of a request have failed, they raise EnvironmentFailure, a kind of StoreError.
+    The methods that read or copy an object, except `head`, raise FileNotFoundError if it does not exist. All methods
+    raise StoreError for other failures, and EnvironmentFailure, a kind of StoreError, when all retries of a request
+    have failed.
     """
 
     #: keyword arguments of the fsspec filesystem

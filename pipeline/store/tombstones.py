@@ -57,7 +57,8 @@ def url_hash(url: str) -> str:
 
 
 def text_hash(text: str) -> str:
-    """Return the hash by which a tombstone names a text. White space does not count."""
+    """Return the hash by which a tombstone names a text. Every run of white space counts as one space, and white space
+    at the ends does not count."""
     return url_hash(" ".join(text.split()))
 
 

@@ -51,7 +51,7 @@ PUBLISHED = ("datasets", "dropped", "quarantine")
 
 @dataclass(frozen=True)
 class File:
-    """A file of the store, with its recorded size and hash."""
+    """A file of the store, with its recorded size (-1: not recorded) and hash."""
 
     path: str
     bytes: int
@@ -72,7 +72,7 @@ def verify_store(store: Store, log: LogView,
                  on_progress: Callable[[Verified, int], None] = lambda done, total: None, *,
                  batch: int = NOTE) -> Verified:
     """Verify every file of the store, and return the results. After every `batch` files, `on_progress` is called with
-    the results so far and the total bytes of all files in `objects/`.
+    the results so far and the total bytes of all files that the log names.
 
     A file that has several names (hard links) is read only once. To know such a file again, the function keeps its
     inode number in memory.

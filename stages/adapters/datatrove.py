@@ -190,11 +190,12 @@ class ReaderConfig(BlockConfig):
 class DatatroveReader(Reader):
     """Reads a file with one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
-    The id that a record has in its file is kept as `meta.id`, and a field `cluster` as `meta.their_cluster`. The fields
-    `url`, `date` and `language` in datatrove's metadata become those of the document. WarcReader gives pages, not text;
-    a page goes to `raw`, from which the step `html` or another extractor makes the text. datatrove skips records
-    without text and broken lines, and at most logs them, so this reader cannot count them. If this project has its own
-    reader for a format, prefer that one.
+    The id that a record has in its file is kept as `meta.id`, and the fields `cluster` and `near_duplicates` as
+    `meta.their_cluster` and `meta.their_near_duplicates`. The strings in the fields `url`, `date` and `language` of
+    datatrove's metadata become those of the document. WarcReader gives pages, not text; a page goes to `raw`, from
+    which the step `html` or another extractor makes the text. datatrove skips records without text and broken lines,
+    and at most logs them, so this reader cannot count them. If this project has its own reader for a format, prefer
+    that one.
     """
 
     name = "datatrove"

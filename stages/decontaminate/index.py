@@ -109,7 +109,8 @@ class EvaluationIndex:
 
 def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, min_words: int,
                common: str | None) -> Path:
-    """Return the file of an index. It is built when it is first needed, and cached under the content of all files."""
+    """Return the file of an index. It is built when it is first needed, and cached under a hash of the settings and the
+    contents of all files."""
     about = [_VERSION, python_version(), dialect, min_words, {name: dict(fields[name]) for name in sets},
              {name: file_sha256(path) for name, path in sets.items()}, file_sha256(common) if common else None]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

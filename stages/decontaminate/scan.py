@@ -2,8 +2,9 @@
 
 A *word* is a run of letters, marks and digits, in lower case. Each ideograph and each kana is a word of its own. All
 numbers are equal, so that a test question with other numbers is found, too: `1,250.5` equals `7`, and `ps4` equals
-`ps5`. Everything else separates words. A word has a hash of 64 bits, and a sequence of words the polynomial hash of
-these. Whether characters are letters, and their lower case, are from Python's Unicode tables.
+`ps5`. Everything else separates words, characters beyond U+FFFF too. A word has a hash of 64 bits, and a sequence of
+words the polynomial hash of these. Whether characters are letters, and their lower case, are from Python's Unicode
+tables.
 
 A *border* is a place where a sentence or line begins or ends. Borders are the ends of the text, line breaks, and the
 marks `. ! ? : ;` with their East Asian forms. A word begins or ends at a border if no other word is between them.

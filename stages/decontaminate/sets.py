@@ -26,7 +26,8 @@ _MOST_BYTES = 64 << 20
 
 
 class SetError(ValueError):
-    """Raised for an evaluation set that cannot be used. `field` is the setting to mend, `sets` or `fields`."""
+    """Raised for an evaluation set that cannot be used. `field` is the setting to mend: `sets`, `fields` or
+    `common`."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +46,8 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
     """Yield the texts of an evaluation set, a file or folder. `fields` maps parts to fields of a row.
 
     Raises:
-        SetError: the set cannot be read, a row lacks a field, or a field holds no text.
+        SetError: the set cannot be read or has no row, a row lacks a field, or a field holds something other than a
+            string, a list of strings or null. Null gives no text.
     """
     number = 0
     for file in set_files(path):
@@ -61,7 +63,8 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
 
 def set_files(path: Path) -> list[Path]:
     """Return the files of an evaluation set in the order in which they are read: the file itself, or all files of a
-    folder, at any depth, that have one of the known suffixes."""
+    folder, at any depth, that have one of the SUFFIXES, without hidden files and folders. Raises SetError if a folder
+    has no such file."""
     if not path.is_dir():
         return [path]
     files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()

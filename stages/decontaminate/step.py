@@ -45,19 +45,21 @@ class Decontaminate(Stage):
     In dialect `ngram`, a sequence of 13 words that a document shares with a question, answer or passage is a hit, as
     for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words, of which rare ones weigh
     more. A stretch of text is a hit if it has 80 % of the weight of an item's 5-grams (all of it for items of up to 20
-    words); at most 11 words in a row may begin none of these 5-grams. The numbers are those of AllenAI's tool decon,
-    but the results are not: docs/filters.md lists what differs.
+    words, and for up to 50 words a share in between); at most 11 words in a row may begin none of these 5-grams. The
+    numbers are those of AllenAI's tool decon, but the results are not: docs/filters.md lists what differs.
 
     A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be in the document as a whole. One of
     fewer than 5 words must also fill whole sentences or lines, and one of fewer than `min_words` is not looked for.
-    Short answers and passages are never looked for. N-grams that occur in many items do not count, and with `common` (a
-    file that samples the corpus, with texts in the field `text`) neither do those that occur in 10 of its documents.
+    Answers and passages too short for n-grams are never looked for. N-grams that occur in many items do not count, and
+    with `common` (a file that samples the corpus, with texts in the field `text`) neither do those that occur in 10 or
+    more of its documents.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the bytes
-    in the text before the cut, and the matched share. If a document has more hits than the list can hold,
+    in the text before the cut, and the matched share. If an item that was found is not in this list,
     `meta.contaminated_rows` has the rows of all items found, by set and part. Signals: `contaminated_items`, the number
-    of questions, answers and passages found; `contaminated_share`, the share of the text's bytes in hits. Reasons:
-    `contaminated` (action drop), `contaminated_all` (action cut, when nothing is left).
+    of different texts (questions, answers, passages) found; `contaminated_share`, the share of the text's bytes in hits
+    (1 if a cut would leave only white space). Reasons: `contaminated` (action drop), `contaminated_all` (action cut,
+    when nothing is left).
     """
 
     name = "decontaminate"
@@ -77,7 +79,7 @@ class Decontaminate(Stage):
         dialect: Literal["ngram", "idf"] = signal("ngram", "13-grams as GPT-3, or weighted 5-grams as decon")
         action: Literal["drop", "cut"] = signal("drop", "drop the document, or cut the matched words")
         min_words: int = signal(3, "fewest words of a question that is looked for", ge=1)
-        common: str | None = resource(None, "sample of the corpus: n-grams in 10 of its documents do not count")
+        common: str | None = resource(None, "sample of the corpus: n-grams in 10 or more of its documents do not count")
 
         @model_validator(mode="after")
         def _of_sets(self) -> Decontaminate.Config:

@@ -129,8 +129,9 @@ class MinHashSignature(Stage):
 
     The stage writes columns of a side table. `bands` holds the keys as little-endian uint64; it is empty for a text of
     fewer than `ngram` words, which has no near-duplicates (`exact` finds its duplicates). `chars` counts the characters
-    of the whole text, `words` the words of its first `max_chars` characters. With `words: language`, a column
-    `language` holds the document's language, whose rules split the text into words.
+    of the whole text, `words` the words of its first `max_chars` characters. With `shingles: characters` or `tokens`,
+    these take the place of words. With `words: language`, a column `language` holds the document's language, whose
+    rules split the text into words.
     """
 
     name = "minhash_signature"
@@ -282,7 +283,8 @@ class MinHash(IndexedBarrier):
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
     documents, one from the first dataset in `priority:` stays. Of several from that dataset the longest stays, and of
     equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
-    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`).
+    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). It is
+    compared with at most `max_comparisons` kept documents.
 
     With `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. (datatrove
     removes the same number of documents, but keeps an arbitrary one of each cluster.) `verify: record` removes the same

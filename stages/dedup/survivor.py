@@ -6,8 +6,8 @@
 The first preference decides. If documents are equal by it, the next preference decides; if they are equal by all, the
 document with the smallest id is kept. `priority` is the place of the document's dataset in `priority:`. `longest`
 counts characters. `newest` compares dates, and `signal:NAME` takes the largest value of a signal (a number that an
-earlier step stores for each document). A document without a date, or without the signal, comes after those that have
-one.
+earlier step stores for each document). A document whose date is missing or not in ISO 8601, or whose signal is missing
+or NaN, comes after those that have one.
 
 The column `order` of the side table (a file beside the documents) holds the dates and signals of each document. Each
 takes 8 bytes, and is stored as a number of which the smallest is preferred.

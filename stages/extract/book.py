@@ -58,9 +58,10 @@ class Book(Stage):
     """Removes Project Gutenberg's header and licence, transcribers' notes and page numbers from a plain-text book, and
     joins the lines of each paragraph into one line.
 
-    Drops the document as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author,
-    translator, language, dates) go to `meta`. If lines were joined, `meta.wrapped_at` is the width, in characters, at
-    which the file had broken them.
+    Transcribers' notes are removed if the setting `gutenberg` is on, page numbers if `unwrap` is on. Drops the document
+    as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author, translator, language, dates)
+    go to `meta`. If lines were joined, `meta.wrapped_at` is the width, in characters, at which the file had broken
+    them.
     """
 
     name = "book"

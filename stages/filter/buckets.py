@@ -97,7 +97,7 @@ class Edges:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
         """Read a file of bucket edges (the scores at which the next bucket begins). Raises ValueError, which names the
-        file, if `tokenmill buckets fit` has not written it."""
+        file, if it has more than MOST_BYTES or is not in the form that `tokenmill buckets fit` writes."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -177,7 +177,7 @@ class Weights:
 
 def vigintiles(buckets: int = 20) -> list[Fraction]:
     """Return the shares of the total weight at which buckets of equal weight end: 1/20, 2/20 … 19/20 for twenty
-    buckets."""
+    buckets. Raises ValueError unless 2 <= buckets <= MOST_BUCKETS."""
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets; 2 … {MOST_BUCKETS} are possible")
     return [Fraction(number, buckets) for number in range(1, buckets)]
@@ -188,7 +188,7 @@ class Fit:
     scores are divided.
 
     `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
-    document without the score}, and integer weights.
+    document without the score}, and integer weights. It raises ValueError if there are more than MOST_GROUPS groups.
     """
 
     def __init__(self, scores: Sequence[str], by: str | None) -> None:

@@ -26,10 +26,11 @@ class C4(Stage):
     Dialect (the code it follows): datatrove 0.10.1, whose C4 filter has no rule on bad words. A line is cut when it
     holds a word of more than 1,000 characters, has fewer than 3 words, or contains "javascript" or a phrase about
     cookies or policies. With `filter_no_terminal_punct`, a line that does not end a sentence is also cut; this rule is
-    off by default, as in FineWeb. A document is dropped when a line that was not cut holds "lorem ipsum" or "{", or
-    when the lines kept have fewer than 5 sentences (spaCy's sentencizer). A limit of null switches its rule off. A
-    dropped document keeps its original text. The signal `c4_sentences`, the number of sentences, is null for a document
-    dropped for "lorem ipsum" or "{".
+    off by default, as in FineWeb. A document is dropped when a line that the rules on words and punctuation did not cut
+    holds "lorem ipsum" or, without "javascript", a "{". It is also dropped when the lines kept have fewer than 5
+    sentences (spaCy's sentencizer). A limit of null switches its rule off. A dropped document keeps its original text.
+    The signals `c4_sentences`, the number of sentences kept, and `c4_lines_kept`, the share of lines kept, are null for
+    a document dropped for "lorem ipsum" or "{".
     """
 
     name = "c4"

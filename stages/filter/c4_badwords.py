@@ -34,9 +34,9 @@ class C4BadWords(Stage):
     The step differs from datatrove in these points. datatrove draws the pages that `keep_fraction` keeps by one random
     generator, in the order in which documents reach a process. In this step the draw depends on the document's id, so a
     sample is the same for any number of workers, and a larger sample contains the smaller. For a language without a
-    list datatrove stops, or keeps the document if a setting says so; this step keeps it, and its signals (counts stored
-    with the document) are null. The document's language may be given by any name (`en`, `eng_Latn`). The lists of
-    `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove downloads.
+    list datatrove stops, or keeps the document if a setting says so; this step keeps it, and its signals (numbers
+    stored with the document) are null. The document's language may be given by any name (`en`, `eng_Latn`). The lists
+    of `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove downloads.
 
     Dropping for a single word loses pages on medicine, law and minorities (arXiv 2104.08758). `badwords` drops by the
     share of such words instead.

@@ -29,7 +29,8 @@ class DclmLinks(Stage):
     in place of `re.search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain,
     in upper or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins
     with `A few` is not. With `everywhere`, all pages are searched. Top-level domains are those of tldextract's snapshot
-    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020).
+    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020). A
+    document of which no character is left is dropped (`empty`).
     """
 
     name = "dclm_links"

@@ -238,7 +238,7 @@ def _read_json(path: Path) -> Any:
 
 def _labels(config: dict[str, Any]) -> list[str]:
     """Return the labels of a model's outputs, in the order of the outputs, from its config.json. Raises _Unfit if the
-    labels are not numbered."""
+    labels are not numbered, or if `num_labels` is not a number."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
     if isinstance(names, dict) and names:
         if not all(key.isdecimal() for key in names):

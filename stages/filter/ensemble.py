@@ -18,14 +18,15 @@ class Ensemble(Stage):
     """Combine the buckets of several classifiers' scores into one (Nemotron-CC, arXiv 2412.02595, section 2.2).
 
     The step `buckets` must come first: it puts each score into one of twenty buckets by the percentiles of that score.
-    This step takes the largest of a document's buckets. A document that any of the classifiers rates highly thus gets a
-    high bucket, so more good documents are found than by one classifier.
+    By default (`combine: max`), this step takes the largest of a document's buckets. A document that any of the
+    classifiers rates highly thus gets a high bucket, so more good documents are found than by one classifier.
 
-    It writes two signals (numbers stored with the document): `ensemble_bucket` (0 … 19), and `ensemble_tier`, the
-    number of lower bounds in `tiers` that the bucket reaches. The default tiers are those of the paper: 0 low (buckets
-    0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high (18), 4 high (19). `where: {signals: {ensemble_tier:
-    [4]}}` selects the documents of one tier for a separate dataset. Scores that a document lacks are ignored; a
-    document without any score gets no signal. The step drops nothing.
+    It writes two signals (numbers stored with the document): `ensemble_bucket` (0 … 19; with `combine: mean` also
+    between whole numbers), and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket reaches. The
+    default tiers are those of the paper: 0 low (buckets 0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high
+    (18), 4 high (19). `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a separate
+    dataset. Scores that a document lacks are ignored; a document without any score gets no signal. The step drops
+    nothing.
     """
 
     name = "ensemble"

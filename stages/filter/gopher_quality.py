@@ -27,8 +27,8 @@ class GopherQuality(Stage):
     Dialect (the code it follows): datatrove 0.10.1. Words are spaCy's. A word made only of symbols does not count
     towards the number of words or their mean length. `#` and ellipses are tested separately. A line begins with a
     bullet if `•` or `-` is its first character other than white space. Each stop word counts once, and only in the
-    capitals or small letters in which it is listed. A text without any word is dropped as `gopher_short_doc` even if
-    `min_doc_words` is null (datatrove divides by zero for such a text).
+    capitals or small letters in which it is listed. A limit of null or 0 switches its rule off. A text without any word
+    is dropped as `gopher_short_doc` even if `min_doc_words` is null (datatrove divides by zero for such a text).
     """
 
     name = "gopher_quality"

@@ -23,7 +23,7 @@ class GopherRepetition(Stage):
     its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and the search
     continues behind a copy. The rules are applied in datatrove's order; the signals of all rules (numbers stored with
     the document) are computed even if one rule drops the document. A text of fewer than n words has no signal for its
-    most frequent n-gram.
+    most frequent n-gram. A limit of null or 0 switches its rule off.
     """
 
     name = "gopher_repetition"

@@ -31,7 +31,8 @@ _CURSED_ROWS = (r"(?: ...){9}", r"(?: ....){9}", r"(?: [^ ]){9}", r", ..,,? ..,,
 
 
 class Madlad400(Stage):
-    """Drop documents of which more than a fifth of the sentences are questionable (MADLAD-400, arXiv 2309.04662, 2.3).
+    """Drop documents of which more than a fifth of the sentences are questionable, and those of fewer than five
+    sentences (MADLAD-400, arXiv 2309.04662, 2.3).
 
     Dialect (whose rules it follows): the paper and the data set's card. A sentence is questionable under one of these
     rules:
@@ -47,8 +48,8 @@ class Madlad400(Stage):
     sentences do not count. Words are those of Unicode's word boundaries (UAX #29). Two things differ. datamap-rs
     measures lengths in bytes of UTF-8, and this step in characters, so that all scripts have the same limits.
     datamap-rs drops documents with a share of exactly a fifth, and this step keeps them. In a script with other full
-    stops, a document is one sentence. The rules are not meant for such scripts; the card says so about the limits of
-    length.
+    stops, a document is one sentence and so is dropped (`madlad400_few_sentences`), unless `min_sentences` is 1 or
+    less. The rules are not meant for such scripts; the card says so about the limits of length.
 
     The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
     document's language, `doc.language`.

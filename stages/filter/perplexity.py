@@ -21,9 +21,9 @@ class Perplexity(Stage):
 
     The dialect (how texts are normalised before they are scored) belongs to the model. It is cc_net's by default, and
     others can be chosen when a model is made (`stages.text.ccnet`). Models are made by `tokenmill lm train`, or from
-    any ARPA file by `tokenmill lm compile`. The perplexity is stored as the signal `perplexity`, rounded to one digit
-    as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity --by language
-    --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
+    any ARPA file by `tokenmill lm compile`. The perplexity is stored as the signal `perplexity`, rounded to one decimal
+    place as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity --by
+    language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
 
     A document without text, or in a language without a model, has no perplexity and is kept (CCNet puts it into a
     bucket `all`). Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.

@@ -136,8 +136,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """Return the grade that a label of a classifier stands for, as a number; None if the label is `nan`, `inf` or no
-    number."""
+    """Return the grade that a label of a classifier stands for, as a number; None if the label is `nan`, no number, or
+    a number of a million or more (or -1,000,000 or less)."""
     try:
         value = float(label)
     except ValueError:

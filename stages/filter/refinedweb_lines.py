@@ -16,13 +16,14 @@ class RefinedWebLines(Stage):
     """Cut undesirable lines, and drop documents in which such lines hold too many of the words (RefinedWeb, arXiv
     2306.01116, section 3.1 and appendix G.2).
 
-    Dialect: our own reading of the paper, which gives no code and no list. A line is cut when more than `max_uppercase`
-    of its characters are upper case, when all but its white space are digits, when it is a counter ("3 likes"), or when
-    it is a single word. From a line of up to `short_line` words, the phrases given for its beginning, its end or
-    anywhere in it are removed, in upper or lower case. If nothing is left of the line, it is cut. The words (by white
-    space) of every line that was cut *or edited* count towards `max_words_flagged`, as the paper says; DCLM counts only
-    the words removed (`dclm_lines`). Empty lines stay. The paper derived its phrases from English pages: give those of
-    your language. A dropped document keeps its original text.
+    Dialect: our own reading of the paper, which gives no code and no list. A line is cut when the share of upper case
+    among its characters is above `max_uppercase`, when all but its white space are digits, when it is a counter ("3
+    likes"), or when it has fewer than `min_line_words` words (by default, when it is a single word). From a line of up
+    to `short_line` words, the phrases given for its beginning, its end or anywhere in it are removed, in upper or lower
+    case. If nothing is left of the line, it is cut. The words (by white space) of every line that was cut *or edited*
+    count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed (`dclm_lines`). Empty lines
+    stay. The paper derived its phrases from English pages: give those of your language. A dropped document keeps its
+    original text.
     """
 
     name = "refinedweb_lines"

@@ -53,7 +53,8 @@ class Url(Stage):
     comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists
     by category. The hosts and URLs in its `categories` are blocked, with all hosts and URLs below them. This rule comes
     after the list of URLs; its reasons are `url_gambling` and so on. The signal `url_category` (a number stored with
-    the document) is the number of the category that blocks the URL: 1 for the first, 0 for none.
+    the document) is the number of the category that blocks the URL: 1 for the first, 0 for none, null without
+    `blacklists`.
 
     A document without a URL is kept, and its signals are null.
     """

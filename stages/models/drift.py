@@ -61,11 +61,12 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
     """Compare texts with the profile `baseline` of an earlier corpus, to find out whether the data has changed.
 
     Returns:
-        {"verdict": "same", "watch", "drift" or "too_few" (the worst verdict of the parts), "documents", and a part for
-        each of "scores", "lengths", "languages" and "labels" that both the profile and the texts have: {"index",
-        "noise", "verdict"}}. "index" is the population stability index, and "noise" its size by chance. The part
-        "scores" also has the Kolmogorov-Smirnov "distance" and its "critical" value. The parts "labels" and
-        "languages" also have "moved", the names whose shares changed most: [[name, share before, share now], …].
+        {"verdict": "same", "watch", "drift" (the worst verdict of the parts), or "too_few" if the profile or the texts
+        have fewer than FEWEST_DOCUMENTS documents, "documents", and a part for each of "scores", "lengths", "languages"
+        and "labels" that both the profile and the texts have: {"index", "noise", "verdict"}}. "index" is the population
+        stability index, and "noise" its size by chance. The part "scores" also has the Kolmogorov-Smirnov "distance"
+        and its "critical" value; its verdict is "same" if the distance does not exceed this value. The parts "labels"
+        and "languages" also have "moved", the names whose shares changed most: [[name, share before, share now], …].
     """
     n, m = baseline["documents"], len(texts)
     result: dict[str, Any] = {"documents": m}

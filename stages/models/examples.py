@@ -3,9 +3,10 @@
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
 counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) form
 a cluster and are all used either for training or for evaluation. MinHash over word 5-grams proposes pairs that share
-one of 20 bands of 5 hashes, and pairs that agree in at least half of the 100 hashes belong to one cluster. What a
-cluster is used for is a pseudo-random function of the seed and the smallest content hash in the cluster. It therefore
-does not depend on the order of texts or on the names of files, and added texts seldom change it.
+one of 20 bands of 5 hashes (each text with the first one of its bucket), and pairs that agree in at least half of the
+100 hashes belong to one cluster. What a cluster is used for is a pseudo-random function of the seed and the smallest
+content hash in the cluster. It therefore does not depend on the order of texts or on the names of files, and added
+texts seldom change it.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Ranking:
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
         """Return the precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold
-        that reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >=
-        threshold`."""
+        that reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >= threshold`.
+        The list is empty if no document is good."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:

@@ -1,8 +1,8 @@
 """Trains a fastText classifier, calibrates it, judges it on texts that it was not trained on, and writes its card.
 
-`train` writes four files: the model, `.calibration.json` (`stages.scoring.calibration`), `.card.json` and `.card.md`
-(`stages.models.model_card`). All files are a function of texts, labels, settings and seed: on one kind of CPU, equal
-inputs give equal files, in whatever order the texts come.
+`train` writes four files: the model, `.calibration.json` (`stages.scoring.calibration`; not if the texts held out for
+it are too few), `.card.json` and `.card.md` (`stages.models.model_card`). All files are a function of texts, labels,
+settings and seed: on one kind of CPU, equal inputs give equal files, in whatever order the texts come.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
 
     The labels decide the kind of the classifier. Two labels `hq` and `lq`, or two numbers, make a binary classifier,
     whose score is the probability of `hq` or of the greater number. Three numbers or more are grades, and the score is
-    the expected grade. Any other labels make a classifier that chooses among labels. A share `held_out` of the texts is
-    kept from training, half of it to calibrate and half to judge the classifier. With a `reference` corpus, the card
-    gives the threshold that keeps the best share `keep` of the corpus' texts, measured on texts that were not trained
-    on. `data`, `intended_use` and `license` go into the card as they are.
+    the expected grade. Any other labels make a classifier that chooses among labels. A share `held_out` of the clusters
+    of near-duplicates is kept from training, half of it to calibrate and half to judge the classifier. With a
+    `reference` corpus, the card gives the threshold that keeps the best share `keep` of the corpus' texts (unless the
+    classifier chooses among labels). It is measured on texts that were not trained on, if there are enough. `data`,
+    `intended_use` and `license` go into the card as they are.
 
     Raises:
         ValueError: there are fewer than two labels, a label has fewer than two training texts, or fastText cannot use a
@@ -202,7 +203,7 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
     """Measure on the labelled texts `part` how well the classifier works. A classifier answers yes-or-no questions, and
     each is judged by itself. With a target label, the only question is whether a text has this label. With other
     labels, there is such a question for each label. With grades, there is a question for each grade but the lowest:
-    whether a text has at least that grade."""
+    whether a text has at least that grade. A question with the same answer for all texts is left out."""
     raw = classifier.raw([example.text for example in part])
     scores, truth = classifier.calibrated(raw), [example.label for example in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []

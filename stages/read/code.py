@@ -4,9 +4,10 @@ content (`read.languages`). `meta.licence` is the licence that the beginning of 
 
 Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
 `vendored`, `minified`, `generated`, `data` (rules of `read.authored`), `binary`, `long_lines` (a line of more than
-1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines), `few_letters`
-(more than 400 non-blank characters, of which less than a quarter are alphanumeric), `too_large`, `other_type` (the name
-may be that of source code, but the content is no source code).
+1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have longer lines, and JavaScript
+and style sheets with such lines count as `minified`), `few_letters` (more than 400 non-blank characters, of which less
+than a quarter are alphanumeric), `too_large`, `other_type` (the name may be that of source code, but the content is no
+source code).
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).
@@ -73,8 +74,8 @@ class Code(Files):
 
     # -- repositories ------------------------------------------------------------------------------------------------
     def group(self, path: str) -> str:
-        """Returns the folder of the repository that a file belongs to; "./" if the whole source is one repository, ""
-        for a file outside of any repository."""
+        """Returns the folder of the repository that a file belongs to; "./" if the whole source is one repository. The
+        result is "" for an archive, for a file outside of any repository, and without the setting `repository`."""
         if not self.config.repository or is_archive(path):
             return ""
         if not self.config.depth:
@@ -93,7 +94,7 @@ class Code(Files):
 
     def read_files(self, files: Iterator[tuple[str, Slice]]) -> Iterator[Document | BadRecord]:
         """Yields the documents of several files, each given as (local file, slice of the file to read). The files of
-        one repository become one document."""
+        one repository become one document, or several if they have more than `max_repository` bytes."""
         repository, folder = None, ""
         for local, slice in files:
             group = self.group(slice.path)

@@ -5,8 +5,8 @@ The setting `keep: all`, the default, puts each of these columns into `meta` wit
 only the columns in it are kept. The numbers in the columns that the setting `signals` lists become signals of the
 document, by which the step `where` can filter. Values that cannot be kept are counted in `lost` by column and reason,
 and a run reports them once. The reasons are `binary`; `too_long` (more than MAX_VALUE characters, such as an embedding
-or a page beside its text); `invalid_utf8`; `bad_value` (a timestamp beyond the year 9999); `name_taken` (two columns
-would have one name in `meta`, since a column NAME whose name is reserved is kept as `their_NAME`).
+or a page beside its text); `invalid_utf8`; `bad_value` (for example, a timestamp beyond the year 9999); `name_taken`
+(two columns would have one name in `meta`, since a column NAME whose name is reserved is kept as `their_NAME`).
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Columns:
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
         """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns that the setting
-        `signals` lists into `doc.signals`. `get(key)` returns the value of a column. If two columns would have the same
-        name in `meta`, the column that was renamed (`their_NAME`) is kept and the other column is lost, whatever their
-        order is."""
+        `signals` lists into `doc.signals`. A value of these columns that no float equals, such as text, goes into
+        `meta`. `get(key)` returns the value of a column. If two columns would have the same name in `meta`, the column
+        that was renamed (`their_NAME`) is kept and the other column is lost, whatever their order is."""
         conflicts = self.name_conflicts(keys)
         for key in self.signals:
             value = self._value(key, get)
@@ -165,7 +165,8 @@ def _text(value: bytes | bytearray | memoryview) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the text with lone surrogates replaced by U+FFFD."""
+    """Return the text with lone surrogates replaced by U+FFFD, and surrogate pairs by the characters that they
+    encode."""
     if text.isascii():
         return text
     try:

@@ -279,7 +279,7 @@ def _json_text(value: Any) -> str:
 def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Turn]:
     """Return the turns with the system prompt and the tools of their record, `row`. If no turn is the system's, the
     system prompt becomes the first turn. The tools are described in the system's turn. `keys` (`RecordsConfig`) says
-    which keys of the record hold the system prompt and the tools."""
+    which keys of the record hold the system prompt and the tools. Raises Refused if the tools cannot be read."""
     system = first(row, keys.system)
     if isinstance(system, str) and system.strip() and not any(t.role == "system" for t in turns):
         turns = [Turn("system", system.strip()), *turns]

@@ -110,10 +110,11 @@ class PdfFiles(Files):
 
 
 class TextFiles(Files):
-    """Texts and Markdown (.txt, .md, .markdown, .rst; .gz, .bz2, .xz, .zst): the content of the file is the text, in
-    any encoding.
+    """Texts and Markdown (.txt, .text, .md, .markdown, .rst; compressed: .txt.gz, .txt.bz2, .txt.xz, .txt.zst, .md.gz,
+    .md.zst): the content of the file is the text, in any encoding.
 
-    Line ends become "\\n". `meta.encoding` is the encoding of the bytes when it is not UTF-8.
+    Line ends become "\\n". `meta.encoding` is the encoding of the bytes when it is not UTF-8. A file with a NUL among
+    its first 8,192 bytes is counted as `binary`, unless it begins with a byte order mark of UTF-16.
     """
 
     name = "text"

@@ -19,7 +19,7 @@ _HEAD_END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n")
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})")
 _CHUNK = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _REPEATABLE = ("x-robots-tag",)
-#: a longer head is not HTTP
+#: a longer head is cut off here, and its response has no body
 MAX_HEAD = 64 << 10
 #: A body of more gzip members is an attack: an empty member takes 20 bytes, and each costs a new decompressor.
 MAX_MEMBERS = 1000
@@ -61,8 +61,8 @@ def media_type(content_type: str | None) -> tuple[str, str]:
 
 
 def decode_body(body: bytes, headers: dict[str, str], cap: int) -> bytes:
-    """Return an HTTP body after its transfer coding and content coding are undone. Raises `TooLarge` if the result has
-    more than `cap` bytes.
+    """Return an HTTP body after its transfer coding and its content codings (at most the last three) are undone. Raises
+    `TooLarge` if the result has more than `cap` bytes.
 
     If the headers declare a coding that the body does not have, the coding is ignored, since the crawler has already
     undone it.

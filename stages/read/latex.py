@@ -131,10 +131,10 @@ class LatexPapers(Files):
 
 
 def main_file(texts: Mapping[str, str]) -> str | None:
-    """Return the name of a paper's main file, from which TeX starts; None if no file is a source. `texts` maps names of
-    files to their contents. Files with a \\documentclass are preferred to others. Among equal files, one criterion
-    after the other decides: a file has a body, no other file reads it, it is nearest to the root, it is the longest,
-    its name is the first."""
+    """Return the name of a paper's main file, from which TeX starts; None if no file is a source. Files in .txt count
+    as sources only if there are no others. `texts` maps names of files to their contents. Files with a \\documentclass
+    are preferred to others. Among equal files, one criterion after the other decides: a file has a body, no other file
+    reads it, it is nearest to the root, it is the longest, its name is the first."""
     sources = {name: text for name, text in texts.items() if name.lower().endswith(_SOURCES)} or \
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:
@@ -153,7 +153,7 @@ def main_file(texts: Mapping[str, str]) -> str | None:
 def join(texts: Mapping[str, str], main: str, longest: int, *, packages: bool = True) -> tuple[str, int]:
     """Return (source of the file `main`, in which the files that it reads are inserted in place; number of files
     joined). The source is cut off after `longest` characters. `texts` maps names of files to their contents. With
-    `packages`, the paper's own packages are inserted, too."""
+    `packages`, the paper's own packages of at most _PACKAGE characters are inserted, too."""
     out: list[str] = []
     joined = [main]
     remaining = longest
@@ -217,8 +217,8 @@ def _text(data: bytes) -> str:
 
 
 def _inflated(data: bytes, cap: int) -> bytes | None:
-    """Return the content of a gzip file; None when it has more than `cap` bytes. Raises Damaged if the file is corrupt
-    or ends too early."""
+    """Return the content of a gzip file; None when it has more than `cap` bytes. Raises DamagedStream if the file is
+    corrupt or ends too early."""
     try:
         with_header = zlib.decompressobj(31)
         out = with_header.decompress(data, cap + 1)
@@ -233,7 +233,7 @@ def _inflated(data: bytes, cap: int) -> bytes | None:
 
 def _untarred(data: bytes) -> dict[str, bytes]:
     """Return {name: content} of the regular files in a tar archive whose names end like those of LaTeX sources or
-    macros. If several files have one name, the last counts. Raises Damaged if the archive is corrupt."""
+    macros. If several files have one name, the last counts. Raises DamagedStream if the archive is corrupt."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:

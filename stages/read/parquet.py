@@ -282,7 +282,7 @@ class Parquet(Reader):
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Return the pieces, of whole row groups and about `target` bytes, in which a file can be read. `start` and
-        `stop` of a piece are numbers of row groups."""
+        `stop` of a piece are numbers of row groups. Returns None for a file that is damaged or has no row group."""
         check_file(local, path)
         try:
             with open_parquet(local) as file:

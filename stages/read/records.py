@@ -3,11 +3,11 @@ is made of each record: the record's turns as text, written by a template, and t
 
 There are two readers, `sft` and `preference`. `stages.read.conversation` describes the formats and the templates; keys
 that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its text
-that the assistant wrote; only these count for the loss. Such a data set can therefore be part of an annealing mixture
-without further preparation. Records that are no conversations are quarantined: `missing_turns` (none of the formats),
-`bad_turn`, `unknown_role`, `empty_turn`, `no_answer`, `starts_with_answer`, `disliked` (`label: false`), `not_text`
-(images, sound), `too_many_turns`, `marker_in_content`, `too_large`. Faulty lines, arrays and tables are quarantined,
-too (`bad_json`, `invalid_utf8`, …).
+that the assistant wrote, and what the template puts after them in the same turn; only these count for the loss. Such a
+data set can therefore be part of an annealing mixture without further preparation. Records that are no conversations
+are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`,
+`starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`, `marker_in_content`,
+`too_large`. Faulty lines, arrays and tables are quarantined, too (`bad_json`, `invalid_utf8`, …).
 """
 
 from __future__ import annotations

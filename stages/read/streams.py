@@ -202,7 +202,8 @@ def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Itera
     `suffixes` are yielded with their data.
 
     A member of more than `cap` bytes has no data and the reason `too_large`. A member with another ending has no data
-    and the reason `other_type`. Raises `DamagedStream` where the archive cannot be read any further.
+    and the reason `other_type`. In a zip archive, a member may also have the reason `encrypted` or `corrupt_zip`.
+    Raises `DamagedStream` where the archive cannot be read any further.
     """
     yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
 
@@ -241,7 +242,7 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
 
 
 class _LimitedStream:
-    """A stream for tarfile that raises Damaged when a tar archive has more than MAX_ARCHIVE_BYTES bytes after
+    """A stream for tarfile that raises DamagedStream when a tar archive has more than MAX_ARCHIVE_BYTES bytes after
     decompression."""
 
     def __init__(self, stream: DecompressedStream) -> None:

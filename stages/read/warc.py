@@ -1,12 +1,12 @@
 """Reads WARC files (ISO 28500) of web crawls with fastwarc. The files may be uncompressed, or consist of gzip, lz4 or
 zstd frames.
 
-Records of the types response and resource become documents with the body of the record in `raw`, after transfer and
-content coding were undone. Records of the type conversion (WET files) become documents with text. No documents are made
-of other records, which are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`, `unknown`),
-`http_status` (a redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media` (images, sounds,
-fonts, styles, scripts). Headers by which a server forbids uses (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) are
-kept in `meta.http`.
+Records of the types response and resource become documents with the body of the record in `raw`. Transfer and content
+coding of a response are undone. Records of the type conversion (WET files) become documents with text. No documents are
+made of other records, which are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`,
+`unknown`), `http_status` (not 2xx: a redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media`
+(images, sounds, fonts, styles, scripts), `empty` (no body). Headers by which a server forbids uses (`X-Robots-Tag`,
+`TDM-Reservation`, `TDM-Policy`) are kept in `meta.http`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Dumps are read as streams. Hostile XML does no harm: a document type or an entity ends the reading of the file
 (`xml_doctype`), and no external resource is fetched. A page whose text exceeds `max_bytes` characters is counted as
-`too_large`, and its text is not kept in memory. Pages outside the namespaces that the setting `namespaces` lists
-(`namespace`), redirects (`redirect`), pages in another content model than wikitext (`content_model`) and pages without
-text (`empty`) are only counted.
+`too_large`, and its text is not kept in memory; so is a page with a title or another field of more than 4,096
+characters. Pages outside the namespaces that the setting `namespaces` lists (`namespace`), redirects (`redirect`),
+pages in another content model than wikitext (`content_model`) and pages without text (`empty`) are only counted.
 
 Uncompressed dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between
 their streams of a hundred pages. Other compressed dumps are read in one piece.

@@ -108,8 +108,8 @@ class FastText:
         return list(words), [int(count) for count in counts], vectors, outputs, self.labels()
 
     def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
-        """Return the k most probable labels of a text, as (label, probability). Line breaks in the text count as
-        spaces. The result is [] if the model knows no word of it."""
+        """Return the k most probable labels of a text (k = -1: all labels), as (label, probability). Line breaks in the
+        text count as spaces. The result is [] if the model knows no word of it."""
         line = text.replace("\n", " ") + "\n"
         predictions = self._model.predict(line, k, 0.0, "strict")
         return [(label.removeprefix("__label__"), score) for score, label in predictions]

@@ -92,8 +92,8 @@ def yyyymmdd(digits: str) -> bool:
 
 
 def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
-    """Whether one of `words` occurs in the `window` characters before `start`. Text before a value that was already
-    replaced (by NULs or a placeholder) does not count."""
+    """Whether one of `words` occurs in the `window` characters before `start`. What stands before an earlier value that
+    was already replaced (by NULs or a placeholder) does not count."""
     near = text[max(0, start - window):start]
     if "<" in near or ">" in near or "\0" in near:
         near = _BORDER.split(near)[-1]
@@ -108,8 +108,8 @@ def in_address(text: str, start: int) -> bool:
 
 def stands_alone(text: str, start: int, end: int) -> bool:
     """Whether text[start:end], which has digits or letters at both ends, is no part of something longer: of a word, a
-    decimal or dotted number, a path, or a code joined by hyphens. A full stop or hyphen that belongs to the sentence
-    may follow."""
+    decimal or dotted number, an amount of money, a percentage, a path, a code joined by hyphens, or a bank account
+    number (IBAN) in groups. A full stop or hyphen that belongs to the sentence may follow."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

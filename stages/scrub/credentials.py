@@ -142,7 +142,8 @@ def _secret(value: str) -> bool:
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
     """Find private keys in PEM and PGP blocks (RFC 7468, RFC 9580). Yields (start, end, "private_key"). A block ends
-    with its end line. A block without an end line ends before the first character that cannot occur in a key."""
+    with its end line. A block without an end line ends before the first character that cannot occur in a key, or after
+    _PEM_LONGEST characters. Blocks with fewer than 16 different characters, or with EXAMPLE in them, are left out."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

@@ -43,15 +43,17 @@ class Tagger:
 
     def __init__(self, folder: str | Path, kinds: Iterable[str]) -> None:
         """Load the model in `folder`. `kinds` are the kinds of data to find, keys of LABELS. Raises ValueError if the
-        folder holds no supported model, or if the model has no label for one of the kinds."""
+        folder holds no supported model, if a library that it needs is missing, or if the model has no label for one of
+        the kinds."""
         for message in problems(folder, kinds):
             raise ValueError(message)
         self._kind = {label: kind for kind in kinds for label in LABELS[kind]}
         self._entities: Entities = (_spacy if _is_spacy(Path(folder)) else _transformer)(Path(folder))
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
-        """Find personal data in a text. Returns (start, end, kind, label) of each value, in order, without overlaps.
-        Adjacent pieces of one value are merged."""
+        """Find personal data in a text. Yields (start, end, kind, label) of each value, in order, without overlaps.
+        Neighbours of one kind, with at most three blanks, commas and similar signs between them, are merged if they are
+        parts of an address or have different labels, such as first name and surname. The label is that of the first."""
         pending: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
             kind = self._kind.get(normalised_label(label))
@@ -85,14 +87,15 @@ def libraries(folder: str | Path) -> tuple[str, ...]:
 
 
 def memory_mb(folder: str | Path) -> int:
-    """Return the memory in MB that a worker needs to run the model in `folder`."""
+    """Return an estimate of the memory in MB that a worker needs to run the model in `folder`."""
     size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) >> 20
     return (400 if _is_spacy(Path(folder)) else 1200) + 3 * size
 
 
 def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
     """Say why a folder holds no model that finds the kinds of personal data in `kinds`, and what to do. Returns
-    messages, [] if the folder is fine. The model is not loaded."""
+    messages, [] if the folder is fine. The model is not loaded. Raises ValueError if the file that describes the model
+    (meta.json or config.json) holds no JSON object."""
     path = Path(folder)
     if _is_spacy(path):
         missing, extra = [name for name in ("spacy",) if find_spec(name) is None], "pipeline"

@@ -115,9 +115,9 @@ class Finder:
 
     @staticmethod
     def _counts(text: str, start: int, end: int, rule: NumberRule, words: re.Pattern[str] | None) -> bool:
-        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. It must not be part of
-        something longer, such as a word. One of `words` must precede it; if `words` is None, it must not be inside a
-        URL."""
+        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. Its digits and letters
+        must not all be the same. It must not be part of something longer, such as a word. One of `words` must precede
+        it; if `words` is None, it must not be inside a URL."""
         value = text[start:end].translate(_NOT_VALUE)
         return (len(set(value)) > 1 and rule.valid(value.upper()) and stands_alone(text, start, end)
                 and (word_before(text, start, words) if words is not None else not in_address(text, start)))

@@ -41,7 +41,7 @@ class NumberRule(NamedTuple):
     words: str = ""
     letters: str = ""
     weak_letters: str = ""
-    #: `letters` and `weak_letters` are tried only in texts that hold one of these
+    #: `letters` and `weak_letters` are tried only in texts that hold one of these; (): in all texts
     hints: tuple[str, ...] = ()
     #: where `letters` and `weak_letters` are searched: with "word" in long words, with "date" near two digits, a letter
     #: and two digits, with others near six digits. A gate that GATES names also needs a match of its pattern there.
@@ -138,9 +138,9 @@ def _nl(v: str) -> bool:
 
 def _be(v: str) -> bool:
     """Whether `v` (eleven digits) is a valid Belgian Rijksregisternummer (KB 3 April 1984). It consists of a date of
-    birth, a serial number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them,
-    with a 2 in front for persons born since 2000. BIS numbers, for people outside the national register, have 20 or 40
-    added to the month."""
+    birth (whose month or day may be 0), a serial number, and two check digits. The check digits are 97 - n mod 97,
+    where n is the number before them, with a 2 in front for persons born since 2000. BIS numbers, for people outside
+    the national register, have 20 or 40 added to the month."""
     month = int(v[2:4]) % 20
     born = v[4:6] == "00" or month == 0 or date(int(v[:2]), month, int(v[4:6]))
     return born and int(v[2:4]) < 53 and int(v[9:]) in (97 - int(v[:9]) % 97, 97 - int("2" + v[:9]) % 97)

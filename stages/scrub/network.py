@@ -1,5 +1,5 @@
-"""Finds e-mail and IP addresses as datatrove 0.10.1 does (`PIIFormatter`), in time proportional to the length of the
-text."""
+"""Finds e-mail and IPv4 addresses as datatrove 0.10.1 does (`PIIFormatter`), and IPv6 addresses, in time proportional
+to the length of the text."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Finds numbers of payment cards and bank accounts.
 
 Cards: ISO/IEC 7812-1 (Luhn), issuer ranges and lengths as the schemes publish them: Visa 4 (13, 16, 19 digits),
-Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 36, 38, 39 (14; some also
-16-19), Discover 6011, 644-649, 65 (16, 19), JCB 3528-3589 (16, 19) and its old 1800, 2131 (15), UnionPay 62, 81
-(16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60, 65, 81, 82, 508 (16), Troy
-9792 (16); Elo and Hipercard lie inside these ranges. Digits form one run, or the groups printed on cards, separated by
-blanks or hyphens. A number of 12 or 13 digits counts only after a word about cards, since article and order numbers are
-as long. A number that begins with 2 to 6 and lies outside the issuer ranges also needs such a word.
+Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 3095 (14, 16, 19), 36 (14-19),
+38, 39 (14, 16-19), Discover 6011, 644-649 (16, 19), 65 (16-19), JCB 3528-3589 (16-19) and its old 1800, 2131 (15),
+UnionPay 62, 81 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60 (16), 82
+(16-19), Troy 9792 (16). RuPay's 65, 81 and 508, and the numbers of Elo and Hipercard, lie inside these ranges. Digits
+form one run, or the groups printed on cards, separated by blanks or hyphens. A number of 12 or 13 digits counts only
+after a word about cards, since article and order numbers are as long. A number that begins with 2 to 6 and is of no
+issuer's range and length also needs such a word.
 
 IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; the number is written
 in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
@@ -41,7 +42,7 @@ _CARD_WORDS = re.compile(
     r"\b(?:cards?|cc|visa|master ?card|maestro|amex|american express|diners|discover|jcb|unionpay|credit|debit|"
     r"kreditkarten?|karten?(?:nummer|nr)?|cartes?|tarjetas?|carta|cart[ãa]o|karta|kart[ıi]?|kaart|kort|карт[аыу])(?![a-z])",
     re.IGNORECASE)
-#: numbers that schemes and payment services publish for tests, and our own fakes: no real card has them
+#: numbers that schemes and payment services publish for tests: no real card has them
 _TEST_CARDS = frozenset((
     "4111111111111111", "4242424242424242", "5555555555554444", "378282246310005", "371449635398431",
     "6011111111111117", "3056930009020004", "30569309025904", "3530111333300000", "4012888888881881",

@@ -148,8 +148,9 @@ _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
     """Find telephone numbers as they are written inside `region` (two letters, ISO 3166), in the text of `clues`.
-    Yields (start, end, ""). A number counts if it is in groups, begins with the trunk prefix 0, or follows a word for
-    telephone. If it has fewer than 8 characters, it must follow such a word."""
+    Yields (start, end, ""). A number counts if `phonenumbers` calls it valid there, and if it is in groups, begins with
+    the trunk prefix 0, or follows a word for telephone. If it has fewer than 8 characters, it must follow such a word.
+    Dates, and digits inside a URL, do not count."""
     text, place = clues.text, 0
     while match := _LOCAL.search(text, place):
         start, end = match.span()

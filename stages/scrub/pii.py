@@ -60,7 +60,8 @@ class Pii(Stage):
 
     The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays unchanged,
     since it identifies the page for deduplication. The borders of `loss_spans` (the stretches of a text that training
-    learns from) move with the text, and the cycle of replacements also starts anew at these borders.
+    learns from) move with the text, and the cycle of replacements also starts anew at these borders. A document in
+    which a value lies across a border is quarantined.
     """
 
     name = "pii"
@@ -238,8 +239,8 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
     """Return the finders (functions that each search for one kind of personal data) that the settings turn on, as two
-    lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new.
-    In each list the most reliable finders come first."""
+    lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new
+    (`find.ROUNDS` times at most). In each list the most reliable finders come first."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))

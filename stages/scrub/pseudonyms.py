@@ -1,11 +1,13 @@
-"""Replaces values of personal data by pseudonyms (fakes). A value gets the same fake throughout a corpus. Without the
-key, nobody can find out which value a fake stands for, not even by trying all values.
+"""Replaces values of personal data by pseudonyms (fakes). A value in one spelling gets the same fake throughout a
+corpus (`Pseudonyms.fake`). Without the key, nobody can find out which value a fake stands for, not even by trying all
+values.
 
 A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), in the form of its kind of data. It belongs to
 nobody, and is not replaced again when a text is scrubbed a second time. Fakes are mail at example.com (RFC 2606),
-documentation addresses (RFC 5737, RFC 3849; only 762 for IPv4, so values share them), cards that begin with 411111 and
-fail Luhn's check, IBANs with check digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and
-fit no country, keys and wallets with EXAMPLE in them, and Person-0123456789. Layout (blanks, hyphens) and prefixes of
+documentation addresses (RFC 5737, RFC 3849), cards that begin with 411111 and fail Luhn's check, IBANs with check
+digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and fit no country, keys and wallets that
+show by EXAMPLE or zeros that they are no real ones, and Person-0123456789 or Address-0123456789. There are only 762
+fakes of IPv4 addresses and 80,000 of telephone numbers, so values share them. Layout (blanks, hyphens) and prefixes of
 countries or services are kept where they tell a reader what kind of value was replaced.
 """
 
@@ -31,7 +33,8 @@ _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 
 class Pseudonyms:
-    """Makes fakes that replace values of personal data, with a secret key (at least SHORTEST_KEY bytes)."""
+    """Makes fakes that replace values of personal data, with a secret key. Raises ValueError if the key has fewer than
+    SHORTEST_KEY bytes."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < SHORTEST_KEY:
@@ -40,9 +43,12 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """Return the fake that replaces `value`. Different spellings of one value get the same fake: capitals, blanks
-        and hyphens in numbers, and the signs between the words of names and postal addresses make no difference. In
-        keys and addresses of cryptocurrencies, only the amount of white space makes no difference."""
+        """Return the fake that replaces `value`. The following makes no difference: capitals in all kinds but keys and
+        addresses of cryptocurrencies; in these two, the amount of white space; in numbers (telephone numbers, cards,
+        accounts, ids), all characters but letters and digits; the signs between the words of names and postal
+        addresses. Fakes of cards, accounts and ids keep the blanks and hyphens of the value. Every other spelling of a
+        value gets a fake of its own, such as a telephone number with `0049` instead of `+49`, or an IPv6 address in
+        full."""
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             canonical = " ".join(value.split())

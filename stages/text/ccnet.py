@@ -2,7 +2,7 @@
 
 A text is normalised, cut into pieces by SentencePiece, and scored as *one* sentence by a 5-gram model over the pieces:
 
-    perplexity = 10 ** (-score / (pieces + 1)), rounded to one digit
+    perplexity = 10 ** (-score / (pieces + 1)), rounded to one decimal place
 
 A lower perplexity means that a text is closer to the texts on which the model was trained (Wikipedia, in the paper).
 Each model states how its texts are normalised:
@@ -133,8 +133,8 @@ class TextModel:
         return self.lm.ids(" ".join(pieces).split())
 
     def perplexity(self, text: str) -> float:
-        """Return the perplexity of a text as CCNet computes it, rounded to one digit. It is lower, the closer the text
-        is to the texts on which the model was trained."""
+        """Return the perplexity of a text as CCNet computes it, rounded to one decimal place. It is lower, the closer
+        the text is to the texts on which the model was trained."""
         ids = self.ids(text)
         return round(10.0 ** min(-self.lm.score(ids) / (len(ids) + 1), 300.0), 1)      # a float holds no more
 

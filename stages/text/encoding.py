@@ -11,7 +11,7 @@ The first of these rules that applies decides:
 5. the first of three guesses by which all bytes decode without error and which the bytes do not contradict (see below):
    the charset that the transport declares; the charset that the page declares in its own `<meta>`; the result of byte
    statistics (resiliparse; single-byte results are checked again);
-6. UTF-8, if the bytes are *mostly* valid;
+6. UTF-8, if the bytes are *mostly* valid (ten or more sound characters beyond ASCII for each broken place);
 7. the first encoding that rule 5 tried, with its errors replaced, or windows-1252 if it tried none.
 
 Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
@@ -183,7 +183,8 @@ def _by_statistics(data: bytes) -> str:
 
 def _decoded_strictly(data: bytes, name: str) -> str | None:
     """Return `data` decoded as `name`, or None if the bytes are not valid in that encoding. Single-byte encodings
-    accept nearly all bytes, so None is also returned if the text has many control characters."""
+    accept nearly all bytes, so None is also returned if more than 1 % of the characters are control characters (U+0080
+    to U+009F)."""
     try:
         text = data.decode(name)
     except (UnicodeDecodeError, LookupError):

@@ -74,7 +74,8 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
     """Estimate an n-gram model of order `order` from texts (or sentences), each a sequence of words. Training ends
     before the first text that would exceed `most` tokens.
 
-    Raises ValueError when there is nothing to learn from, or when `order` is out of range.
+    Raises ValueError when there is nothing to learn from, when `order` is out of range, or when the texts have too many
+    different words.
     """
     if not 1 <= order <= MOST_ORDER:
         raise ValueError(f"order {order} is outside 1 … {MOST_ORDER}")

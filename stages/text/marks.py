@@ -28,8 +28,8 @@ def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
 
 
 def copies(text: str, separator: str = "\n") -> list[Span]:
-    """Return the spans of the lines that are copies of an earlier line. With another `separator`, paragraphs are
-    compared instead of lines."""
+    """Return the spans of the lines that, without white space at their ends, are copies of an earlier line, MOST at
+    most. With another `separator`, paragraphs are compared instead of lines."""
     out: list[Span] = []
     earlier: set[str] = set()
     at = 0

@@ -294,6 +294,8 @@ def _sha1_first8(message: np.ndarray, length: int, block: np.ndarray, w: np.ndar
 
 @njit(cache=True, nogil=True)
 def sha1_shingles(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray, n: int) -> np.ndarray:
+    """Return a hash, uint64, of each run of n words (a shingle) of a text: the first 8 bytes, little-endian, of the
+    SHA-1 digest of the words joined by single spaces. The result is empty if the text has fewer than n words."""
     total = ids.shape[0] - n + 1
     if total <= 0:
         return np.zeros(0, np.uint64)

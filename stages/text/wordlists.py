@@ -35,7 +35,8 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
     entries are in the order of the file, each once.
 
     Raises:
-        ValueError: the file, or a member of the archive, holds no list. The message names file and member.
+        ValueError: the file, or a member of the archive, holds no list, or the archive exceeds `max_files` or
+            `max_bytes`. The message names file and member.
     """
     path = Path(path)
     name = path.name.lower()

@@ -127,6 +127,16 @@ def test_an_old_document_among_the_new_ones_is_an_error(tmp_path, barrier):
         run_fragment(barrier, write_parts(barrier, docs[:1], store), store, against=[old.index])
 
 
+@pytest.mark.parametrize("barrier", [Exact(by="both"), MinHash()])
+def test_crawls_without_documents_change_nothing(tmp_path, barrier):
+    docs = corpus(8, 12, ("two",))
+    parts = added_one_after_another(barrier, docs, tmp_path / "a")
+    alone = run_fragment(barrier, write_parts(barrier, docs, Store(tmp_path / "b")), Store(tmp_path / "b"))
+    assert parts["two"].removed == alone.removed
+    assert not parts["one"].removed
+    assert not parts["three"].removed
+
+
 def test_only_the_old_texts_that_are_compared_are_read(tmp_path):
     rng = random.Random(1)
     names = vocabulary(rng)

@@ -13,6 +13,7 @@ from pipeline.cli.errors import BadUsage
 from pipeline.cli.transfer import MARK, uploaded
 from pipeline.store.fs import Store
 from tests.tokenizer.exports import corpus, tree
+from tests.tokenizer.packs import write_packing
 from tests.tokenizer.test_encode_tasks import Runner
 from tests.tokenizer.test_materialize import curriculum, materialise, published
 from tokenizer.load import load_tokenizer
@@ -40,6 +41,25 @@ def test_an_export_of_a_set_in_a_bucket_has_the_bytes_of_one_on_a_disk(bucket, t
     local, remote = map(json.loads, capsys.readouterr().out.splitlines())
     assert objects(f"{bucket}/out") == tree(tmp_path / "out")
     assert (remote["path"], remote["tokens"]) == (f"{bucket}/out", local["tokens"])
+
+
+def test_packed_rows_of_a_set_in_a_bucket_are_exported_and_imported(bucket, tmp_path):
+    train_bpe(["the quick brown fox jumps over the lazy dog"] * 9, 300, tmp_path / "tokenizer.json")
+    shard_set = corpus(tmp_path / "set", 280, masked=(0, 2))
+    write_packing(shard_set.folder, 64)
+    put(shard_set.folder, f"{bucket}/set")
+    line = ["shards", "export", "--format", "ds", "--rows", "--quiet", "--out"]
+    assert run_command([*line, str(tmp_path / "out"), str(shard_set.folder)]) == 0
+    assert run_command([*line, f"{bucket}/out", f"{bucket}/set"]) == 0
+    assert objects(f"{bucket}/out") == tree(tmp_path / "out")
+    for metadata in (path for path in Store(f"{bucket}/out").list("") if path.endswith(".metadata")):
+        Store(f"{bucket}/out").remove(metadata)                    # it names the tokenizer of the set, which is no file
+    taken = ["shards", "import", f"{bucket}/out", "--format", "ds", "--tokenizer", str(tmp_path / "tokenizer.json"),
+             "--store", f"{bucket}/store", "--name", "web", "--sequence", "64", "--quiet"]
+    assert run_command(taken) == 0
+    assert run_command([*line, f"{bucket}/again", f"{bucket}/store/shards/web/split=train"]) == 0
+    before, after = objects(f"{bucket}/out"), objects(f"{bucket}/again")
+    assert {path: after[path] for path in before} == before
 
 
 def test_samples_of_a_run_in_a_bucket_are_exported(bucket, s3_server, tmp_path, capsys):

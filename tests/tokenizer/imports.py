@@ -36,10 +36,10 @@ def like_a_run(folder: Path, vocab: int, masked: tuple[int, ...] = ()) -> Corpus
 
 
 def imported(path: Path, format: str, vocab: int, store: Path, name: str = "web", step: int = STEP,
-             is_held_out: Callable[[str], bool] | None = None, **limits: int) -> Imported:
+             is_held_out: Callable[[str], bool] | None = None, eos: int = EOS, **limits: int) -> Imported:
     """Import files as shards of `step` tokens. `limits` are fields of `ImportLimits`."""
     (store / "shards").mkdir(parents=True, exist_ok=True)
-    return import_tokens(path, format, Coding("t" * 64, vocab, EOS), store / "shards" / name, name,
+    return import_tokens(path, format, Coding("t" * 64, vocab, eos), store / "shards" / name, name,
                          lambda file, number: f"{file}#{number}", shard_bytes=step * token_dtype(vocab).itemsize,
                          is_held_out=is_held_out, limits=ImportLimits(**limits))
 

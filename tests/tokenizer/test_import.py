@@ -108,12 +108,11 @@ def test_ids_outside_the_vocabulary_are_named_with_their_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_without_eos_the_expected_id_is_named(tmp_path, name, monkeypatch):
+def test_without_eos_the_expected_id_is_named(tmp_path, name):
     shard_set = corpus(tmp_path / "set", 300)
     export(ShardSet(shard_set.folder), name, tmp_path / "out")
-    monkeypatch.setattr("tests.tokenizer.imports.EOS", 2)       # no document has it
     with pytest.raises(TokenFileError, match=r"EOS \((token id )?2\)"):
-        imported(tmp_path / "out", name, 300, tmp_path / "store")
+        imported(tmp_path / "out", name, 300, tmp_path / "store", eos=2)      # no document has it
     assert os.listdir(tmp_path / "store" / "shards") == []
 
 

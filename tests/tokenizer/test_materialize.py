@@ -25,7 +25,7 @@ from tests.tokenizer.test_shards import EOS, write_set
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef
 from tokenizer.shards.layout import MANIFEST, Manifest, Shard, ShardError, file_name
 from tokenizer.shards.reader import ShardSet, loss_mask
-from tokenizer.shards.rows import RowSet, pack_bits, unpack_bounds, unpack_loss
+from tokenizer.shards.rows import RowSet, pack_bits, read_manifest, unpack_bounds, unpack_loss
 from tokenizer.shards.writer import ShardWriter
 
 
@@ -327,3 +327,12 @@ def test_input_of_ten_times_the_memory_beyond_imports(tmp_path):
 def test_input_of_ten_times_all_memory_imports_included(tmp_path):
     # interpreter, numpy, pyarrow and pandas take some 120 MB of data; 44 MiB more are allowed
     assert out_of_core(tmp_path, 44 << 20, 1750 << 20, "parquet") * 10 <= 1750 << 20
+
+
+@pytest.mark.parametrize("rest", [{}, {"streams": [], "files": [{}]}, {"streams": 1, "files": []}, {"else": 1}])
+def test_a_damaged_list_of_rows_is_an_error_that_names_the_file(rest):
+    doc = {"magic": "tokenmill-rows", "version": 1, "streams": [], "files": [], **rest}
+    if not rest:
+        del doc["streams"]
+    with pytest.raises(ShardError, match=r"^here/rows\.json: damaged"):
+        read_manifest(json.dumps(doc).encode(), "here/rows.json")

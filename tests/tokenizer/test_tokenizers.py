@@ -196,6 +196,15 @@ def test_a_folder_says_its_eos(folder, tmp_path):
             load_tokenizer(folder / name, 9999)
 
 
+@pytest.mark.parametrize("contents", [b'{"eos_token": ', b"[]", b"\xff\xfe{", b'{"eos_token": ["a"]}', b"[" * 100_000])
+def test_a_damaged_tokenizer_config_is_an_error_that_names_the_file(folder, tmp_path, contents):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "bpe.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_bytes(contents)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: .*tokenizer\.eos"):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, EOS).eos_token == EOS
+
+
 def test_very_long_lines_train(tmp_path):
     train_sentencepiece(["ab cd " * 5000, "é" * 9000, *corpus(50)], 330, tmp_path / "m.model", "bpe")
     assert load_tokenizer(tmp_path / "m.model").vocab_size == 330

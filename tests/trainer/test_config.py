@@ -161,6 +161,14 @@ def test_the_demo_recipe_and_its_promises():
     assert count(document["curriculum"]["total"]) <= 2e6
 
 
+@pytest.mark.parametrize("content", [b"train: {model: \xff}", b"train: [1", b"a: b: c"])
+def test_a_recipe_that_is_not_yaml_is_named_in_one_line(tmp_path, content):
+    (tmp_path / "recipe.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match="not YAML") as caught:
+        read_train(tmp_path / "recipe.yaml")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["2.01M", "20b", "0.5m", "1G", "1,000", "1_000", " 3 M ", "1e3", 7, 2e6, "1,5M", "1.5",
                                   "", "1/2", "1e99", "16q", True, None, -1, "0.0005k", "9" * 50])
 def test_recipe_curriculum_and_trainer_read_the_same_numbers(text):

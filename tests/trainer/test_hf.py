@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,14 @@ def test_configurations_this_trainer_has_not_are_refused(exported, tmp_path, cha
         hf_config.read_config(tmp_path)
 
 
+@pytest.mark.parametrize("contents", [b"{", b"[]", b"\xff{", b'{"model_type": "llama"}', b"[" * 100_000,
+                                      b'{"model_type": "llama", "num_attention_heads": "x", "rope_theta": 1}'])
+def test_a_damaged_config_is_an_error_that_names_the_file(tmp_path, contents):
+    (tmp_path / "config.json").write_bytes(contents)
+    with pytest.raises(ConfigError, match=r"config\.json: damaged"):
+        hf_config.read_config(tmp_path)
+
+
 def test_configurations_of_transformers_5_are_read(exported, tmp_path):
     text = json.loads((exported["mqa, llama3"][1] / "config.json").read_text())
     new = {k: v for k, v in text.items() if k not in ("rope_theta", "rope_scaling")}
@@ -243,6 +252,24 @@ def test_tensors_that_do_not_fit_are_named(exported, tmp_path):
         hf.load(small, replace(model.config, layers=4), VOCAB, tmp_path)
     with pytest.raises(ConfigError, match="pickles"):
         hf.files_of(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("contents", [b"{", b"[]", b"\xff{", b'{"model": []}', b'{"added_tokens": [{"id": 1}]}'])
+def test_a_damaged_tokenizer_is_an_error_that_names_the_file(tmp_path, contents):
+    (tmp_path / "tokenizer.json").write_bytes(contents)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: damaged"):
+        hf.words(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(("file", "contents"), [
+    ("model.safetensors", b"abc"), (hf.INDEX, b"{"), (hf.INDEX, b"[]"), (hf.INDEX, b'{"weight_map": {"a": 1}}'),
+    (hf.INDEX, None)])
+def test_damaged_weights_are_an_error_that_names_the_file(tmp_path, file, contents):
+    config = ModelConfig(layers=1, width=8, heads=2, ffn=16)
+    index = {"weight_map": dict.fromkeys(hf.layout(config), "missing.safetensors")}
+    (tmp_path / file).write_bytes(json.dumps(index).encode() if contents is None else contents)
+    with pytest.raises(ConfigError, match=re.escape("missing.safetensors" if contents is None else file)):
+        hf.check(tmp_path, config, 32)
 
 
 def test_without_safetensors_the_message_says_what_to_install(monkeypatch):

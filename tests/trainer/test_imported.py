@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, language, make_run, quiet, steps
@@ -39,3 +43,31 @@ def test_an_imported_set_is_a_stream_of_a_training(tmp_path, masked):
     with world("cpu") as here:
         train(opened, here, None, quiet)
     assert [set(step["streams"]) for step in steps(run / "train")][-6:] == [{"more"}] * 6
+
+
+def test_imported_rows_are_the_samples_of_a_training(tmp_path):
+    """Rows that another project has packed: each is read exactly as it is, and once an epoch."""
+    run = make_run(tmp_path / "store", total=640, phases=[
+        {"name": "first", "until": "100%", "sequence": 32, "batch": 160, "mix": {"web": 70, "code": 30}}],
+        train={"schedule": {"warmup": "5%", "floor": 0.1}})
+    flat = np.concatenate(language(7, 300))
+    length = open_run(str(run), None, None, []).curriculum.longest
+    rows = flat[:len(flat) // (length + 1) * (length + 1)].reshape(-1, length + 1)[:40]
+    pq.write_table(pa.table({"input_ids": rows.tolist()}), tmp_path / "rows.parquet")
+    import_tokens(tmp_path / "rows.parquet", "parquet", Coding(TOKENIZER["sha256"], VOCAB, EOS),
+                  tmp_path / "store" / "shards" / "more", "more", lambda file, number: f"{file} {number}",
+                  sequence=length)
+    (tmp_path / "phases.yaml").write_text(
+        f"- {{name: second, extra: {40 * length}, sequence: {length}, batch: {8 * length}, mix: {{more: 100}}}}\n")
+    assert main(["edit", str(run), "--at", "4", "--phases", str(tmp_path / "phases.yaml")]) == 0
+    opened = open_run(str(run), None, None, [])
+    first = opened.curriculum.phases[-1].start
+    data = Data(opened.curriculum, opened.store)
+    read = []
+    for begin in range(first, first + 40, 8):
+        batch = data.step(begin, 8, 0, 1)
+        for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
+            row = next(row for row in rows.tolist() if row[:-1] == tokens)
+            assert targets == [-100 if token == EOS else target for token, target in pairwise(row)]
+            read.append(tuple(row))
+    assert sorted(read) == sorted(map(tuple, rows.tolist()))

@@ -9,20 +9,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from tokenizer.export.source import ExportError
+from tokenizer.export.source import ExportError, ShardDocuments
 
 #: smallest size of a file that offsets of u32 cannot hold
 LIMIT = 1 << 32
+Sample = TypeVar("Sample", bytes, memoryview, bytes | memoryview)
 
 
-def pack(samples: Iterable[bytes], fixed: int, limit: int) -> Iterator[list[bytes]]:
+def pack(samples: Iterable[Sample], fixed: int, limit: int) -> Iterator[list[Sample]]:
     """Divide consecutive samples among files of at most `limit` bytes, and yield the samples of each file. A larger
     sample gets a file of its own. `fixed` is the size in bytes of a file without samples."""
-    chunk: list[bytes] = []
+    chunk: list[Sample] = []
     size = fixed
     for sample in samples:
         if chunk and size + 4 + len(sample) > limit:
@@ -34,12 +35,11 @@ def pack(samples: Iterable[bytes], fixed: int, limit: int) -> Iterator[list[byte
         yield chunk
 
 
-def write_chunk(file: BinaryIO, samples: Sequence[bytes], config: bytes = b"") -> int:
+def write_chunk(file: BinaryIO, samples: Sequence[bytes | memoryview], config: bytes = b"") -> int:
     """Write a file of samples. Returns its size."""
     offsets = offsets_of([len(sample) for sample in samples], len(config))
     file.write(len(samples).to_bytes(4, "little") + offsets.astype("<u4").tobytes() + config)
-    for sample in samples:
-        file.write(sample)
+    file.writelines(samples)
     return int(offsets[-1])
 
 
@@ -49,6 +49,14 @@ def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
     offsets = np.cumsum([4 + 4 * (len(sizes) + 1) + config, *sizes], dtype=np.int64)
     check_size(int(offsets[-1]), "a document")
     return offsets
+
+
+def check_sizes(documents: ShardDocuments, width: int) -> None:
+    """Raise ExportError when a document is too large for offsets of u32. It has `width` bytes for each token."""
+    if len(documents.tokens) * width < LIMIT:
+        return
+    sizes = np.diff(documents.ends, prepend=0)
+    check_size(int(sizes.max()) * width, f"document {documents.ids[int(sizes.argmax())]}")
 
 
 def check_size(size: int, subject: str) -> None:

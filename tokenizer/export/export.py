@@ -42,7 +42,7 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
            progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
     """Write a shard set to the new folder `out` in the format `name`. With `drop_loss`, loss masks are left out.
     `progress` gets the bytes read and the bytes to read. Raises ExportError if the format cannot hold the set, and
-    ShardError if a file of the set is damaged; then `out` does not exist."""
+    ShardError if a file of the set is damaged; then `out` stays as it was."""
     done = 0
 
     def read(size: int) -> None:

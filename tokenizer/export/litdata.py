@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.chunks import check_sizes, pack, write_chunk
 from tokenizer.export.samples import ExportSamples
 from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
@@ -46,7 +46,7 @@ class LitDataWriter:
         rows = (row.tobytes() for part in samples.parts for block in samples.blocks(part) for row in block.tokens)
         self.write_items(rows, samples.dtype.itemsize, samples.version, target)
 
-    def write_items(self, contents: Iterable[bytes], size: int, version: str, target: Target) -> None:
+    def write_items(self, contents: Iterable[bytes | memoryview], size: int, version: str, target: Target) -> None:
         """Write items, whose tokens have `size` bytes each. `version` is the index's `updated_at`."""
         chunks: list[dict[str, Any]] = []
         for chunk in pack(contents, 8, self.chunk_bytes):
@@ -63,12 +63,13 @@ class LitDataWriter:
         target.write("index.json", [np.frombuffer(json.dumps(index, sort_keys=True).encode(), np.uint8)])
 
 
-def items(source: ExportSource) -> Iterator[bytes]:
+def items(source: ExportSource) -> Iterator[memoryview]:
     """Yield the tokens of each document of a shard set."""
     for number in source.numbers:
         for documents in source.documents(number):
-            begin = 0
-            for id, end in zip(documents.ids, documents.ends.tolist()):
-                check_size((end - begin) * documents.tokens.itemsize, f"document {id}")
-                yield documents.tokens[begin:end].tobytes()
+            size = documents.tokens.itemsize
+            check_sizes(documents, size)
+            data, begin = documents.tokens.data.cast("B"), 0
+            for end in (documents.ends * size).tolist():
+                yield data[begin:end]
                 begin = end

@@ -29,12 +29,13 @@ the sample.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokenizer.export.chunks import check_size, pack, write_chunk
+from tokenizer.export.chunks import check_sizes, pack, write_chunk
 from tokenizer.export.samples import ExportSamples
 from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
@@ -99,19 +100,31 @@ def documents(source: ExportSource) -> Iterator[bytes]:
     """Yield each document of a shard set, encoded as an MDS sample."""
     for number in source.numbers:
         for block in source.documents(number):
+            arrays = [block.tokens] if block.targets is None else [block.targets, block.tokens]
+            width, views = sum(array.itemsize for array in arrays), [bytes_of(array) for array in arrays]
+            check_sizes(block, width)
+            sizes_of = struct.Struct(f"<{1 + len(arrays)}I").pack
             begin = 0
             for id, end in zip(block.ids, block.ends.tolist()):
-                arrays = [block.tokens[begin:end]]
-                if block.targets is not None:
-                    arrays.insert(0, block.targets[begin:end])
-                check_size(sum(array.nbytes for array in arrays), f"document {id}")
-                parts = [id.encode(), *map(ndarray, arrays)]
-                yield b"".join([*(len(part).to_bytes(4, "little") for part in parts), *parts])
+                name, head = id.encode(), ndarray_head(end - begin)
+                parts = [view[begin * size:end * size] for view, size in views]
+                sizes = [len(head) + len(part) for part in parts]
+                yield b"".join([sizes_of(len(name), *sizes), name, *(data for part in parts for data in (head, part))])
                 begin = end
 
 
-def ndarray(values: np.ndarray) -> bytes:
-    """Return an array of one dimension as bytes. The dtype is not among them: it is in the configuration."""
-    size = len(values)
+def bytes_of(array: np.ndarray) -> tuple[memoryview, int]:
+    """Return the bytes of an array, and how many each of its values has."""
+    return np.ascontiguousarray(array).data.cast("B"), array.itemsize
+
+
+def ndarray_head(size: int) -> bytes:
+    """Return what comes before the values of an array of one dimension with `size` values. The dtype is not among it:
+    it is in the configuration."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
-    return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little") + values.tobytes()
+    return bytes((1 << 2 | code,)) + size.to_bytes(1 << code, "little")
+
+
+def ndarray(values: np.ndarray) -> bytes:
+    """Return an array of one dimension as bytes."""
+    return ndarray_head(len(values)) + values.tobytes()

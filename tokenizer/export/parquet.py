@@ -1,7 +1,8 @@
 """Parquet files, a row per document, for Hugging Face's datasets and other readers of Parquet. Each shard is one file::
 
     train-00000-of-00008.parquet    id         string      id of the document
-                                    input_ids  list<u16>   its tokens, EOS included; list<u32> for large vocabularies
+                                    input_ids  list<u16>   its tokens, EOS included; list<u8> for vocabularies of up
+                                                           to 256 tokens, list<u32> for those of more than 65,536
                                     loss       list<bool>  whether each of them is a target; only if the set has masks
 
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A

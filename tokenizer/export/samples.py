@@ -1,5 +1,6 @@
-"""Reads the samples of a training, in the order of training, for an export. They are the rows that
-`tokenmill materialize` has written. Every file of rows is compared with its sha256."""
+"""Says what an export in rows needs of its samples, and reads the samples of a training, in the order of training.
+These are the rows that `tokenmill materialize` has written. Every file of rows that is read is first compared with its
+sha256. `tokenizer.export.packed` reads the packed rows of a shard set."""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ class SampleBlock(NamedTuple):
 
 
 class RowPart(NamedTuple):
-    """Consecutive samples of one file of rows."""
+    """Consecutive samples of one file of rows, or of a file from which packed rows were imported."""
 
-    file: int                     # number of the file in the manifest of the rows
-    begin: int                    # rows [begin, stop) of the file
+    file: int                     # number of the file
+    begin: int                    # rows [begin, stop): of the file, or of the whole set if they are its packed rows
     stop: int
 
 

@@ -14,6 +14,9 @@ import numpy as np
 from pipeline.base.files import beside, link, sync
 from tokenizer.export.source import ExportError
 
+#: bytes that are collected before they are written. Samples of a few kilobytes then need few calls of the system
+BUFFER = 1 << 20
+
 
 class Target:
     """The folder of an export while it is written. `files` counts its files, `bytes` their size, and `linked` the bytes
@@ -27,7 +30,7 @@ class Target:
     def create(self, name: str) -> Iterator[BinaryIO]:
         """A context manager for writing a file. The file is synced at the end."""
         path = self.folder / name
-        with open(path, "xb") as file:
+        with open(path, "xb", buffering=BUFFER) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -53,7 +53,7 @@ class Decoded(NamedTuple):
     bytes: int
     documents: int
     tokens: int
-    damaged: int                  # documents with bytes that are not valid UTF-8; the text has U+FFFD instead
+    damaged: int                  # documents with U+FFFD, which stands for bytes that are not valid UTF-8
 
 
 def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
@@ -63,8 +63,8 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
     00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
     one in the files; if they have no ids, it is FILE#NUMBER. `decode` is the tokenizer's function that turns tokens
     into a text, and `unknown` is its unknown token. Raises TokenFileError when a file does not have the format
-    `format`, when another tokenizer has made it, or when it has loss masks, which texts cannot carry; `out` then does
-    not exist."""
+    `format`, when another tokenizer seems to have made it, or when it has a loss mask by which some tokens are no
+    targets, which texts cannot carry; `out` then stays as it was."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -95,8 +95,9 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
 
 def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield for each document: its line of JSON, its number of tokens, and whether the text is damaged. A text is
-    damaged if some of its bytes are not valid UTF-8; U+FFFD then stands in their place."""
+    """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
+    if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
+    of the first documents."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

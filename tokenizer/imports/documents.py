@@ -18,8 +18,8 @@ TELLING = 10_000
 
 
 class ImportedDocuments(NamedTuple):
-    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set and each with EOS
-    at its end."""
+    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each has EOS at
+    its end, unless the documents are pieces of rows (`ImportSource.sequence`)."""
 
     file: str                     # relative to the folder of the files
     first: int                    # number of the first of them in the file, from 0
@@ -55,7 +55,8 @@ def cut_at_ends(source: ImportSource,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
     """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
     gives the ends of all documents; error messages name it as `index_path`. `loss` is the file with the loss mask: a u8
-    for each token, 1 if the token is a target and else 0."""
+    for each token, 1 if the token is a target and else 0. Raises TokenFileError when these files do not agree, or when
+    a document does not end in EOS (pieces of rows need no EOS)."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
@@ -121,7 +122,7 @@ def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
 def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[ImportedDocuments]:
     """Yield the documents of consecutive pieces of tokens. Each EOS ends a document, and a document may go on in the
     next piece. A document that reaches into the next file belongs to the file in which it begins. Raises TokenFileError
-    when the last piece does not end in EOS."""
+    when the last piece does not end in EOS, or when a document has more than about `ImportLimits.longest` tokens."""
     eos = source.coding.eos
     begun: list[TokenRange] = []                       # pieces of the document whose end was not found yet
     waiting = 0                                   # number of tokens in `begun`

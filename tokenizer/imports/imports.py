@@ -57,9 +57,9 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                   is_held_out: Callable[[str], bool] | None = None, sequence: int = 0,
                   limits: ImportLimits = LIMITS) -> Imported:
     """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
-    `out`. `make_id` returns the id of a document from the name of its file and its number in it. Documents
-    for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and the
-    bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
+    `out`. For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
+    Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
+    the bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
     rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it; then
     nothing is left."""
     done = total = 0

@@ -3,7 +3,8 @@
 A .csv.gz file beside a .npy file lists its documents: the first two columns are the range of tokens [START, END), the
 third is the id. Without a .csv.gz file each EOS ends a document, and ids are made from the name of the file and the
 number of the document. The width of tokens is the smallest that holds the vocabulary, as in OLMo-core. A loss mask is
-the file `labels_mask…` for a file `part…`; either all files have one or none.
+the file `labels_mask…` for a file `part…`; either all files have one or none. A file with a loss mask needs a .csv.gz
+file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
 
-`input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool or u8) may be missing;
-others are ignored. Either all files have the column `loss` or none.
+`input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool, or of integers 0 and 1)
+may be missing; others are ignored, also an `id` of another type. Either all files have the column `loss` or none.
 
 With `ImportSource.sequence`, the lists are rows of a training, with the columns of `tokenizer.shards.rows`. All but
 `input_ids` may be missing; without `ends`, each EOS ends a document.

@@ -158,9 +158,9 @@ class ImportSource:
         self.dtype = token_dtype(coding.vocab_size)
 
     def files(self, suffix: str) -> list[str]:
-        """Return the files whose names end in `suffix`, relative to the folder and sorted. Files below hidden folders
-        are left out. Raises TokenFileError when there is no such file, or when only some of the names say that the file
-        is held out from training (such as `val_…`)."""
+        """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
+        hidden folders are left out. Raises TokenFileError when there is no such file, or when only some of the names
+        say that the file is held out from training (such as `val_…`)."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -214,8 +214,8 @@ class ImportSource:
             file.close()
 
     def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
-        """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary.
-        `place` returns the file and byte of a token, for the message."""
+        """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary,
+        and WrongTokenizer when many are. `place` returns the file and byte of a token, for the message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
             outside = np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))
             wrong = int(outside[0])
@@ -228,8 +228,8 @@ class ImportSource:
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS. `ends` are the exclusive ends of the documents in
-        `tokens`."""
+        """Raise TokenFileError when a document does not end in EOS, and WrongTokenizer when most of several do not.
+        `ends` are the exclusive ends of the documents in `tokens`. Pieces of rows (`sequence`) are not checked."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1

@@ -58,8 +58,8 @@ def check_range(total: int, n: int) -> None:
 
 def is_flat(weights: Sequence[int]) -> bool:
     """Return whether Webster's method alone may divide samples among streams with these weights. Otherwise a binary
-    tree of streams is needed. There must be at most FLAT streams, and the method must keep each of them within two
-    samples of its quota (its share of the samples so far).
+    tree of streams is needed. There must be at most FLAT streams of weight above 0, and the method must keep each of
+    them within two samples of its quota (its share of the samples so far).
 
     Webster's method draws samples as if, up to a time t, every stream of weight w had drawn w·t/2 samples, rounded.
     Rounding makes each of the k streams wrong by at most 1/2. So a stream with the share s of all weights is off its

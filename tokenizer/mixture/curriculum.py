@@ -293,13 +293,13 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """Return a curriculum that has the samples of `old` up to sample number `sample` (a step boundary, or the end),
-    followed by the phases `phases` (stretches of the training).
+    """Return a curriculum that has the samples of `old` before sample number `sample` (the first one of a step, or the
+    number of all samples), followed by the phases `phases` (stretches of the training).
 
     The samples before `sample` stay the same, bit for bit. A phase reserves the windows of tokens that it will read as
     samples. If a phase is cut short, the windows that it has reserved but not read go to the next phase with the same
-    sequence length. The `start` of each of `phases` is overwritten. `streams` are added to the streams of `old`: new
-    data always forms a new stream.
+    sequence length, if the stream is still in the same epoch. The `start` of each of `phases` is overwritten. `streams`
+    are added to the streams of `old`: new data always forms a new stream.
     """
     edited = cut(old, sample)
     start = edited[-1].stop
@@ -312,8 +312,9 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
-    """Return the phases (stretches of the training) of `old` up to sample number `sample`; the last of them is
-    shortened to end at this sample. Raises CurriculumError when `sample` is outside the run or inside a step."""
+    """Return the phases (stretches of the training) of `old` that begin before sample number `sample`; the last of them
+    is shortened to end before this sample. Raises CurriculumError when `sample` is 0, beyond the end of the run, or
+    inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

@@ -21,7 +21,8 @@ _computed = 0
 
 def is_compiled(numbers: int) -> bool:
     """Return whether a kernel should compute these `numbers` numbers. The numbers of all calls are added up, and the
-    answer is no until the sum is above ENOUGH. So a process that computes little does not import numba."""
+    answer is no until the sum is above ENOUGH, and always without numba. So a process that computes little does not
+    import numba."""
     global _computed
     _computed += numbers
     return _computed > ENOUGH and has_numba()

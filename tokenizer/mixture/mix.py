@@ -10,7 +10,8 @@ An entry of a mix is the weight of a stream, as in {web: 70%, code: 30%}, or a g
 
 `alpha` is the exponent of temperature sampling (1/T; Conneau et al., arXiv 1911.02116: 0.3). `unimax` is UniMax (Chung
 et al., arXiv 2304.09151): if a stream has too few tokens for an equal share, what it lacks is divided equally between
-the others.
+the others. If all streams of the group together have too few, their weights are in proportion to their tokens, and they
+are read more often.
 
 Shards that are split by labels have further rules (`tokenizer.mixture.split`).
 """
@@ -38,10 +39,10 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
              ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
     """Convert the `mix` of a phase of `tokens` tokens into integer weights. Returns ({stream: weight}, {group: its
     streams}); the second is None if the mix has no groups. Streams of weight 0 are left out. `sizes` has the number of
-    tokens of every existing stream; the result keeps their order. `splits` has the
-    labels by which shards are split; of such shards, a stream whose weight would be below one in WEIGHT_SUM is left
-    out. Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the
-    path of the mix in the recipe."""
+    tokens of every existing stream; the result keeps their order. `splits` has the labels by which shards are split; of
+    such shards, a stream whose weight would be below one in WEIGHT_SUM is left out. Warnings are appended to
+    `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path of the mix in the
+    recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
     for name, value in mix.items():
         if isinstance(value, Mapping) or name in splits:
@@ -82,7 +83,8 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
 
 
 def streams_in(mix: Mapping[str, Any]) -> list[str]:
-    """Return the names of all streams in the `mix` of a phase. The values need not be valid."""
+    """Return the names of all streams that the `mix` of a phase names. Groups without a list or mapping of streams,
+    such as those of split shards, add none. The values need not be valid."""
     return [stream for name, value in mix.items() for stream in (
         [name] if not isinstance(value, Mapping)
         else value["streams"] if isinstance(value.get("streams"), (Mapping, list)) else ())]

@@ -66,8 +66,9 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """What a range of samples reads: which window (range of consecutive tokens) of which stream, in which phase and
-    epoch. The fields are int64 arrays of equal length, with an entry per sample, in the order of the samples."""
+    """What a range of samples reads: which window (range of consecutive tokens; in a packed stream, a packed row) of
+    which stream, in which phase and epoch. The fields are int64 arrays of equal length, with an entry per sample, in
+    the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -227,8 +228,8 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, as
-        little-endian u64."""
+        """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, or of all
+        if there are fewer, as little-endian u64."""
         digest = hashlib.blake2b(digest_size=16)
         for start in range(0, min(HASHED, self.samples), 1 << 16):
             located = self.locate(start, min(start + (1 << 16), HASHED, self.samples))

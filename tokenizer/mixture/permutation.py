@@ -44,7 +44,8 @@ class KeyedPermutations:
 
     def permute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Map each `numbers[i]` by permutation number `which[i]`. Both arrays are int64 (N,). If `which` has the shape
-        (1,), its one permutation maps all numbers. Returns int64 (N,)."""
+        (1,), its one permutation maps all numbers. Returns int64 (N,). Raises ValueError if a number is outside its
+        permutation."""
         return self._walk(which, numbers, backward=False)
 
     def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -15,10 +15,11 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
     has a weight, in order.
 
     The keys of a row: phase, stream, weight, share, windows (samples of the stream in the phase), tokens (targets),
-    epochs (readings of the stream from the start of the run to the end of the phase), reserved (blocks of `longest`
-    tokens that the phase reserves in the stream), unread (windows in these blocks that no phase reads), padding (how
-    many of the targets are padding, if the stream is packed: expected, exact over whole epochs), repeats_from (number
-    of the first sample of the phase that reads data of the stream a second time, or None).
+    epochs (readings of the stream from the start of the run to the end of the phase, by the blocks reserved), reserved
+    (blocks of `longest` tokens that the phase reserves in the stream), unread (windows in these blocks that no phase
+    reads), padding (how many of the targets are padding, if the stream is packed: expected, exact over whole epochs),
+    repeats_from (number of the first sample of the phase that reads data of the stream again, i.e. for at least the
+    second time, or None).
     """
     order = Order(curriculum)
     unread = _unread(order)

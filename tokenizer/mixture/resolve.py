@@ -44,10 +44,10 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     """Turn the curriculum of a recipe into the one that the trainer reads. Returns (curriculum, warnings for the author
     of the recipe).
 
-    `recipe` has the keys `curriculum` and `shards` (for `longest`), with plain YAML values. `shard_sets` maps the name
-    of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer` has the keys sha256,
-    vocab_size, eos and path. Streams are sorted by name, so that the order of samples does not depend on the order of
-    lines in the recipe. Raises a CurriculumError that names the key of the recipe.
+    `recipe` has the keys `curriculum` and `shards` (for `longest`, `by` and `from_phase`), with plain YAML values.
+    `shard_sets` maps the name of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer`
+    has the keys sha256, vocab_size, eos and path. Streams are sorted by name, so that the order of samples does not
+    depend on the order of lines in the recipe. Raises a CurriculumError that names the key of the recipe.
     """
     spec = recipe["curriculum"]
     warnings: list[str] = []
@@ -105,8 +105,9 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
     shares of `total` tokens. `sizes` has the number of tokens of every existing stream, and `splits` the labels by
     which shards are split. Warnings are appended to `warnings`.
 
-    A key that an entry does not give is inherited from the entry before it, except for `name`, `until`, `extra` and
-    `reset_optimizer`. After an entry whose `lr` is a curve of its own, `lr` must be given.
+    A key that an entry does not give is inherited from the entry before it (the first entry inherits from the last of
+    `existing`), except for `name`, `until`, `extra` and `reset_optimizer`. Of a `batch` that grows, the largest size is
+    inherited. After an entry whose `lr` is a curve of its own, `lr` must be given.
     """
     phases: list[Phase] = []
     previous = existing[-1] if existing else None
@@ -233,7 +234,8 @@ def _float(value: Any) -> Any:
 
 def own_rate(value: Any, tokens: int, key: str) -> Any:
     """Convert the recipe's `lr` of a phase with `tokens` tokens into the field `lr` of `Phase`. In a mapping, missing
-    keys get their defaults, and the warm-up becomes a number of tokens. A word such as 'stable' stays as it is."""
+    keys other than `peak` get their defaults, and the warm-up becomes a number of tokens. A word such as 'stable' stays
+    as it is."""
     if not isinstance(value, Mapping):
         return value
     rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}

@@ -11,7 +11,8 @@ An entry of a mix may be such shards, here `web`, which are split by language an
     web: {share: 75, by: bucket, curve: {power: 2, rate: 1}}    tokens times a factor that rises with the quality
     web: {share: 75, by: language, alpha: 0.3, within: {by: bucket, curve: {power: 2, rate: 1}}}
 
-`within` divides what each label gets. Where a rule is missing, tokens are in proportion.
+`within` divides what each label gets. Where a rule is missing, tokens are in proportion. If all labels together have
+too few tokens for the limit of `unimax` or of a curve (`cap`), each is read more often, in proportion.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
 
 def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fraction]:
     """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If even the
-    largest possible amounts do not add up to `budget`, each stream gets its largest amount."""
+    largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is smaller."""
     parts: dict[str, Fraction] = {}
     left = Fraction(budget)
     for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
@@ -166,11 +167,13 @@ def _table(value: Any, sizes: Sizes, key: str) -> dict[str, Fraction]:
 
 
 def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles.
+    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles
+    (twentieths of a source by quality).
 
     A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst
-    text) to 1 (best). C is the number with which the tokens read sum to `budget`. Buckets below the share `drop` are
-    not read, and none is read more than `cap` times. Labels that are no buckets are not read."""
+    text) to 1 (best). C is the number with which the tokens read sum to `budget`. The curve is 0 for x below `drop`, so
+    buckets below it are not read. None is read more than `cap` times; if that does not suffice for `budget`, a warning
+    says so, and the amounts returned sum to less. Labels that are no buckets are not read."""
     unknown = sorted(set(value) - set(CURVE_KEYS)) if isinstance(value, Mapping) else []
     if not isinstance(value, Mapping) or unknown:
         raise CurriculumError(f"{key}: a mapping such as {{power: 2, rate: 1}}, with the keys {', '.join(CURVE_KEYS)}; "

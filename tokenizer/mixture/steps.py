@@ -69,7 +69,8 @@ def step_of(curriculum: Curriculum, sample: int) -> int:
 
 def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, length: int) -> list[dict[str, Any]]:
     """Return the reads of windows `first` to `last` (inclusive) of a stream, in the order of the training. Windows have
-    `length` tokens. Each read is a mapping: {step (from 1), phase, sample, window, epoch}."""
+    `length` tokens; phases with another sequence length are left out. Each read is a mapping: {step (from 1), phase,
+    sample, window, epoch}."""
     order, ratio = Order(curriculum), curriculum.longest // length
     result = []
     for p, phase in enumerate(curriculum.phases):

@@ -66,11 +66,12 @@ def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
 
 def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[dict[str, Any]]:
     """Return the documents in window number `window` of a stream, those with the most tokens in it first. A window is
-    the `length` + 1 consecutive tokens of one sample. Each document is a mapping. Its `tokens` are the range [first,
-    stop) of its positions in the window; `begins` is the number of its tokens before the window, and `of` the number of
-    all its tokens. `key` (a part of a published dataset) and `at` (a row of this part) say from where it was encoded.
-    The last position of a window is only a target, so a document that begins there is left out. If the set is read by
-    packed rows, `window` is the number of a row; `length` is then the length of these rows."""
+    the `length` + 1 consecutive tokens of one sample. Each document is a mapping with its `id`. Its `tokens` are the
+    range [first, stop) of its positions in the window; `begins` is the number of its tokens before the window, `of` the
+    number of all its tokens, and `bytes` the size of its text in UTF-8. `key` (a part of a published dataset; None if
+    the set was not made from one) and `at` (a row of this part) say from where it was encoded. The last position of a
+    window is only a target, so a document that begins there is left out. If the set is read by packed rows, `window` is
+    the number of a row; `length` is then the length of these rows."""
     if shard_set.packed is not None:
         return _row_documents(shard_set, shard_set.packed, window)
     start, parts = window * length, shard_set.manifest.parts

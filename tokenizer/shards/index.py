@@ -44,7 +44,8 @@ class ShardIndex:
         raise NotImplementedError
 
     def documents(self, start: int, stop: int) -> list[DocumentSpan]:
-        """Return the documents that have tokens in [start, stop), in order."""
+        """Return the documents that have tokens in [start, stop), in order. If the range is empty or not within the
+        set, return []."""
         if not 0 <= start < stop <= self.tokens:
             return []
         documents: list[DocumentSpan] = []

@@ -42,8 +42,9 @@ def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, 
                 open_part: OpenPart, run: int = RUN, page: int = PAGE) -> Path:
     """Write the lookup index of a shard set to the folder `folder`, and return its path. The URLs of the documents are
     read from the published datasets `datasets`, pairs (name, {key of a part: its path}); `open_part` opens a part. The
-    index of an imported set has no URLs. At most `run` entries are sorted in memory, and a page of the index has `page`
-    entries. Raises ShardError when a part of a dataset is missing or has changed."""
+    index of a set whose documents have no texts in the store (such as an imported one) has no URLs. About `run` entries
+    of each column are sorted in memory at a time, and a page of the index has `page` entries. Raises ShardError when a
+    part of a dataset is missing or has changed."""
     with ExitStack() as stack:
         columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
@@ -114,7 +115,7 @@ def _pages(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
 class EntrySorter:
-    """Sorts entries (key, number) by key; entries with equal keys keep the order in which they were added. `run`
+    """Sorts entries (key, number) by key; entries with equal keys keep the order in which they were added. About `run`
     entries are held in memory, and the rest in a temporary file in `folder`."""
 
     def __init__(self, folder: Path, run: int) -> None:

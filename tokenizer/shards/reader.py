@@ -46,12 +46,13 @@ class DocumentEnds(NamedTuple):
 
 
 class ShardSet(ShardIndex):
-    """A shard set, open for reading. `path` is a folder with `shards.json`, or a manifest file. `sha256` is the set's
-    expected identity; ShardError is raised if the set has another one.
+    """A shard set, open for reading. `path` is a folder of shard sets, or a manifest file. `sha256` is the set's
+    expected identity; ShardError is raised if the set has another one. In a folder, the manifest of the set `sha256` is
+    read if there is one, else `shards.json`.
 
     Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
-    example of a bucket), `path` is a path in it. Then only the manifest and the document tables can be read, which is
-    enough for `documents`; tokens are memory-mapped and need local files.
+    example of object storage), `path` is a path in it. Then only the manifest and the document tables can be read,
+    which is enough for `documents`; tokens are memory-mapped and need local files.
 
     If `packing` is given (the sha256 of packed rows of the set), samples are these rows instead of windows, and the
     attribute `packed` describes them.

@@ -4,7 +4,7 @@ Row n of a set is sample n of its curriculum. A row has the L + 1 tokens of the 
 `rows.json` and row files. A range of consecutive rows, all of one phase (stretch of the training), has its own files.
 In the format `bytes`, these are three or four plain files::
 
-    p0-00000.SHA.tokens   (rows, L + 1) u16 or u32, little-endian
+    p0-00000.SHA.tokens   (rows, L + 1) u8, u16 or u32, little-endian
     p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
                           first
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for
@@ -13,7 +13,7 @@ In the format `bytes`, these are three or four plain files::
 
 SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
+input_ids list<u8|u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
 (`loss_spans`), all its files also have the column `loss list<bool>`. It says whether the tokens at positions 1 to L
 count, and is null for a row in which all count. The first token of a document after the end of another (`bounds`,
 `ends`) never counts.
@@ -141,7 +141,11 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
         raise ShardError(f"{where}: no materialised rows there ({e}); materialise the run again") from e
     if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
         raise ShardError(f"{where}: not a set of rows this Tokenmill reads")
-    return RowManifest(**{**doc, "streams": tuple(doc["streams"]), "files": tuple(RowFile(**f) for f in doc["files"])})
+    try:
+        return RowManifest(**{**doc, "streams": tuple(doc["streams"]),
+                              "files": tuple(RowFile(**file) for file in doc["files"])})
+    except (TypeError, KeyError) as e:
+        raise ShardError(f"{where}: damaged ({e!r:.200}); materialise the run again") from e
 
 
 class RowSet:

@@ -59,7 +59,7 @@ class MaskWriter:
 
 class ShardWriter:
     """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called only if
-    there is a token that is not a target.
+    there is a token that is not a target. Without `loss`, no mask is written.
 
     `add` takes several documents at a time; each must already end in EOS. How many are added at a time does not change
     the bytes written.

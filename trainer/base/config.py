@@ -41,7 +41,8 @@ class CheckpointError(RuntimeError):
 
 
 def count(text: str | int | float) -> int:
-    """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError for anything else."""
+    """Parse a count as recipes write it: '16k' → 16000, '0.5M' → 500000, 0 → 0. Raises ValueError if `text` is not such
+    a count."""
     return parse_count(text, least=0)
 
 
@@ -49,10 +50,10 @@ def build(cls: type[T], value: Any, where: str) -> T:
     """Return an instance of the frozen dataclass `cls` with the values of the mapping `value`. `where` is the file and
     key that error messages name ('recipe.yaml: train.model').
 
-    Unknown keys and values of the wrong type raise ConfigError. A class with `PRESETS` (named sets of values) accepts
-    `preset: NAME`; other keys of the mapping override the preset's values. If the class has a method `check()`, it is
-    called on the instance, and a ValueError from it becomes a ConfigError. If a key is a keyword of Python (`for`), its
-    field has an underscore appended (`for_`).
+    Unknown keys, missing keys without a default and values of the wrong type raise ConfigError. A class with `PRESETS`
+    (named sets of values) accepts `preset: NAME`; other keys of the mapping override the preset's values. If the class
+    has a method `check()`, it is called on the instance, and a ValueError from it becomes a ConfigError. If a key is a
+    keyword of Python (`for`), its field has an underscore appended (`for_`).
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
@@ -239,8 +240,8 @@ def read_train(recipe: Path) -> dict[str, Any]:
         document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{recipe}: no such file; give a run folder that `tokenmill run` has finished") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{recipe}: not YAML: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: not YAML: {' '.join(str(error).split())}") from None
     train = (document or {}).get("train") if isinstance(document, dict) else None
     if train is None or train == {}:             # the recipe of a run without `train:` is stored with an empty one
         raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")

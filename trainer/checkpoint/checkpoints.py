@@ -356,8 +356,8 @@ class Saver:
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest, those at the ends of
-    phases, and those that `config.keep_every` and `config.keep_best` select."""
+    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest `config.keep`, those at
+    the ends of phases, and those that `config.keep_every` and `config.keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -370,8 +370,9 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
     """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
-    checkpoints that were never completed are deleted too, if their step is not after that of the latest checkpoint.
-    Damaged checkpoints stay, and so do those that another process reads (`trainer.checkpoint.in_use`)."""
+    checkpoints that have no COMPLETE, because they were never completed or were set aside as damaged, are deleted too,
+    if their step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that
+    another process reads (`trainer.checkpoint.in_use`)."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
     for old in checkpoints:

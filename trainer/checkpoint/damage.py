@@ -4,7 +4,7 @@ Every file is read once and compared with the sha256 in COMPLETE, the file that 
 wrote is checked by rank r (modulo the present number of ranks). This rank will load most of the file afterwards, and
 then finds it in the page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank
 found damaged. A rank whose storage fails sends the errno instead of a result; otherwise the other ranks would wait for
-it.
+it. An input/output error (EIO) counts as damage of the file, not as a failure of the storage.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ READERS = 4
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
     """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
     recorded when the checkpoint was written. If all files are intact, the result is []. With `world`, every rank must
-    call this function. Each rank reads a share of the files, and all ranks get the same lines. If the storage of one
-    rank fails, CheckpointError is raised on every rank."""
+    call this function. Each rank reads a share of the files, and all ranks get the same lines. If the storage fails, on
+    one rank or more, CheckpointError is raised on every rank."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -90,7 +90,9 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
 
     If the chosen checkpoint turns out to be damaged, this is reported, and `pick` is called again without it. Once a
     checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
-    because the training will write these steps again. Raises CheckpointError when all checkpoints are damaged.
+    because the training will write these steps again. Raises CheckpointError when there are checkpoints and all are
+    damaged, or when the storage of a rank fails. If `pick` raises TrainingError, rank 0 raises it, and the other ranks
+    raise CheckpointError.
     """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:

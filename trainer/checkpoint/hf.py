@@ -12,6 +12,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -115,7 +116,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
     shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
-    recognised as a model.
+    recognised as a model. Raises ConfigError when `out` is not empty, and CheckpointError when a file of the checkpoint
+    is damaged.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -183,8 +185,8 @@ def write(path: Path, document: Any) -> None:
 
 
 def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
-    """Copy the tokenizer into `out`, and write the tokenizer_config.json that transformers' AutoTokenizer needs.
-    Returns a line to print about it."""
+    """Copy the tokenizer into `out`, and write the tokenizer_config.json that transformers' AutoTokenizer needs. If
+    there is no file `path`, write nothing. Returns a line to print about it."""
     if path is None or not path.is_file():
         return f"no tokenizer: {path} is not there" if path else "no tokenizer"
     if path.suffix == ".model":
@@ -199,24 +201,41 @@ def copy_tokenizer(path: Path | None, out: Path, eos: int) -> str:
 
 
 def words(path: Path) -> dict[int, str]:
-    """Return the vocabulary of a tokenizer.json as {id: token}."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = document.get("model", {}).get("vocab", {})
-    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], i) for i, row in enumerate(vocabulary))
-    return {i: word for word, i in pairs} | {t["id"]: t["content"] for t in document.get("added_tokens", [])}
+    """Return the vocabulary of a tokenizer.json as {id: token}. Raises ConfigError when the file is damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = document.get("model", {}).get("vocab", {})
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((r[0], i) for i, r in enumerate(vocabulary))
+        return {i: word for word, i in pairs} | {t["id"]: t["content"] for t in document.get("added_tokens", [])}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged ({error!r:.200}): fetch the file again") from error
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
-def files_of(folder: Path) -> dict[str, Path]:
-    """Return {name of a tensor in `folder`: the safetensors file that holds it}."""
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file for reading, as a context manager. Raises ConfigError when it is missing or damaged."""
     package = safetensors()
+    try:
+        with package.safe_open(path, "pt") as f:
+            yield f
+    except (package.SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}): fetch the model again") from None
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return {name of a tensor in `folder`: the safetensors file that holds it}. Raises ConfigError when there is no
+    such file, or when a file or their index is damaged."""
     index = folder / INDEX
     if index.is_file():
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / Path(file).name for name, file in where.items()}
+        try:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: folder / Path(file).name for name, file in where.items()}
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{index}: damaged ({error!r:.200}): fetch the model again") from error
     result: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with package.safe_open(path, "pt") as f:
+        with opened(path) as f:
             result |= dict.fromkeys(f.keys(), path)
     if not result:
         raise ConfigError(f"{folder}: no safetensors there; other formats are pickles, which run whatever they hold")
@@ -225,9 +244,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
-    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape. Embedding and output may have
-    more rows than `vocab` (padding)."""
-    package, files, sizes = safetensors(), files_of(folder), shapes(config, vocab)
+    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape, and for a damaged file.
+    Embedding and output may have more rows than `vocab` (padding)."""
+    files, sizes = files_of(folder), shapes(config, vocab)
     tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
     missing = sorted(tensors.keys() - files.keys())
@@ -238,7 +257,7 @@ def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     for name, path in files.items():
         if name not in tensors:
             continue
-        with package.safe_open(path, "pt") as f:
+        with opened(path) as f:
             shape = list(f.get_slice(name).get_shape())
         expected = [sum(sizes[o][0] for o in tensors[name]), *sizes[tensors[name][0]][1:]]
         rows = name in ("model.embed_tokens.weight", "lm_head.weight")
@@ -266,8 +285,8 @@ def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokeni
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
     Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
-    when `folder` holds a model with other settings than `config`, or when its tokenizer.json has another vocabulary
-    than `tokenizer`, the file with which the shards were encoded."""
+    when `folder` holds a model with other settings than `config` (see `differing`) or other tensors, or when its
+    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)
@@ -278,9 +297,8 @@ def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokeni
         raise ConfigError(f"train.init.from {folder}: its tokenizer.json has another vocabulary than the one of these "
                           f"shards; encode them with it (recipe: tokenizer: {{load: {own}}})")
     files, parameters, sizes = check(folder, config, vocab), dict(model.named_parameters()), shapes(config, vocab)
-    package = safetensors()
     for their, ours in layout(config).items():
-        with package.safe_open(files[their], "pt") as f:
+        with opened(files[their]) as f:
             value: Tensor = f.get_tensor(their).float()
         edges = [0]
         for name in ours:

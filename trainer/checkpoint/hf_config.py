@@ -40,7 +40,7 @@ def features(config: ModelConfig) -> frozenset[str]:
 def to_json(config: ModelConfig, vocab: int, longest: int, eos: int, dtype: str) -> dict[str, Any]:
     """Return the contents of config.json for a model. `longest` is the longest sequence the model was trained on, in
     tokens; `dtype` is a key of DTYPES. Raises ConfigError when no architecture of transformers has the model's
-    features."""
+    features, or when the one that has them cannot express its sizes."""
     used = features(config)
     if used not in ARCHITECTURES:
         one = "; ".join(f"{', '.join(sorted(k)) or 'none of them'}: {name}" for k, (name, _) in ARCHITECTURES.items())
@@ -86,11 +86,23 @@ def rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 def read_config(folder: Path) -> tuple[ModelConfig, int]:
     """Read config.json in `folder`. Returns (settings of the model, number of rows of the embedding). Raises
-    ConfigError if the model has a feature that this trainer lacks; the message names it."""
+    ConfigError if the file is missing or damaged, or if the model has a feature that this trainer lacks; the message
+    names it."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a folder with config.json and safetensors")
-    document = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return settings_in(document, path), document["vocab_size"]
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged, or lacks a value ({error!r:.200}): fetch the model again") from error
+
+
+def settings_in(document: Mapping[str, Any], path: Path) -> ModelConfig:
+    """Return the settings of the model that `document` describes, the contents of a config.json at `path`. Raises
+    ConfigError as `read_config` does, but another error for a document that is damaged."""
     kinds = {kind for _, kind in ARCHITECTURES.values()}
     kind = document.get("model_type")
     if kind not in kinds:
@@ -128,7 +140,7 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
                "init_std": document.get("initializer_range", 0.02)}
     if scaling:
         mapping["rope_scaling"] = scaling
-    return build(ModelConfig, mapping, str(path)), document["vocab_size"]
+    return build(ModelConfig, mapping, str(path))
 
 
 def read_rope(document: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:

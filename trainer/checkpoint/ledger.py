@@ -56,7 +56,7 @@ class Ledger:
     @classmethod
     def read(cls, out: Path) -> Ledger:
         """Read the ledger of a run (the list of skipped steps) for inspection, not for training. `out` is the run's
-        output folder. Raises CheckpointError when the file is damaged."""
+        output folder. Without a ledger file, the ledger is empty. Raises CheckpointError when the file is damaged."""
         path = out / NAME
         return cls(out, parse(path.read_bytes(), path) if path.exists() else ())
 
@@ -110,8 +110,9 @@ class Ledger:
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
         """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. Training
-        abandons later checkpoints when it goes back to an earlier one. Every rank must call this. Returns the names of
-        the deleted checkpoints on rank 0, else []."""
+        abandons later checkpoints when it goes back to an earlier one. Damaged checkpoints stay, because `sound` cannot
+        be asked about them. Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else
+        []."""
         from trainer.checkpoint import checkpoints as ckpt  # with torch, which readers of a ledger do not need
 
         deleted = []

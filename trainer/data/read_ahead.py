@@ -1,10 +1,10 @@
 """Reads tokens from object storage shortly before the training needs them, so that a corpus may be larger than the disk
 and the first step need not wait for a copy of it.
 
-Only the tokens and loss masks stay in the bucket. The small files of a shard set (manifest, document ends and
+Only the tokens and loss masks stay in object storage. The small files of a shard set (manifest, document ends and
 checksums, about a hundredth of it) are copied to the disk as always (`trainer.data.remote`). The order of samples is
-known in advance, so the loader requests the ranges of bytes for the next steps while the trainer computes. A range
-is forgotten when the samples of its step have been read; memory holds no more than these steps.
+known in advance, so the loader requests the ranges of bytes for the next steps while the trainer computes. A range is
+forgotten when the samples of its step have been read; memory holds no more than these steps.
 
 Bytes are requested in whole blocks of `tokenizer.shards.sums`, and each block is compared with its checksum before a
 token of it is used. A block with a wrong checksum is requested once more, because connections, too, damage bytes.

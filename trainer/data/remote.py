@@ -1,13 +1,13 @@
 """Supports runs in object storage: copies the files that a training reads to this machine's disk, once.
 
 The trainer reads shards (files of tokens) at random positions through memory maps, so they are copied to local files.
-If the disk is too small, or with `train.fetch: ahead`, the tokens to train on stay in the bucket and are read shortly
-before they are needed (`trainer.data.read_ahead`).
+If the disk is too small, or with `train.fetch: ahead`, the tokens to train on stay in object storage and are read
+shortly before they are needed (`trainer.data.read_ahead`).
 
-Shard files are immutable and named by their content, so files already copied are reused. Fetched files are checked
-against the sha256 that the curriculum names. The copy has the same folders as the store. All ranks of a machine share
-the copy: the first rank fetches, the others wait. Tools that look up a few documents read them directly from the bucket
-(`place`).
+Shard files are immutable and named by their content, so files already copied are reused. Fetched shard files are
+compared with their sha256 in the manifest of the set, which the curriculum names by its sha256. The copy has the same
+folders as the store. All ranks of a machine share the copy: the first rank fetches, the others wait. Tools that look up
+a few documents read them directly from object storage (`place`).
 
 Access is by pyarrow's own filesystems (S3 and Google Cloud Storage), with credentials from the environment, so a GPU
 node needs no further package. The copy is in `TOKENMILL_SHARDS`, by default `tokenmill-UID/shards` below the system's
@@ -98,9 +98,9 @@ def fetch_run(root: str, name: str) -> Path:
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], fetch: str = "auto") -> Path:
     """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. `fetch` is
-    `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in the bucket; with `auto`, they stay there
-    if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards are
-    missing, damaged, or too large for the disk."""
+    `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in object storage; with `auto`, they stay
+    there if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards
+    are missing, damaged, or too large for the disk."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -151,8 +151,8 @@ def training_sets(store: Path, source: str | None, streams: Sequence[Stream]) ->
 
 
 def place(run: Stored) -> tuple[fs.FileSystem, str]:
-    """Return where the store of a run is, as (filesystem, path in it). For a run in object storage, this is the bucket
-    itself, not the local copy."""
+    """Return where the store of a run is, as (filesystem, path in it). For a run in object storage, this is the store
+    there, not its local copy."""
     return _open(run.source) if run.source else (fs.LocalFileSystem(), str(run.store))
 
 
@@ -165,7 +165,7 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """Within this context, an OSError while a bucket is read becomes a ConfigError that names the remedy."""
+    """Within this context, an OSError while object storage is read becomes a ConfigError that names the remedy."""
     try:
         yield
     except OSError as error:
@@ -184,8 +184,8 @@ def sha256(remote: fs.FileSystem, path: str) -> str:
 
 
 def damaged(shards: ShardSet) -> list[str]:
-    """Read the files of a shard set in a bucket, and return a line for each file whose hash differs from the
-    manifest's."""
+    """Read the files of a shard set in object storage, and return a line for each file that is missing or whose hash
+    differs from the manifest's."""
     def problem(file: tuple[str, str]) -> str | None:
         name, expected = file
         try:
@@ -202,7 +202,7 @@ def damaged(shards: ShardSet) -> list[str]:
 
 class ShardFile(NamedTuple):
     """A file of a shard set: its path in the store, its sha256, its size in bytes (None: unknown), and whether it may
-    stay in the bucket, because it can be read in pieces during the training."""
+    stay in object storage, because it can be read in pieces during the training."""
 
     path: str
     sha256: str
@@ -215,9 +215,10 @@ def _size(files: Sequence[ShardFile]) -> int:
 
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[ShardFile]:
-    """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block checksums
-    and loss masks. Of held-out sets the document tables are included too, from which bits per byte are computed. The
-    manifests of the sets, which list the files, are fetched if they are not in the local copy `store`."""
+    """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block
+    checksums, loss masks and packed rows. Of held-out sets the document tables are included too, from which bits per
+    byte are computed. The manifests of the sets, which list the files, are fetched if they are not in the local copy
+    `store`."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:
@@ -259,7 +260,7 @@ def _packed(remote: fs.FileSystem, top: str, store: Path, folder: str, sha256: s
 
 def _inside(store: Path, path: str) -> Path:
     """Return the path of a file in the local copy `store`. Raises ConfigError if the path would be outside `store`, so
-    that a curriculum from a bucket cannot make the trainer write elsewhere."""
+    that a curriculum from object storage cannot make the trainer write elsewhere."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ConfigError(f"{path}: the curriculum names a file outside its store; resolve it again by running its "
                           f"recipe, or do not trust whoever wrote it")
@@ -277,7 +278,7 @@ def _complete(file: Path, size: int | None) -> bool:
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
-    """Copy one file, whole or not at all, and check its hash."""
+    """Copy one file, whole or not at all. If `sha256` is given, raise ConfigError unless it is that of the file."""
     digest = hashlib.sha256()
     to.parent.mkdir(parents=True, exist_ok=True)
     with replacing(to) as part:

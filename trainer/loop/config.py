@@ -49,10 +49,11 @@ class TaskScoringConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations; a run also
-    starts and ends with an evaluation. `windows` is the largest number of held-out samples that are used from each
-    stream (the data of one source, language or bucket). `tasks` says on which benchmark tasks checkpoints are scored
-    (null: on none)."""
+    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. There is
+    also one before the first step and one after the last. `windows` is the largest number of held-out samples that are
+    used from each stream (the data of one source, language or bucket). These have the sequence length of the first
+    phase; in a phase with another one, the model is also evaluated on about as many tokens in samples of that length.
+    `tasks` says on which benchmark tasks checkpoints are scored (null: on none)."""
 
     every: int = 100
     windows: int = 64
@@ -66,8 +67,8 @@ class EvaluateConfig:
 @dataclass(frozen=True)
 class SampleConfig:
     """Settings of the sample of text that the model generates at the end of training: up to `tokens` tokens (0: no
-    sample) after `prompt`, each drawn from the `top_k` likeliest tokens. With `temperature` 0 the likeliest token is
-    always taken."""
+    sample) after `prompt`, each drawn from the `top_k` likeliest tokens. The sample ends before an end-of-text token.
+    With `temperature` 0 the likeliest token is always taken."""
 
     prompt: str = "The"
     tokens: int = 64
@@ -83,8 +84,8 @@ class SampleConfig:
 class TriggerConfig:
     """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
     skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
-    than `loss_above` nats above the mean loss of earlier steps (skipped ones do not count). The first trigger is off if
-    `skips` is null, the second if `loss_above` is null."""
+    than `loss_above` nats above the mean loss of the steps with which StabilityConfig compares (never before `warm`
+    steps of the phase). The first trigger is off if `skips` is null, the second if `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -101,14 +102,17 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Return the largest number of steps from the first suspect step to the step at which the trigger fires."""
+        """Return the largest number of steps from the first suspect step to the step at which the trigger fires, both
+        included."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
 
 @dataclass(frozen=True)
 class RewindConfig:
     """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
-    steps; the first suspect step is in the middle of these. A run may have at most `budget` rewinds."""
+    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, only those after
+    the oldest checkpoint are skipped. A run may have at most `budget` rewinds; if it needs another one, it ends with an
+    error."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -123,14 +127,14 @@ class RewindConfig:
 @dataclass(frozen=True)
 class StabilityConfig:
     """Settings against loss spikes. The update of a step is skipped when the step's loss or gradient norm is not
-    finite, or is more than `sigma` standard deviations above its mean over the last `window` steps that were not
-    skipped. If `sigma` is null, only values that are not finite count. In each phase (stretch of the training with its
-    own data mixture) the limit by deviations applies only after `warm` steps that were not skipped, because a new
-    mixture has another loss.
+    finite, or is more than `sigma` standard deviations above its mean over the last `window` steps of the phase
+    (stretch of the training with its own data mixture) that were not skipped. If `sigma` is null, only values that are
+    not finite count. The limit by deviations applies only after `warm` steps of the phase that were not skipped,
+    because a new mixture has another loss.
 
     Training ends with an error after `in_a_row` skipped updates in a row, or after `most` skipped updates within
-    `window` steps. A line is printed every few steps; the `worst_rows` samples with the highest loss in each such
-    interval are recorded in worst_rows.jsonl.
+    `window` steps. Whenever a line is printed (`log_every`) or a checkpoint is written, the `worst_rows` samples with
+    the highest loss since the last such moment are recorded in worst_rows.jsonl (0: none).
     """
 
     sigma: float | None = 6.0
@@ -154,13 +158,14 @@ class TrainConfig:
     set elsewhere: in the curriculum, for each phase of the training.
 
     `seed` determines the initial values. `clip` is the largest gradient norm; larger gradients are scaled down.
-    `micro_batch` is the number of tokens that a rank computes at once; a smaller number needs less memory. `precision`
-    is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU). `compile` says whether each layer is compiled
-    (`auto`: on CUDA). `log_every` is the number of steps between two printed lines and, on CUDA, between two
-    synchronisations (metrics.jsonl has a line for every step). `fetch` says how a run in object storage gets its
-    tokens: `all` copies them to the disk before the first step, `ahead` reads each sample from the bucket a few steps
-    before it is needed, and `auto` copies them if the disk has room for them. `skip` lists ranges [first, stop) of
-    steps, numbered as printed, that are skipped; when a training resumes, ranges of later steps may be changed.
+    `micro_batch` is the largest number of tokens that a rank computes at once, but at least one sample is computed; a
+    smaller number needs less memory. `precision` is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU).
+    `compile` says whether each layer is compiled (`auto`: on CUDA, if Triton is installed). `log_every` is the number
+    of steps between two printed lines and, on CUDA, between two synchronisations (metrics.jsonl has a line for every
+    step). `fetch` says how a run in object storage gets its tokens: `all` copies them to the disk before the first
+    step, `ahead` reads each sample from object storage a few steps before it is needed, and `auto` copies them if the
+    disk has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are skipped; when a
+    training resumes, it may be changed for the steps that are still to come.
     """
 
     model: ModelConfig
@@ -200,8 +205,8 @@ class TrainConfig:
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the losses, apart from rounding. They must not change when a training
         resumes. Two settings that also affect losses are left out, because a person must be able to change them when
-        training goes wrong: `stability`, and the ranges of `skip` with later steps. What these two have caused is
-        recorded in the checkpoint and in ledger.jsonl."""
+        training goes wrong: `stability` and `skip`. What these two have caused so far is recorded in the checkpoint and
+        in ledger.jsonl; `Ledger.declare` refuses a `skip` that names a step already performed."""
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

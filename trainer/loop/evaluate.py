@@ -95,7 +95,8 @@ class Heldout:
 
     def at(self, length: int) -> Heldout:
         """Return held-out samples of `length` tokens, for phases (stretches of the training) with that sequence length.
-        The number of samples is chosen so that they have about as many tokens in all as the samples of this object."""
+        Their largest number per stream is chosen so that they have about as many tokens in all as the samples of this
+        object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
@@ -108,7 +109,7 @@ class Heldout:
 
         Losses and entropies are in nats per token. Bits per byte, which is comparable between tokenizers, is the loss
         in bits divided by the UTF-8 bytes that the targets encode. It is None for a stream in which only spans of
-        documents count in the loss.
+        documents count in the loss. Streams without held-out targets are left out.
         """
         if self.batch is None:
             return {}
@@ -125,10 +126,10 @@ class Heldout:
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
         """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
-        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: up to
-        `windows`, evenly spaced. Its loss is weighted so that streams (data sources) have the same proportions as in
-        the held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both
-        losses."""
+        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: of up to
+        `windows`, evenly spaced, those with the sequence length of this object (also from skipped steps). Its loss is
+        weighted so that streams (data sources) have the same proportions as in the held-out data. Returns {"train",
+        "heldout", "gap"} in nats per token, or {} when no stream has both losses or no sample was selected."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

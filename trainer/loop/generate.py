@@ -14,8 +14,8 @@ from trainer.parallel.world import World, reshard, uncompiled
 @torch.no_grad()
 def generate(model: Transformer, prompt: list[int], config: SampleConfig, eos: int, seed: int, dtype: torch.dtype,
              world: World) -> list[int]:
-    """Generate text that continues `prompt`, as token ids. Returns the new ids up to EOS, which is not included.
-    `prompt` must not be empty. Every rank must call this, and all get the same ids."""
+    """Generate text that continues `prompt`, as token ids. Returns the new ids: `config.tokens` of them, or those
+    before the first EOS. `prompt` must not be empty. Every rank must call this, and all get the same ids."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([prompt], device=world.device)
     for _ in range(config.tokens):

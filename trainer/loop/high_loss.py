@@ -1,5 +1,5 @@
-"""Records the samples with the highest loss in OUT/worst_rows.jsonl, some for each interval between two printed lines.
-`trainer.observe.worst_rows` describes that file and reads it."""
+"""Records the samples with the highest loss in OUT/worst_rows.jsonl: some of them whenever a line is printed or a
+checkpoint is written. `trainer.observe.worst_rows` describes that file and reads it."""
 
 from __future__ import annotations
 

@@ -32,8 +32,9 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, TrainingStep | None, bool]:
     """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
     start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
-    Every rank must call this. Rank 0 decides for all ranks: if ranks disagreed, they would wait for each other forever
-    or learn from different data."""
+    If nothing is left, the files of the checkpoint are not checked. Raises CheckpointError if the checkpoint belongs to
+    another training, or if every checkpoint is damaged. Every rank must call this. Rank 0 decides for all ranks: if
+    ranks disagreed, they would wait for each other forever or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -81,8 +82,9 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
             dtype: torch.dtype) -> None:
     """Set model, optimiser, spike detector and stability monitor to their state in a checkpoint; if it is None, to
     their state before the first step. To detect a changed checkpoint, changed data or changed code, the loss on a few
-    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ. They
-    are not compared if `tokenmill takedown` has since overwritten a document in one of the samples."""
+    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ by more
+    than rounding. They are not compared if `tokenmill takedown` may have overwritten a document in one of the samples
+    since (see `overwritten`)."""
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -110,9 +112,9 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
     """Return whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has
-    noted. This is so if the shard set of the stream was replaced since, and the sample has two EOS in a row. A document
-    that was overwritten consists of EOS. Padding does, too, so the answer may be true without a takedown in this
-    sample."""
+    noted. This is so if the shard set of any stream was replaced since, and one of the samples has two EOS in a row. A
+    document that was overwritten consists of EOS. Padding does, too, so the answer may be true without a takedown in
+    this sample."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False
@@ -121,8 +123,8 @@ def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
 
 
 def history(checkpoint: ckpt.Checkpoint | None) -> bytes:
-    """Return the hash over the data of all steps before a checkpoint (the hash chain of `trainer.data.provenance`); for
-    None, its value before the first step."""
+    """Return the hash over the data of all performed steps before a checkpoint (the hash chain of
+    `trainer.data.provenance`); for None, its value before the first step."""
     return bytes.fromhex(checkpoint.meta["chain"]) if checkpoint else GENESIS
 
 

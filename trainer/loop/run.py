@@ -54,8 +54,8 @@ class Run:
 
     def unshared(self, ranks: int) -> list[str]:
         """Return a warning line for each phase (stretch of the training) whose first batch, the smallest, cannot be
-        divided equally among `ranks` ranks. Raises ConfigError when that many ranks do not fit the settings under
-        `train.parallel`."""
+        divided equally among the data ranks of `ranks` ranks (the ranks that share layers are one data rank). Raises
+        ConfigError when that many ranks do not fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -70,7 +70,8 @@ class Run:
         return warnings
 
     def sample_at(self, step: int) -> int:
-        """Return how many samples the first `step` steps read."""
+        """Return how many samples the first `step` steps read, skipped ones included. Raises ConfigError if the
+        curriculum has fewer steps."""
         samples = 0
         for phase in self.curriculum.phases:
             for first, stop, batch in phase.stretches:
@@ -81,15 +82,16 @@ class Run:
         return samples
 
     def step_of(self, sample: int) -> int:
-        """Return the number (from 1) of the step that reads sample number `sample`."""
+        """Return the number (from 1) of the step that reads sample number `sample`. Raises ConfigError if the
+        curriculum has no such sample."""
         try:
             return step_of(self.curriculum, sample)
         except CurriculumError as error:
             raise ConfigError(str(error)) from None
 
     def steps(self, sample: int = 0) -> Iterator[TrainingStep]:
-        """Yield the steps from sample number `sample` to the end, in O(1) memory. `sample` must be the first sample of
-        a step."""
+        """Yield the steps from sample number `sample` to the end, in O(1) memory. Raises ConfigError if `sample` is
+        inside a step."""
         try:
             yield from steps(self.curriculum, sample)
         except CurriculumError as error:
@@ -178,8 +180,8 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
     """Compare two versions of a phase (stretch of the training) that had begun when a checkpoint was written: `old`,
     from the checkpoint, and `new`, from the present curriculum (None if the phase is missing there). Returns the
-    forbidden differences, one line each. The only permitted change is to cut the phase short, at sample number
-    `samples` or later."""
+    forbidden differences, one line each. The phase may end elsewhere, but not before sample number `samples`. Fields
+    that affect neither samples nor rates, such as `max_epochs`, are not compared."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "groups", "reserved", "lr", "extra", "reset_optimizer",

@@ -2,9 +2,9 @@
 checkpoint (a rewind) and skips the data around the spike.
 
 `SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
-more than `sigma` standard deviations above its mean over the last `window` accepted steps, i.e. steps that were not
-skipped (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). Loss and norm are those of the step over all ranks, so all
-ranks decide alike. The host does not wait for the numbers.
+more than `sigma` standard deviations above its mean over the last `window` accepted steps of the phase, i.e. steps that
+were not skipped (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). Loss and norm are those of the step over all ranks,
+so all ranks decide alike. The host does not wait for the numbers.
 
 `StabilityMonitor` works on the host, once the numbers have been copied there. It ends the training with an error after
 too many skipped updates. If the setting `rewind` is given, it can request a rewind to a checkpoint before the spike;
@@ -48,10 +48,10 @@ class SpikeDetector:
         ranks, holds the summed loss of each stream, then the number of counted targets of each stream. `norm` is the
         gradient norm, 0-d.
 
-        Returns [4] float64: 1 to skip the update, else 0; the mean loss of the accepted steps (those not skipped)
-        before this one, NaN while there are too few; the limit above which a loss is an outlier; and the limit above
-        which a norm is an outlier. The limits are infinity while there are too few accepted steps. Never waits for the
-        device."""
+        Returns [4] float64: 1 to skip the update, else 0; the mean loss of the last `window` accepted steps (those not
+        skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a norm is an
+        outlier. Until the phase has `warm` accepted steps, the mean is NaN and the limits are infinity; without
+        `sigma`, the limits always are. Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -108,7 +108,8 @@ class StepRecord(NamedTuple):
 @dataclass(frozen=True)
 class Rewind:
     """A decision to go back to a checkpoint, made after step `step`, because the steps from `first` on are suspect.
-    When training continues from the checkpoint, steps [start, stop) are skipped. `why` is the reason as text."""
+    When training continues from the checkpoint, those of the steps [start, stop) that come after the checkpoint are
+    skipped. `why` is the reason as text."""
 
     first: int
     step: int
@@ -131,8 +132,9 @@ class StabilityMonitor:
 
     def review(self, steps: Iterable[StepRecord], reports: str) -> Rewind | None:
         """Review the steps performed since the last call. Returns the first rewind (decision to go back to a
-        checkpoint) that they trigger, or None. Raises TrainingError when training cannot continue. `reports` is the
-        command that inspects a step ('tokenmill train explain RUN'), for the error message."""
+        checkpoint) that they trigger, or None; steps after the one that triggers it are not reviewed. Raises
+        TrainingError when training cannot continue. `reports` is the command that inspects a step ('tokenmill train
+        explain RUN'), for the error message."""
         for record in steps:
             if rewind := self._rewind(record):
                 return rewind
@@ -188,8 +190,9 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
     and delete all later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the
-    training. Damaged checkpoints are not chosen. Raises TrainingError when there is no suitable checkpoint, or when the
-    run has already gone back as often as `rewind.budget` allows."""
+    training. Damaged checkpoints are not chosen; if there are only such, CheckpointError is raised. Raises
+    TrainingError when there is no suitable checkpoint, or when the run has already gone back as often as
+    `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "

@@ -49,11 +49,13 @@ PROBE_ROWS = 4
 
 
 def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train `run` from its latest checkpoint (or from the start) to the end of its curriculum, or to step `stop_at`.
+    """Train `run` from its latest undamaged checkpoint (or from the start) to the end of its curriculum, or to step
+    `stop_at` (included).
 
     Every rank must call this. Rank 0 writes to `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/,
-    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0. Raises TrainingError or
-    CheckpointError. After signal n, writes a checkpoint and raises SystemExit(128 + n).
+    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0 once the curriculum is at its end, else
+    {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint and raises
+    SystemExit(128 + n).
     """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
@@ -83,7 +85,7 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 class Trainer:
     """A training on one rank, with all its state, from the point where this process continues it. The position in the
-    training is `number` (steps done), `samples` (samples read) and `tokens` (targets read)."""
+    training is `number` (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -161,9 +163,9 @@ class Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
-        """Perform the steps that remain, up to the end of the curriculum or step `stop_at`, and return None. If the
-        losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After a
-        signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
+        """Perform the steps that remain, up to the end of the curriculum or step `stop_at` (included), and return None.
+        If the losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After
+        a signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -218,9 +220,9 @@ class Trainer:
                 self.meters.scored(self.watcher.look())
 
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
-        """Learn from one batch: compute gradients, decide whether they are an outlier (then the update is skipped),
-        step the optimiser. `waited` is how long training waited for the batch, in seconds. This method never waits for
-        the device."""
+        """Learn from one batch: compute loss and gradients, decide whether the loss or the gradient norm is an outlier
+        (then the update is skipped), step the optimiser. `waited` is how long training waited for the batch, in
+        seconds. This method never waits for the device."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -271,8 +273,8 @@ class Trainer:
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the held-out loss on samples with the sequence length of the first phase (stretch of the training).
-        If the current phase has another sequence length, evaluate it also on samples of that length, under the key
-        "lengths". Returns the values that `Heldout.evaluate` describes."""
+        If the phase of the last sample read has another sequence length, evaluate it also on samples of that length,
+        under the key "lengths". Returns the values that `Heldout.evaluate` describes."""
         run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)

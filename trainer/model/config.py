@@ -18,7 +18,7 @@ Role = Literal["embedding", "output", "matrix", "vector"]
 @dataclass(frozen=True)
 class RopeScaling:
     """Settings that divide RoPE's frequencies by `factor`, so that the model can use a longer context. `original` is
-    the context, in tokens, that the model was trained with before.
+    the context, in tokens, that the model was trained with before (`linear` does not need it).
 
     `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1)
     divides only frequencies with wavelengths above original / `low`, and leaves wavelengths below original / `high`
@@ -60,13 +60,15 @@ class ModelConfig:
     """The architecture of the model, a decoder: sizes and options. The vocabulary size is not among them, because it is
     that of the shards (the encoded data).
 
-    `kv_heads` 0: as many as `heads`. `ffn` 0: 8/3 of the width, rounded up to a multiple of 64 (Llama), or 4 times the
-    width with `activation: relu2` (arXiv 2109.08668), which has two matrices instead of three. `nope_every: k` leaves
-    out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's dimensions that RoPE rotates. `rope_theta`
-    and `rope_scaling` set RoPE's frequencies; a phase of the training may override both. `masking: none` lets tokens
-    attend to earlier documents in the same training sample. `softcap: c` bounds logits to c · tanh(logit / c) (0: off).
-    `init_std` is the standard deviation of the initial values of every matrix; for matrices that write into the
-    residual stream it is divided by √(2 · layers) (GPT-2).
+    `kv_heads` 0: as many as `heads`. `head_dim` null: width / heads. `ffn` 0: 8/3 of the width, rounded up to a
+    multiple of 64 (Llama), or 4 times the width with `activation: relu2` (arXiv 2109.08668), which has two matrices
+    instead of three. `tie` makes the embedding serve as the output matrix, too. `qk_norm` normalises the queries and
+    keys of each head; `qkv_bias` adds biases to queries, keys and values; `norm_eps` is added inside all norms, so that
+    none divides by 0. `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's
+    dimensions that RoPE rotates. `rope_theta` and `rope_scaling` set RoPE's frequencies; a phase of the training may
+    override both. `masking: none` lets tokens attend to earlier documents in the same training sample. `softcap: c`
+    bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard deviation of the initial values of every
+    matrix; for matrices that write into the residual stream it is divided by √(2 · layers) (GPT-2).
 
     `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
     for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
@@ -191,7 +193,7 @@ def role(name: str) -> Role:
 @dataclass(frozen=True)
 class RepeatsConfig:
     """Settings that leave repetitive text out of the loss. In a span in which a sequence of 1 to `ngram` tokens occurs
-    at least `times` times in a row, tokens do not count as targets. The defaults are OLMo 2's."""
+    at least `times` times in a row, tokens do not count as targets. The default numbers are OLMo 2's."""
 
     ngram: int = 13
     times: int = 32
@@ -209,8 +211,8 @@ LOGITS = 1 << 29
 class LossConfig:
     """Settings of the loss. `z` is the weight of the z-loss, log²Z per token, where Z is the denominator of the
     softmax. `chunk` is the number of tokens whose logits are computed at a time; 0 means 2048 on a CPU, and on CUDA the
-    largest power of two that makes at most 2²⁹ logits. `repeats` says which targets inside repeated n-grams are left
-    out of the loss (null: none)."""
+    largest power of two that makes at most 2²⁹ logits, but at least 512. `repeats` says which targets inside repeated
+    n-grams are left out of the loss (null: none)."""
 
     z: float = 1e-5
     chunk: int = 0
@@ -233,6 +235,6 @@ class LossConfig:
 class InitConfig:
     """Settings of the weights with which a training begins. `from` is a folder in Hugging Face's layout (config.json,
     safetensors) with a pretrained model, whose training is to be continued (null: random weights). `train.model` must
-    describe the same model; only its `rope_theta` and `rope_scaling` may differ."""
+    describe the same model; only `rope_theta`, `rope_scaling`, `init_std` and `masking` may differ."""
 
     from_: str | None = None

@@ -30,12 +30,13 @@ SCORED = 1000
 class AlertsConfig:
     """Limits above which an alert is raised; null turns an alert off.
 
-    `throughput` is a relative drop of tokens/s below the running median. `evaluation` is by how many nats the held-out
-    loss of a stream (data source) exceeds its lowest value so far. `tasks` is by how many standard errors (of the
-    difference) the score of a checkpoint on a task is worse than the best so far. `spikes` is the share of the last
-    1,000 steps whose loss or gradient norm was not finite or more than `stability.sigma` standard deviations above the
-    mean. `data_wait` is the share of time spent waiting for batches. `checkpoint` is the number of minutes without a
-    checkpoint.
+    `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
+    one phase and once there are 8 of them. `evaluation` is by how many nats the held-out loss of a stream (data source)
+    exceeds its lowest value so far. `tasks` is by how many standard errors (of the difference) the score of a
+    checkpoint on a task is worse than the best so far. `spikes` is the share of the last 1,000 steps whose loss or
+    gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait` is the
+    share of the time since the last printed line that was spent waiting for batches. `checkpoint` is the number of
+    minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
@@ -87,7 +88,7 @@ class Alerts:
 
     def step(self, outlier: bool) -> list[Alert]:
         """Check the rule about loss spikes. Called for every step. `outlier` is whether the step's loss or gradient
-        norm was too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
+        norm was not finite or too high, according to `SpikeDetector`. Returns the alerts that begin or end."""
         self.outliers.append(outlier)
         limit = self.config.spikes
         return self.settle("spikes", limit is not None and self.spike_score > limit,

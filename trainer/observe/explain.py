@@ -72,9 +72,9 @@ def beside(curriculum: Curriculum, out: Path, window: int, step: TrainingStep, l
     that says so is returned in place of None.
 
     `around` has metrics of the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
-    deviation of the earlier steps whose update was not skipped, and the step's distance from the mean in standard
-    deviations. If training went back to a checkpoint in order to skip this step, the metrics are those from before it
-    went back (for the last time)."""
+    deviation of up to `window` earlier steps whose update was not skipped, and the step's distance from the mean in
+    standard deviations (None if these are fewer than TELLING steps). If training went back to a checkpoint in order to
+    skip this step, the metrics are those from before it went back (for the last time)."""
     number = step.number + 1
     near = range(number - 8 * window, number + AROUND + 1)       # enough to contain `window` accepted steps
 

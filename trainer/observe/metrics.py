@@ -37,7 +37,8 @@ VIEWED = {"step": "train", "eval": "heldout", "tasks": "tasks"}
 class WandbConfig:
     """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
     WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
-    can send them later."""
+    can send them later. `project`, `entity` and `name` are those of the run at W&B; without `name`, it is called like
+    the run folder."""
 
     project: str
     entity: str | None = None
@@ -251,8 +252,8 @@ TURNS = ("start", "resume", "rewind")
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
     Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
-    kill cut off are left out. With `selects`, yield only lines for which it returns True, and the last line of the
-    file."""
+    kill cut off are left out. With `selects`, yield only lines for which it returns True, lines that do not begin as
+    this module writes them, and the last line of the file. Yield nothing if there is no file."""
     if not path.exists():
         return
     text, selected = "", True

@@ -159,7 +159,7 @@ def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, f
 
 def span(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of an axis for `values`: the lowest and the highest finite value, with a margin of 5 % of their
-    difference on both sides."""
+    difference, but at least 0.005, on both sides. Without finite values, they are 0 and 1."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = max(high - low, 0.1) * 0.05

@@ -25,9 +25,9 @@ EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Settings of Adafactor. `lr` is relative to the size of a parameter: a step moves the parameter by at most its
-    root mean square times the smaller of `lr` and 1 / √step. The decay factor of the second moments is 1 -
-    step^beta2_decay. `update_clip` limits the root mean square of an update."""
+    """Settings of Adafactor. `lr` is relative to the size of a parameter: an update is multiplied by the parameter's
+    root mean square (but at least 0.001) and by the smaller of `lr` and 1 / √step. Before that, `update_clip` limits
+    the root mean square of the update. The decay factor of the second moments is 1 - step^beta2_decay."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2

@@ -2,11 +2,12 @@
 momentum. Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
 Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix therefore gets an
-owner, which is one of the ranks that share its rows. For all matrices of one shape, one all-to-all sends the owners
-their matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a second all-to-all sends the
-rows back. That is two collectives per shape and step, whatever the number of matrices; torch.optim.Muon on sharded
-parameters needs more than ten per matrix. The work is divided among the ranks, and the momentum stays sharded. With
-hybrid sharding, the copies of the model have equal gradients, and each copy does the same work.
+owner, which is one of the ranks that share its rows. For all matrices of one shape (in one parameter group), one
+all-to-all sends the owners their matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a
+second all-to-all sends the rows back. That is two collectives per shape and step, whatever the number of matrices;
+torch.optim.Muon on sharded parameters needs more than ten per matrix. The work is divided among the ranks, and the
+momentum stays sharded. With hybrid sharding, the copies of the model have equal gradients, and each copy does the same
+work. With tensor parallelism there are no owners: every rank gathers the whole matrices and does all the work.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class MuonConfig(Moments):
 
     `scaling` sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for AdamW
     can be used, and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at
-    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `steps` is the
-    number of Newton–Schulz steps. `betas` and `eps` are settings of AdamW.
+    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `momentum` is the
+    share of the momentum that a step keeps; with `nesterov`, the mean of gradient and momentum, weighted likewise, is
+    orthogonalised instead of the momentum. `steps` is the number of Newton–Schulz steps. `betas` and `eps` are settings
+    of AdamW.
     """
 
     kind: Literal["muon"] = "muon"

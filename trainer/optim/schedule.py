@@ -3,15 +3,15 @@ and a resumed run has the same rates.
 
 Warm-up is linear. After it, the curve depends on `kind`. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv
 2405.18392) holds the peak and then decays: over the phases (stretches of the training) with `lr: decay` or, if there
-are none, over the last `decay` of all tokens. After a decay the rate stays low. If a decay ends at 0 and a phase
-follows it, the phase is refused, because it would learn nothing. `cosine` and `linear` fall from the end of the warm-up
-to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones; `inverse-sqrt` falls with
-1/√tokens after the warm-up; `constant` does not fall.
+are none, over the last `decay` of all tokens. After a decay the rate stays low. If the rate has fallen to 0 and a phase
+without a curve of its own follows, the phase is refused, because it would learn nothing. `cosine` and `linear` fall
+from the end of the warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones;
+`inverse-sqrt` falls with 1/√tokens after the warm-up; `constant` does not fall.
 
 A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. Its rate
-rises from the last rate of the previous phase (from 0 when the optimiser is reset) to its own peak, and falls in its
-own shape. A share such as 2% is a share of the tokens of all phases that are not marked `extra`, so that adding an
-`extra` phase does not change the rates before it.
+rises from the last rate of the previous phase, if that is below its own peak, to this peak (from 0 in the first phase,
+and when the optimiser is reset). It then falls in its own shape. A share such as 2% is a share of the tokens of all
+phases that are not marked `extra`, so that adding an `extra` phase does not change the rates before it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ SHAPES = {
 class ScheduleConfig:
     """Settings of the learning rate over a training. They describe it as a share of its peak.
 
-    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). `floor` is the rate at the
-    end, as a share of the peak. `shape` is the curve of wsd's decay. `milestones` are for multistep. For example,
-    [[80%, 0.316], [90%, 0.1]] means: from 80 % of all tokens on 0.316 of the peak, from 90 % on 0.1 of the peak.
+    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). All tokens are those of the
+    phases not marked `extra`. `warmup` applies to every `kind`. `decay` is for wsd, if no phase says `lr: decay`.
+    `floor` is the rate at the end of the fall, as a share of the peak, for wsd, cosine and linear. `shape` is the curve
+    of wsd's decay. `milestones` are for multistep. For example, [[80%, 0.316], [90%, 0.1]] means: from 80 % of all
+    tokens on 0.316 of the peak, from 90 % on 0.1 of the peak.
 
     With `batch_rate: sqrt`, the rate is multiplied by √(current batch size / final batch size of the phase) while the
     batch size grows within a phase (Malladi et al., arXiv 2205.10287; OLMo).
@@ -76,7 +78,8 @@ class ScheduleConfig:
 
 
 def span(text: str, total: int) -> int:
-    """Convert a length such as '2%' (of `total`) or '200M' to a number of tokens."""
+    """Convert a length such as '2%' (of `total`) or '200M' to a number of tokens. Raises ValueError for any other
+    text."""
     if text.strip().endswith("%"):
         share = float(text.strip()[:-1]) / 100
         if not 0 <= share <= 1:
@@ -130,8 +133,9 @@ class Schedule:
         return level
 
     def inside(self, index: int, tokens: float) -> float:
-        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of phase number `index`:
-        its own, or that of the whole run. The adjustment for a growing batch size (`batch_rate`) is not included."""
+        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, by the curve of phase
+        number `index`, from 0: its own, or that of the whole run. The adjustment for a growing batch size
+        (`batch_rate`) is not included."""
         rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)
@@ -146,8 +150,8 @@ class Schedule:
         return floor + (peak - floor) * SHAPES[rate["shape"]](min(1.0, (since - rate["warmup"]) / max(1, length)))
 
     def base(self, tokens: float) -> float:
-        """Return the learning rate after `tokens` tokens, as a share of its peak, by the curve of the whole run. This
-        curve applies in phases (stretches of the training) that have none of their own."""
+        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, by the curve of the whole
+        run. This curve applies in phases (stretches of the training) that have none of their own."""
         config = self.config
         warm = min(1.0, tokens / self.warmup) if self.warmup else 1.0
         if config.kind == "inverse-sqrt":

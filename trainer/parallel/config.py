@@ -29,11 +29,12 @@ class ParallelConfig:
     """Settings of how the model is distributed over the ranks. Only `fp8` changes the losses by more than rounding.
 
     `shard` says what is divided over the data ranks. With `full`, parameters, gradients and optimiser state are divided
-    (FSDP2, ZeRO-3). `grad` does the same, but parameters stay gathered from forward to the end of backward (ZeRO-2:
-    faster, more memory). `hybrid` is `full` within groups of `shard_size` ranks (a node); the groups are copies of each
-    other (HSDP). With `none` every rank holds everything, as in DDP.
+    (FSDP2, ZeRO-3). `grad` does the same, but a layer's parameters stay gathered from its first forward in a step to
+    the end of the step's last backward (ZeRO-2: faster, more memory). `hybrid` is `full` within groups of `shard_size`
+    data ranks (a node); the groups are copies of each other (HSDP). With `none` every rank holds everything, as in DDP.
 
-    `tensor` is the number of ranks, within a node, that share every layer; they see the same samples.
+    `tensor` is the number of ranks, within a node, that share every layer. They see the same samples and count as one
+    data rank.
 
     `checkpointing` says what backward recomputes instead of keeping: `none`, `selective` (norms, RoPE, activation
     functions), `full` (whole layers) or `{every: k}` (one of every k layers).
@@ -44,7 +45,8 @@ class ParallelConfig:
     once per step.
 
     `offload` keeps sharded parameters, gradients and optimiser state in host memory. `fp8` computes the layers' matrix
-    products in float8 (torchao, H100 and later).
+    products in float8, except for matrices with a dimension that 16 does not divide. It needs torchao and a GPU of
+    compute capability 8.9 or later (L40S, H100), and does not go with `tensor` > 1.
     """
 
     shard: Sharding = "full"

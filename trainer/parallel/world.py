@@ -216,8 +216,9 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Return whether the setting `parallel.shard` keeps whole parameters in memory from forward to the end of backward.
-    If not, each layer's parameters are gathered twice, in forward and in backward."""
+    """Return whether the setting `parallel.shard` keeps whole parameters in memory from the first forward of a step to
+    the end of its last backward. If not, each layer's parameters are gathered twice for each micro-batch, in forward
+    and in backward."""
     return parallel.shard in ("grad", "none")
 
 
@@ -250,8 +251,9 @@ def _selective() -> Any:
 
 
 def float8(model: nn.Module, device: torch.device) -> None:
-    """Make torchao compute the layers' matrix products in float8, by changing `model` in place. Raises ConfigError
-    where float8 is not available."""
+    """Make torchao compute the layers' matrix products in float8, by changing `model` in place. Matrices with a
+    dimension that 16 does not divide stay in the compute dtype. Raises ConfigError if torchao is not installed, or if
+    `device` is no GPU of compute capability 8.9 or later."""
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError:

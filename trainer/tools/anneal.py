@@ -87,8 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
-    """Return the mixtures that are compared with `--candidates`: that of the run at sample number `sample`, called
-    `base`, and for each candidate one in which it has the share `share` and `base` the rest."""
+    """Return the mixtures that are compared with `--candidates`: that of the run just before sample number `sample`,
+    called `base`, and for each candidate one in which it has the share `share` and `base` the rest. With a candidate,
+    streams may be read more often than the run allows."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 

@@ -2,16 +2,17 @@
 
 FILE is YAML: a list of phases (stretches of the training) like a recipe's `curriculum.phases`. It may also be a mapping
 with `phases`, and with `total` if shares such as `until: 80%` should refer to another total. The phases in FILE replace
-all phases from STEP on; the phases before STEP stay. A phase inherits keys that it does not give from the phase before
-it:
+all that comes after step STEP; everything up to this step stays. A phase inherits keys that it does not give from the
+phase before it:
 
     - {name: code, until: 80%, mix: {web: 60, code: 40}}
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
 
-The samples before STEP stay the same, bit for bit, and no data is read twice within an epoch of its stream. A stream
-that the run does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically, and
-the old file is kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start, so
-stop it before STEP and start it again. OUT/ledger.jsonl then records the step from which the new curriculum applies.
+The samples up to step STEP stay the same, bit for bit, and no data is read twice within an epoch of its stream. A
+stream that the run does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically,
+and the old file is kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start,
+so stop it after STEP at the latest, and start it again. OUT/ledger.jsonl then records the step from which the new
+curriculum applies.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curriculum, list[Phase]]:
     """Return (new curriculum, new phases) for the run `old`. In the new curriculum, the phases in the file `path`
-    (stretches of the training) replace those of `old` from step `step` on. Warnings are appended to `warnings`. Raises
+    (stretches of the training) replace those of `old` after step `step`. Warnings are appended to `warnings`. Raises
     ConfigError when the phases cannot be used."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import parse_count, resolve_phases, stream_sizes

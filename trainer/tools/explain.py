@@ -5,7 +5,7 @@ The documents of a step need not be logged in training. The curriculum determine
 document table says which documents these tokens belong to, and in which part (file) and row of the store's published
 datasets each document is. URLs, signals (numbers that filters computed) and texts are read from there. Only the losses
 of single rows (samples) have to be recorded in training: worst_rows.jsonl has the rows with the highest loss in each
-interval between two printed lines.
+interval between two printed lines or checkpoints.
 """
 
 from __future__ import annotations

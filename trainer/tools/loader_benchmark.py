@@ -5,8 +5,8 @@ The loader is run, without a model, over the last steps of the run. Late steps r
 storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, in a training of
 trillions of tokens on 384 GPUs.) By default the loader reads as fast as possible, and its throughput is measured. With
 `--rate` it reads at the pace of a training with that many tokens per second, and the command measures how long such a
-training would wait. `--ranks N` runs N loaders in N processes on this machine. The exit code is 0 if the loader is fast
-enough, and 1 if it is not, or if its memory grows.
+training would wait. `--ranks N` runs N loaders in N processes on this machine. The exit code is 1 if the loader is too
+slow for `--rate`, or if its memory grows, else 0.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ log = logging.getLogger("tokenmill")
 
 
 class NoNodes(TokenmillError):
-    """Raised when no node of the cluster can take work, because none has resources or all were refused. The message
-    says why."""
+    """Raised when no supervisor works and none will: all nodes were refused, supervisors die before they are ready, or
+    none was ready in time. The message says why."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -107,8 +107,9 @@ class RayBackend:
 
     Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
     without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
-    seconds. If the nodes have no room left, Ray's autoscaler is asked for more nodes. Until the first tasks are known,
-    a task is assumed to need `child_memory_mb` of memory.
+    seconds (in a cluster that this backend starts, only at the end). If the nodes have no room left, Ray's autoscaler
+    is asked for more nodes. Until the first tasks are known, a task is assumed to need at least `child_memory_mb` of
+    memory.
 
     `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
     packages must be installed on every node.

@@ -18,7 +18,7 @@ log = logging.getLogger("tokenmill")
 
 
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
-    """Start Ray on this machine and connect to it. Raises ClusterError when Ray does not come up."""
+    """Start Ray on this machine and connect to it. Raises ClusterError when STARTS attempts have failed."""
     for remaining in reversed(range(STARTS)):
         try:
             ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,

@@ -92,7 +92,8 @@ class Progress:
 
     `mode`: "rich" (bars on a terminal, otherwise lines every PLAIN_S seconds), "quiet", or "json" (one event per line
     on stdout). `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. The
-    entries of `facts` are added to every snapshot. Secrets are removed from all output (`pipeline.base.redact`).
+    entries of `facts` are added to every snapshot. Secrets are removed from messages, errors and tracebacks
+    (`pipeline.base.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,

@@ -216,8 +216,8 @@ class TaskQueue:
             self._settle()
 
     def _settle(self) -> None:
-        """Tell the batches which of their tasks are done. This is put off until many tasks are done, because one SQL
-        statement for many tasks takes half the time."""
+        """Tell the batches which of their tasks are done. `done` leaves this for later, because one SQL statement for
+        many tasks takes half the time."""
         if self._done:
             marks = ",".join("?" * len(self._done))
             for number, in self._db.execute(f"DELETE FROM waiter WHERE key IN ({marks}) RETURNING batch",

@@ -12,7 +12,7 @@ The consequence of a failed attempt depends on the kind of failure:
 * `environment` (a killed child, memory pressure) and `lost` (the node died): the attempt is lost. The losses of a task
   are counted by kind and compared with those of other tasks (`losses`). A task that takes down its nodes ends the run
   after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
-  tasks finish.
+  tasks finish. `environment` failures end it when `max_lost` per slot have come since a task last finished.
 * `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
   DamageFound is raised, and the run is planned again, so that the file is written again.
 
@@ -130,8 +130,7 @@ class Scheduler:
         """Run the tasks `specs` and return their commit records in order. A task whose record is in the commit log does
         not run again. Tasks with equal keys run once.
 
-        Raises TaskFailed, Interrupted, and the errors of the commit log (Fenced when another driver took over the
-        store).
+        Raises the errors of `step`.
         """
         with self:
             batch = self.add(specs)
@@ -171,8 +170,8 @@ class Scheduler:
         """Advance the run: read a few more tasks, dispatch as many as there is room for, wait for events for at most
         half a second, and commit the records of finished tasks.
 
-        Raises TaskFailed, Interrupted, DamageFound (once only tasks that need a damaged file remain), and the errors of
-        the commit log (Fenced when another driver took over the store).
+        Raises TaskFailed, Interrupted, DamageFound (once only tasks that need a damaged file remain), TooManyBadFiles,
+        and the errors of the backend and of the commit log (Fenced when another driver took over the store).
         """
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):

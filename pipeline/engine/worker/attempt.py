@@ -39,8 +39,9 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
 
     `name` is the scheduler's name of the attempt. `scratch` is a folder for temporary files (default: the system's).
     With `only`, the run processes only these rows in order to investigate a crash: nothing is written to the store, and
-    the record names no files. If the run raises an error, `cursor` still shows at which document. `confine` removes the
-    rights of this process that a parser must not have (`base.confinement`).
+    the record names no files. `skip`, `batch_rows` and `file` are passed on to the task (`TaskInputs`). If the run
+    raises an error, `cursor` still shows at which document. `confine` removes the rights of this process that a parser
+    must not have (`base.confinement`).
     """
     started, cpu = clock.now(), _cpu_seconds()
     _reset_peak_rss()

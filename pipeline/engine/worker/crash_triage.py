@@ -11,7 +11,8 @@ that `CrashTriage` chooses.
 1. A child dies at rows a to b, for a reason that can be a document's fault (a crash, CPU time, memory).
 2. If a < b, only rows a to b are *replayed* in a fresh child, one by one. The results are discarded.
 3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
-   quarantined only if this child dies, too. The partition (all documents of the task) then runs again without the row.
+   quarantined only if this child dies, too. The other rows of a to b are then replayed again, and the partition (all
+   documents of the task) runs again without the row.
 4. If no child dies in step 2 or 3, nothing is proved. The partition then runs again in a fresh child, one document at a
    time. After four crashes without proof, the attempt fails.
 
@@ -21,9 +22,9 @@ and continue behind it if the file's format allows it. It takes two deaths to fi
 most MAX_STOPS of them.
 
 Some deaths are the environment's fault: deaths outside any document (row -1) or while a part of the store is read
-(stage -1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. The
-attempt is then repeated a few times, and at last handed back to the scheduler. After an error by a full disk or
-unresponsive storage, the attempt is also repeated, after a wait.
+(stage -1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. A new
+child then tries again, a few times (once after a stall), before the attempt fails. After an error by a full disk or
+unresponsive storage, the task is also tried again, after a wait.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Raised when crash triage ends without proof against a document. `kind` says what is at fault: "exception" (the
-    task) or "environment" (the node)."""
+    """Raised when crash triage gives the attempt up. `kind` says what is at fault: "exception" (the task) or
+    "environment" (the node)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)

@@ -2,9 +2,10 @@
 enforces some limits, which the child sets for itself; the supervisor, which started the child, watches the other
 limits. Works on Linux only (proc(5), cgroups v1 and v2).
 
-Limits of CPU time and memory can put a document into quarantine, so they are generous. When a child exceeds one, crash
-triage begins: it finds the document at fault, and quarantines it only after proof. When a child exceeds the limit of
-wall-clock time, its task is only repeated, because no clock may decide which documents are kept (docs/contracts.md).
+Limits of CPU time and memory can put a document into quarantine, so they are generous. When a child exceeds one at a
+document, crash triage begins: it finds the document at fault, and quarantines it only after proof. When a child exceeds
+the limit of wall-clock time, its task is repeated, and fails if that happens again. No document is blamed, because no
+clock may decide which documents are kept (docs/contracts.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ProcessLimits:
     pressure_s: float = 1.0        # seconds between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_quarantined: int = 100     # most documents of one partition in quarantine
-    max_environment: int = 3       # faults of machine or storage until an attempt goes back to the scheduler
+    max_environment: int = 3       # most faults of machine or storage that an attempt survives
     hanging_s: float = 120.0       # seconds without cursor movement until the task is reported as hanging
     idle_s: float = 20.0           # seconds without cursor movement and CPU time until the task is reported as hanging
 

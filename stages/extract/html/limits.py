@@ -42,9 +42,10 @@ class TooMuchWork(ValueError):
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """Returns a page shortened to at most `most` bytes. A page of no more bytes is returned unchanged. From a longer
-    page, scripts, styles, comments, drawings and long data URIs are removed first. If it is still too long, its end is
-    cut off, if possible in front of a tag."""
+    """Returns a page shortened to at most `most` bytes. A page of no more bytes is returned unchanged. Of a longer
+    page, the first 10 * `most` bytes are read; scripts (except JSON-LD and TeX), styles, comments, drawings and long
+    data URIs are removed from them first. If it is still too long, its end is cut off, if possible in front of a
+    tag."""
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])

@@ -80,9 +80,9 @@ class Html(Stage):
     """Extracts the main text of a web page, with one of five extraction engines (setting `engine`).
 
     Reads the page's bytes from `raw` and writes `text`; a document without `raw` keeps its `text`. Reasons for dropping
-    a document: `not_html`; `html_too_many_nodes`, when a parser would create more than `max_nodes` elements
-    (`stages.extract.html.limits`); `html_too_deep`, when elements nest too deep, or in a way that would take the engine
-    too much work; `no_text`.
+    a document: `not_html`; `html_too_many_nodes`, when a parser would create more than `max_nodes` elements or a limit
+    of attributes, options or templates is exceeded (`stages.extract.html.limits`); `html_too_deep`, when elements nest
+    too deep, or in a way that would take the engine too much work; `no_text`.
 
     No page is dropped for its length. A page of more than `max_bytes` bytes is read without its scripts, styles,
     comments and drawings; if it is still too long, its end is cut off. The signal `html_cut_bytes` is the number of
@@ -107,9 +107,10 @@ class Html(Stage):
     formulas.
 
     `meta` gets facts that the page states about itself: `title`, `author`, `date` (of publication, YYYY-MM-DD), `lang`
-    (often wrong), `canonical` (the page's canonical address, if it is not the document's URL), `license` (the URL of a
-    licence of something on the page), and declarations that the step `rights` reads (`robots`, `tdm`, `tdm_policy`,
-    `rights`). `meta.encoding` is set when the encoding of the page is not UTF-8.
+    (often wrong), `canonical` (the page's canonical address, if it is not the document's URL; a document without URL
+    gets it as its URL), `license` (the URL of a licence of something on the page), and declarations that the step
+    `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). `meta.encoding` is set when the encoding of the page is
+    not UTF-8.
     """
 
     name = "html"

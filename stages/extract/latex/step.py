@@ -34,9 +34,9 @@ _SHORTHAND = re.compile("\"([aouAOUs`'<>=~-])")
 class Latex(Stage):
     """Converts LaTeX source (`doc.text`, or `doc.raw` if there is no text) to plain text. Formulas stay in LaTeX.
 
-    The paper's title, if the source gives one, goes to `meta.title`. Text without any command or formula is left
-    unchanged. Reasons for dropping a document: `too_large` (more than `max_chars` characters), and `no_text` (the
-    source has no text besides commands).
+    The paper's title, if the source gives one, goes to `meta.title`, unless `meta` has a title already. Text without
+    any command or formula is left unchanged. Reasons for dropping a document: `too_large` (more than `max_chars`
+    characters), and `no_text` (the source has no text besides commands).
     """
 
     name = "latex"

@@ -51,15 +51,15 @@ def quality_of(page: PageChars) -> TextQuality:
     - It has a vowel if it consists of four or more Latin letters.
 
     Confidence, an integer, is 99 for text without garbled characters in which at least six in ten words look like
-    words. It falls to 0 when a tenth of the characters are garbled. The value is multiplied by four tenths in four
-    cases:
+    words. It falls to 0 when a tenth of the characters are garbled, and is 0 for fewer than 16 characters. Words are
+    judged only if there are 20 or more. The value is multiplied by four tenths if at least one of four cases applies:
 
-    - Fewer than 3 % of the characters are spaces though the script uses them.
+    - Fewer than 3 % of the characters are spaces though the script uses them (200 characters or more).
     - Many letters stand alone, separated by spaces.
-    - Fewer than 22 % of the Latin letters are vowels. Languages have 33 to 50 %; a font whose encoding is lost leaves
-      "7KLV LV QRW".
-    - More than half of the Latin letters are not ASCII. Of all languages, Vietnamese has the most, 28 %; Cyrillic,
-      Greek or Arabic text whose encoding is lost becomes letters like "Ïðèâåò".
+    - Fewer than 22 % of the Latin letters (100 or more) are vowels. Languages have 33 to 50 %; a font whose encoding is
+      lost leaves "7KLV LV QRW".
+    - More than half of the Latin letters (100 or more) are not ASCII. Of all languages, Vietnamese has the most, 28 %;
+      Cyrillic, Greek or Arabic text whose encoding is lost becomes letters like "Ïðèâåò".
     """
     words = wordlike = wide = single = letters = vowels = beyond_ascii = 0
     for piece in page.pieces:

@@ -84,13 +84,13 @@ class Pdf(Stage):
 
     `meta.pdf_routes` and `meta.pdf_confidence` have one character per page: how the page was read (t text layer, o OCR,
     e empty page, s no text on a page that shows something, x page that does not load, c shifted letters), and its
-    confidence (0 to 9). The signals are:
+    confidence (0 to 9). `meta.title` is the title that the file states, if any. The signals are:
 
-    - `pdf_pages`: number of pages; `pdf_chars_per_page`: mean number of characters
+    - `pdf_pages`: number of pages; `pdf_chars_per_page`: mean number of characters of the pages that load
     - `pdf_garbled`: share of characters that are U+FFFD, private or control characters (a broken font encoding)
     - `pdf_spaces`: share of characters that are spaces
     - `pdf_wordlike`: share of words that look like words (1 where there are none)
-    - `pdf_confidence`: mean over the pages, 0 to 1
+    - `pdf_confidence`: mean over the pages that load, 0 to 1
     - `pdf_ocr`: share of pages read by OCR
     - `pdf_unread`: share of pages that show something but gave no text (s, x, c)
 

@@ -1,5 +1,5 @@
 """Determines in which table cells, list items, quotes and pieces of code the chosen blocks of a page are. A block is a
-stretch of text between block-level tags. Only the arrays of the page (`page.Page`) are read.
+stretch of text between block-level tags. Only the arrays of the page (`page.PageArrays`) are read.
 
 Pages, above all old ones, use tables and lists for layout as often as for data. A table counts as data when at least
 two of its rows have at least two cells with text, all its cells are short, and it holds neither tables, lists, headings
