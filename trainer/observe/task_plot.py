@@ -58,7 +58,7 @@ def chart(title: str, measures: Mapping[str, Sequence[Mapping[str, Any]]], left:
         return y0 + (high - value) / (high - low) * (y1 - y0)
 
     parts = [label("title", left + 12, top + 18, title)]
-    for value in ticks(low, high, 4):
+    for value in ticks(low, high, 6):
         parts += [tag("line", class_="grid", x1=x0, x2=x1, y1=y(value), y2=y(value)),
                   label("axis", x0 - 6, y(value) + 4, f"{value:g}", text_anchor="end")]
     for value in ticks(0, most, 4):
