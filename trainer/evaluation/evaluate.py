@@ -24,7 +24,7 @@ from trainer.model.transformer import Transformer
 
 
 class ContextTooShort(ConfigError):
-    """Raised if the answers of a task do not fit into the model's context."""
+    """Raised if an answer of a task, or the tokens that it generates, do not fit into the model's context."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,18 @@ class PromptReader:
     @property
     def row(self) -> int:
         """The largest number of tokens in a row that combines queries with a common beginning. It is at least 1.25
-        times the model's context, so that even the longest context is computed only once for all its answers."""
+        times the model's context. So the longest question, too, is computed only once for all its answers, if they
+        have together no more than a quarter of the context's tokens."""
         return max(self.batch, self.context + self.context // 4)
 
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task that is ready to be scored. `rows` are the rows of tokens of all items, and `owners` has for each of them
-    (number of the item, kind of prompt); `prompts` are the tokens from which answers are generated. `truncated` is the
-    number of items whose context was cut to the model's context."""
+    """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
+    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
+    and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
+    tokens from which answers are generated; it is empty if the task generates none. `truncated` is the number of items
+    of which a prompt was cut at its beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]
@@ -70,8 +73,9 @@ class PreparedTask:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The result of a task: its measures, those of its groups, those of items that are in the training data
-    (`contaminated`) and of the others (`clean`), and the result of every item."""
+    """The result of a task: its measures, those of its groups, and the result of every item. If items are known to be
+    in the training data, `apart` has the measures of these items (`contaminated`) and of the others (`clean`), without
+    a part that has no items, and `counts` the number of items in both parts; else both are empty."""
 
     prepared: PreparedTask
     measures: Mapping[str, Measure]
@@ -101,7 +105,8 @@ def _plain(named: Mapping[str, Measure]) -> dict[str, Any]:
 def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: PromptReader) -> PreparedTask:
     """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: as the
     task file says). Raises ConfigError when the data is missing or does not fit, when there are too few rows for the
-    examples, and when the tokenizer merges a context with its answer."""
+    examples, when an answer is empty, when the tokenizer merges a context with its answer, and when it gives an id that
+    the model does not know; ContextTooShort when an answer does not fit into the model's context."""
     file = task.file
     shots = file.shots if shots is None else shots
     paths = find_files(data, task.name, file.files)
@@ -190,7 +195,8 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
     """Cut the beginning of a query's context if the query is longer than the model's context, as
-    lm-evaluation-harness does. Raises ConfigError for an empty answer, and for one that does not fit."""
+    lm-evaluation-harness does. Raises ConfigError for an empty answer, and ContextTooShort for one that alone is longer
+    than the model's context."""
     if query.start == len(query.tokens):
         raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
                           f"answers")
@@ -205,8 +211,9 @@ def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> 
 
 def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, contaminated: frozenset[int] = frozenset(),
           progress: Callable[[int], None] = lambda _rows: None) -> TaskScores:
-    """Score a task. `contaminated` are the numbers of rows that are known to be in the training data. `progress` is
-    called with the number of rows of tokens of every finished batch."""
+    """Score a task. `contaminated` are the numbers of rows of the benchmark that are known to be in the training data.
+    `progress` is called with the number of rows of tokens, or of generated answers, of every finished batch. Raises
+    NotFinite when a log-likelihood is NaN or infinite."""
     task, config = prepared.task, prepared.task.file.generate
     found: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
     for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):

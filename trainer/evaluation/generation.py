@@ -17,9 +17,9 @@ from trainer.model.transformer import Transformer
 @torch.no_grad()
 def continuations(model: Transformer, prompts: Sequence[Sequence[int]], config: GenerateConfig, coder: TextCoder,
                   eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[str]:
-    """Return the greedy continuation of each prompt (token ids), up to EOS, a stop text or the largest number of
-    tokens. A batch has at most `most` tokens, with those to be generated. `progress` is called with the number of
-    prompts of every finished batch."""
+    """Return the greedy continuation of each prompt (token ids), which ends before EOS, before a stop text, or after
+    the largest number of tokens. A batch has at most `most` tokens, with those to be generated, or is a single prompt.
+    `progress` is called with the number of prompts of every finished batch."""
     results = [""] * len(prompts)
     for batch in batches([len(p) + config.tokens for p in prompts], most):
         for number, text in zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos)):

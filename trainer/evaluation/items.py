@@ -1,7 +1,8 @@
 """Makes items of the rows of a benchmark, and prompts of items.
 
-Which examples precede a question, and the order of shuffled answers, are pseudo-random functions of task, item and seed
-alone. So an item has the same prompt in every evaluation, whatever other tasks are scored.
+The order of shuffled answers is a pseudo-random function of task and item. Which examples precede a question is one of
+task, item, seed and the rows from which they are chosen. So with the same data, seed and number of examples, an item
+has the same prompt in every evaluation, whatever other tasks are scored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @dataclass(frozen=True)
 class Item:
     """A question of a benchmark with its answers. `row` is the number of its row, and `where` its place for error
-    messages. `choices` are the answers in the order in which they are shown, and `choices[gold]` is the right one."""
+    messages. `group` is the name of its group, or "" if the task has no groups. `values` are the fields of the row.
+    `choices` are the answers in the order in which they are shown, and `choices[gold]` is the right one."""
 
     id: str
     row: int
@@ -92,8 +94,8 @@ def _list(task: EvalTask, row: DataRow, values: Mapping[str, Any], path: str) ->
 
 
 class ExamplePool:
-    """The items from which the examples before a question are chosen. `own` says that the pool is the task's items; an
-    item is then never its own example."""
+    """The items from which the examples before a question are chosen. `own` says whether the pool is the task's own
+    items; if it is, an item is never its own example."""
 
     def __init__(self, task: EvalTask, items: Sequence[Item], own: bool, seed: int) -> None:
         self.task, self.own, self.seed = task, own, seed

@@ -32,7 +32,8 @@ class ItemResult:
     """What was computed for an item. `cloze` has for each answer its likelihood after the question, `prior` that after
     the task's prior, and `letters` that of its letter; each is empty if it was not asked for. If only the right answer
     was scored, `cloze` has only this one. `sizes` has (bytes, characters) of each answer in `cloze`, without whitespace
-    around it. `generated` is the generated answer, and `expected` the right one, both normalised."""
+    around it. `generated` is the generated answer, and `expected` the right one, both normalised; both are None if
+    the task generates no answers."""
 
     item: Item
     cloze: Sequence[Likelihood] = ()
@@ -74,8 +75,9 @@ def mean(values: Sequence[float]) -> Measure:
 
 
 def accuracy(scores: Sequence[Sequence[float]], gold: Sequence[int]) -> Measure:
-    """Return how often the highest of an item's scores is that of its right answer. Of equal scores, the first
-    counts."""
+    """Return the share of items in which the highest score is that of the right answer, with its baselines. Of equal
+    scores, the first counts as the highest. `scores` has a list for each item, and `gold` the place of the right answer
+    in it."""
     chosen = np.array([int(np.argmax(s)) for s in scores])
     result = mean([float(c) for c in chosen == np.array(gold)])
     sizes = np.array([len(s) for s in scores])
@@ -109,9 +111,10 @@ def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure
 
 
 def normalised(text: str, config: GenerateConfig) -> str:
-    """Return the answer that `text` gives, in a form in which equal answers are equal texts: a number without
-    separators and trailing zeros, or the text in lower case without articles, punctuation and superfluous spaces (as
-    SQuAD's evaluation does)."""
+    """Return the answer that `text` gives, in a form in which equal answers are equal texts. With `extract: number`,
+    this is the last number in the text, without separators of thousands and without zeros at the end of its decimals,
+    or "" if there is none. With `extract: text`, it is the text in lower case without articles, punctuation and
+    superfluous spaces (as in SQuAD's evaluation)."""
     if config.extract == "number":
         numbers = _NUMBER.findall(text)
         if not numbers:

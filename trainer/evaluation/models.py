@@ -27,9 +27,10 @@ from trainer.model.transformer import Transformer, phase_rope
 @dataclass(frozen=True)
 class StoredModel:
     """A model that can be loaded. `about` says which model it is, for the results; `step` is None for an exported
-    model. `context` is the longest sequence that it was trained on, and `start` the token before a text without
-    context: BOS if the model has one, else EOS. `tokenizer_sha256` is what the tokenizer's file must have. `load`
-    reads the weights, in float32 on the CPU."""
+    model. `context` is the number of tokens in the longest sequence that it was trained on (of an exported model: its
+    `max_position_embeddings`). `start` is the token that is put before a text without context: EOS, or BOS if it is an
+    exported model that has one. `tokenizer_sha256` is what the tokenizer's file must have (None: any). `load` reads the
+    weights, in float32 on the CPU."""
 
     about: dict[str, Any]
     step: int | None
@@ -42,12 +43,14 @@ class StoredModel:
     load: Callable[[], Transformer]
 
     def coder(self) -> TextCoder:
-        """Load the model's tokenizer. Raises ConfigError when that is impossible."""
+        """Load the model's tokenizer. Raises ConfigError when that is impossible, or when its file has another
+        sha256."""
         return load_coder(self.tokenizer, self.tokenizer_sha256)
 
 
 def load_coder(path: Path, sha256: str | None) -> TextCoder:
-    """Load the tokenizer of an evaluation, whose file must have this `sha256` (None: any). Raises ConfigError."""
+    """Load the tokenizer of an evaluation, whose file must have this `sha256` (None: any). Raises ConfigError when it
+    has another, or cannot be loaded."""
     coder, why = load_tokenizer(path)
     if coder is None:
         raise ConfigError(f"{path}: an evaluation needs the tokenizer ({why})")
@@ -59,7 +62,7 @@ def load_coder(path: Path, sha256: str | None) -> TextCoder:
 
 def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
     """Return the model of a checkpoint. `store` is the folder that the curriculum's path of the tokenizer is relative
-    to."""
+    to. Its `load` raises CheckpointError when files of the checkpoint are damaged."""
     meta, where = checkpoint.meta, checkpoint.folder / "meta.json"
     curriculum = Curriculum.from_json(meta["curriculum"], f"{where}: curriculum")
     config = build(ModelConfig, meta["config"]["model"], f"{where}: model")
@@ -81,8 +84,8 @@ def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
 
 
 def of_export(folder: Path) -> StoredModel:
-    """Return the model in a folder in Hugging Face's layout. Raises ConfigError when it is none, or has features that
-    this trainer lacks."""
+    """Return the model in a folder in Hugging Face's layout. Raises ConfigError when the folder holds none, when the
+    model has features that this trainer lacks, or when its config.json has no `eos_token_id`."""
     config, vocab = read_config(folder)
     hf.check(folder, config, vocab)
     data = (folder / "config.json").read_bytes()

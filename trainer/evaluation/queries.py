@@ -68,8 +68,8 @@ class SharedRow:
     """Queries with a common beginning, as one row of tokens that a model reads once.
 
     The row holds the common prefix, then the rest of each query without its last token, which predicts nothing. A token
-    attends to those tokens before it that have the branch 0 (the prefix) or its own branch, and its position is the one
-    that it has in its query. So the model computes for each query what it would compute for the query alone.
+    attends to itself and to those tokens before it that have the branch 0 (the prefix) or its own. Its position is the
+    one that it has in its query. So the model computes for each query what it would compute for the query alone.
     `asked` has a line (place in the row, token that is to be predicted there, number of the query) for each predicted
     token.
     """

@@ -37,8 +37,9 @@ class DataRow:
 
 
 def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of task `name` in `folder`, sorted; [] if there are none. Files named after the task
-    (`NAME.jsonl`, `NAME.parquet`, or everything in a folder NAME) come before those that `patterns` describe."""
+    """Return the files of task `name` in `folder`, sorted; [] if there are none. They are the files of the first
+    pattern that matches any: `NAME` with one of the SUFFIXES, in their order, then a folder NAME (at any depth), then
+    `patterns`. Files without one of the SUFFIXES do not count."""
     own = [*(f"{name}{suffix}" for suffix in SUFFIXES), f"{name}/**/*"]
     for pattern in (*own, *patterns):
         files = sorted(p for p in folder.glob(pattern) if p.name.endswith(SUFFIXES) and p.is_file())
@@ -53,7 +54,8 @@ def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read."""
+    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, and for a line
+    that is no row."""
     number = 0
     for path in files:
         try:

@@ -19,7 +19,8 @@ from trainer.observe.task_plot import write_task_plot
 
 NAME = "tasks.jsonl"
 FOLDER = "evaluation"
-#: the first of these that a task has is the one by which a fall of the task is judged; bpb has the least noise
+#: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
+#: noise
 MAIN = ("bpb", "pairs", "word", "mcf", "fg")
 
 
@@ -39,7 +40,7 @@ def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Return the rows of tasks.jsonl; [] if there are none. Lines that are no rows are left out."""
+    """Return the rows of tasks.jsonl; [] if it is missing or cannot be read. Lines that are no rows are left out."""
     try:
         lines = (out / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -71,7 +72,7 @@ def add(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the results in the folder of a step. Files that are none are left out."""
+    """Return the results in the folder of a step. Files `*.json` that hold no result are left out."""
     results = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -100,6 +101,7 @@ def forget(out: Path, step: int) -> None:
 
 
 def main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return that of the rows of a task at one step by which a fall of the task is judged. `rows` must not be empty."""
+    """Return that of the rows of a task at one step by which a fall of its score is judged: the first of MAIN that
+    is there, else the first row. `rows` must not be empty."""
     by_measure = {row["measure"]: row for row in rows}
     return next((by_measure[name] for name in MAIN if name in by_measure), rows[0])

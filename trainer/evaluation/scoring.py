@@ -51,7 +51,8 @@ class NotFinite(TrainingError):
 def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
                 progress: Callable[[int], None] = lambda _rows: None) -> list[dict[int, Likelihood]]:
     """Compute for each row the likelihoods of its queries: {number of the query: likelihood}. A batch has at most
-    `most` tokens. `progress` is called with the number of rows of every finished batch. Raises NotFinite."""
+    `most` tokens, or is a single row. `progress` is called with the number of rows of every finished batch. Raises
+    NotFinite when a log-likelihood is NaN or infinite."""
     results: list[dict[int, Likelihood]] = [{}] * len(rows)
     for batch in batches([len(row.tokens) for row in rows], most):
         for number, result in zip(batch, _batch([rows[i] for i in batch], model)):

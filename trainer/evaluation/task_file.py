@@ -33,8 +33,9 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """How an answer is generated. Generation stops after `tokens` tokens or at one of the texts in `stop`. With
-    `extract` number, the last number in the text is the answer; with `text`, all of it."""
+    """How an answer is generated. Generation stops after `tokens` tokens, at EOS, or at one of the texts in `stop`,
+    which is not part of the answer. With `extract: number`, the last number in the text is the answer; with
+    `extract: text`, all of it."""
 
     tokens: int = 256
     stop: tuple[str, ...] = ("\n\n", "Question:")
@@ -45,7 +46,8 @@ class GenerateConfig:
 class TaskFile:
     """The contents of a task file. Texts with braces are templates (`trainer.evaluation.template`).
 
-    `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read.
+    `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read, if no
+    file is named after the task (`trainer.evaluation.rows.find_files`).
     `fields` adds fields to a row. `choices` are the answers to choose from; `choices_from` names a field with a list of
     them. `choice` is applied to each of them, for instance to clean it. `gold` is the label of the right answer. The
     labels of the answers are `labels`, those in the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the
@@ -54,8 +56,8 @@ class TaskFile:
     of the form cf is the main one. `id` identifies a row (default: its number), and `group` makes the name of a group,
     which is also scored on its own and from which an item's examples are taken. With `shuffle`, the answers of each row
     are put into a pseudo-random order. `shots` is the default number of examples before the question; they come from
-    the files `examples` (default: the other rows), and `separator` is between them. `version` rises with every change
-    that can change a score.
+    the files `examples` (default: the other rows), and `separator` follows each of them. `version` rises with every
+    change that can change a score.
     """
 
     version: int
@@ -116,7 +118,8 @@ class EvalTask:
     sha256: str
 
     def render(self, template: str, row: Mapping[str, object], where: str) -> str:
-        """Fill `template` with the fields of `row`. `where` names the row in the error for a field it lacks."""
+        """Fill `template` with the fields of `row`. Raises ConfigError when the template is malformed, or does not fit
+        the row; `where` is the row's place in the message."""
         try:
             return render(template, row)
         except TemplateError as error:
@@ -130,7 +133,8 @@ def built_in() -> dict[str, Path]:
 
 
 def read_task(path: Path) -> EvalTask:
-    """Read a task file. Its name without `.yaml` is the name of the task. Raises ConfigError."""
+    """Read a task file. Its name without `.yaml` or `.yml` is the name of the task. Raises ConfigError when it cannot
+    be read, or is no task file."""
     try:
         data = path.read_bytes()
         if len(data) > _MOST_BYTES:

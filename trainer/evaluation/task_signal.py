@@ -42,10 +42,12 @@ class ScoredRun:
 
 @dataclass(frozen=True)
 class TaskSignal:
-    """What the scores of a task by one measure are worth. `noise` is the standard deviation between seeds, and `gain`
-    the gain of the training in units of it. `distance` is in standard errors from chance, or from the first checkpoint
-    if the measure has no chance. `early` and `sizes` are the rank consistency from early to late and between sizes.
-    What the trainings cannot tell is None."""
+    """What the scores of a task by one measure are worth. `runs` is the number of trainings, and `steps` the largest
+    number of checkpoints of one. `monotonicity` is the mean over trainings. `noise` is the standard deviation between
+    seeds, and `gain` the mean gain of a training in units of it. `distance` is in standard errors from chance, or from
+    the first checkpoint if the measure has no chance, of the training in which it is largest. `early` and `sizes` are
+    the rank consistency from early to late and between sizes. What the trainings cannot tell is None. `verdict` is
+    `use` or `ignore`: a task is to be used if no known criterion fails, and monotonicity and distance are known."""
 
     task: str
     measure: str
@@ -124,7 +126,7 @@ def ratio(value: float, unit: float) -> float:
 
 def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
     """Return the standard deviation of scores between seeds, pooled over candidates, sizes and the later half of the
-    steps. None if no training has a second seed."""
+    steps that all seeds have. None if no training has a second seed with such steps."""
     groups: dict[tuple[str, int], list[Curve]] = {}
     for run, curve in curves:
         groups.setdefault((run.candidate, run.size), []).append(curve)
@@ -142,7 +144,8 @@ def later(steps: Sequence[int]) -> Sequence[int]:
 
 
 def away(curve: Curve, chance: float | None) -> float:
-    """Return by how many standard errors the last score of a curve is better than chance, or than its first score."""
+    """Return by how many standard errors the last score of a curve is better than `chance` (None: than its first
+    score)."""
     (first, first_error), (last, error) = curve[min(curve)], curve[max(curve)]
     if chance is not None:
         return ratio(last - chance, error)
@@ -161,7 +164,8 @@ def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict
 
 def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
     """Return how well the order of candidates at each step of the later half agrees with that at the last step: the
-    mean of Kendall's tau over steps and sizes. None if there is one candidate or one step."""
+    mean of Kendall's tau over steps and sizes. None if at no size two candidates have three steps in common, or if all
+    scores are equal."""
     taus = []
     for candidates in means(curves).values():
         steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []
@@ -173,7 +177,7 @@ def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
 
 def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
     """Return how well the order of candidates at their last steps agrees between sizes: the mean of Kendall's tau over
-    pairs of sizes. None if there are fewer than two candidates of two sizes."""
+    pairs of sizes. None if no two sizes have two candidates in common, or if all scores are equal."""
     taus = []
     for first, second in combinations(means(curves).values(), 2):
         both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])
@@ -190,7 +194,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation. 0 if all values of `second` are equal: such a score does not rise."""
+    """Return Spearman's rank correlation. It is 0 if all values of a list are equal: such a score does not rise."""
     a, b = ranks(first), ranks(second)
     mean_a, mean_b = fmean(a), fmean(b)
     norm = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))

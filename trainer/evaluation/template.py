@@ -34,7 +34,8 @@ def _wikihow(text: str, _: str) -> str:
     return text.replace("  ", " ").replace(".. ", ". ")
 
 
-#: name → function of (text, argument after the colon). `before` and `after` return the whole text if it lacks the mark
+#: name → function of (text, argument after the colon). `before` and `after` return the whole text if it lacks the mark;
+#: `capitalize` makes the first letter large and all others small
 FILTERS: Mapping[str, Callable[[str, str], str]] = {
     "strip": lambda text, _: text.strip(),
     "capitalize": lambda text, _: text.capitalize(),

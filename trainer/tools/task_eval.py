@@ -3,7 +3,7 @@
 The data of the tasks is read from a folder, `--data`. Tasks, data and prompts are checked before the model is loaded.
 The results of a task are written to RUN/train/evaluation/step_N/TASK.json (of an exported model:
 EXPORT/evaluation/TASK.json), with a line for each item in TASK.items.jsonl beside it. RUN/train/tasks.jsonl has the
-scores of all checkpoints.
+scores of all checkpoints, except those that were scored with `--out`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
-    """Return the tasks that the options name, and the folder with their data. Raises ConfigError."""
+    """Return the tasks that the options name (without --tasks, all built-in ones whose data is there), and the folder
+    with their data. Raises ConfigError when the options do not fit together, or when no task is left."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.task_file import built_in, tasks_named
     from trainer.parallel.world import check_device
@@ -107,7 +108,8 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def list_tasks(tasks: Sequence[EvalTask], options: argparse.Namespace) -> int:
-    """Print the tasks with their forms, and which files of --data they would read."""
+    """Print the tasks with their forms. With --data, also print the first file that each would read, and the number of
+    the others."""
     from trainer.evaluation.rows import find_files
 
     for task in tasks:
@@ -132,8 +134,8 @@ def present(tasks: Sequence[EvalTask], data: Path) -> list[EvalTask]:
 
 
 def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
-    """Find the checkpoints, or the exported model, that the options name. Returns (the folder that gets the results,
-    the models): the folder of the training, or of the exported model. Raises ConfigError."""
+    """Find the checkpoints, or the exported model, that the options name. Returns (the folder of the training or of the
+    exported model, the models). Raises ConfigError when there is none, or when a step of --steps has no checkpoint."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint.checkpoints import complete
     from trainer.evaluation.models import of_checkpoint, of_export
@@ -196,7 +198,8 @@ def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
 
 def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
                 progress: EvaluationProgress) -> list[PreparedTask]:
-    """Prepare all tasks. Without --tasks, those that do not fit into the model's context are left out with a line."""
+    """Prepare all tasks. Without --tasks, those that do not fit into the model's context are left out with a line, as
+    long as one is left; else ContextTooShort is raised."""
     from trainer.evaluation.evaluate import ContextTooShort, prepare
 
     prepared = []
@@ -214,7 +217,8 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
 def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
     """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
-    it is done, and to the training's tasks.jsonl. Returns the results."""
+    it is done; those of a checkpoint also go to the training's tasks.jsonl, unless --out is given. Returns the
+    results."""
     import torch
 
     from trainer.evaluation import score_rows
@@ -242,7 +246,8 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
 
 
 def contaminated_rows(options: argparse.Namespace, folder: Path, task: str) -> frozenset[int]:
-    """Return the numbers of those rows of a task that the list of contaminated items names under the task's name."""
+    """Return the numbers of those rows of a task that the list of contaminated items names under the task's name. The
+    list is --contaminated, else contamination.jsonl in `folder`; if that is missing, no row is contaminated."""
     from trainer.base.config import ConfigError
 
     path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"
@@ -277,7 +282,8 @@ def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> N
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Format results as lines of text, a line for each measure. A star marks the main measure of a task."""
+    """Format results as lines of text: a line for each measure, and one if prompts of a task were cut. A star marks the
+    main measure of a task."""
     out = [f"{'task':<15}{'step':>9}{'shots':>7}{'items':>8}  {'measure':<20}{'value':>9}{'± s.e.':>9}{'chance':>9}"
            f"{'constant':>10}{'permuted':>10}"]
     for result in results:
@@ -301,8 +307,8 @@ def table(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class EvaluationProgress:
-    """Prints to stderr, every few seconds, how far the evaluation is. On leaving the context, a line on a terminal is
-    erased."""
+    """Prints to stderr how far the evaluation is: a line at most every PROGRESS_S seconds, or on a terminal one line
+    that is replaced up to five times a second, and erased on leaving the context."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
