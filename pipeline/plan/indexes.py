@@ -26,7 +26,8 @@ class Indexes:
     """The indexes that the deduplications of a recipe make and read.
 
     `made` are the nodes of the plan that make an index: those that another deduplication reads, and those of the
-    dataset `wanted`. `read` maps each node that reads indexes to their names, in order: other nodes, or folders."""
+    dataset `wanted`. `read` maps each node that could read indexes to the names of those that it reads, in order: other
+    nodes, or folders; [] if it reads none."""
 
     def __init__(self, passes: Mapping[str, list[PassPlan]],
                  barriers: Mapping[str, tuple[str, Barrier, list[str], list[str]]], wanted: str = "") -> None:

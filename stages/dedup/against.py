@@ -1,7 +1,7 @@
 """Tasks by which `minhash` compares new documents with indexes of old ones (`stages.dedup.index`).
 
 The documents of an index are kept for good, and nothing is decided about them. So only those are read that share a band
-key with a new document. To the waves of `minhash`, three are added, and another one verifies:
+key with a new document. To the waves of `minhash`, two are added (lookup, routes), and another task verifies:
 
     bands, links  as without an index
     lookup        ranges of band keys      → old documents that have them; edges from new documents to these keys
@@ -11,9 +11,9 @@ key with a new document. To the waves of `minhash`, three are added, and another
     verify        clusters, old documents  → removed documents, the kept ones, similarities
 
 A key that old documents have is a node of the graph of documents (`stages.dedup.cluster.KEYS`), not each of these
-documents, so a key that a million old documents share costs one edge for each group of new ones. Two new documents that
-resemble the same old one need not be in the same cluster. A document that goes for an old one gets the cluster of the
-old one.
+documents, so a key costs one edge for each group of new documents that has it, even if a million old documents share
+it. Two new documents that resemble the same old one need not be in the same cluster. A document that goes for an old
+one gets the cluster of the old one.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ class VerifyAgainst:
 class OldDocuments:
     """The old documents that share band keys with the documents of some clusters.
 
-    `documents` holds a DOCUMENT record for each of them and each of these clusters, `root` the cluster, `rank` its
-    priority and `file` the file with its text. `touched` are the TOUCHED records, sorted; record i is about the
-    document number `of[i]`.
+    `documents` holds a DOCUMENT record for each pair of such a document and such a cluster. For each record, `root` is
+    the cluster, `rank` the priority of the document, and `file` the reference to the file with its text. `touched` are
+    the TOUCHED records, sorted; record i is about the document number `of[i]`.
     """
 
     def __init__(self, inputs: Inputs, indexes: Sequence[Mapping[str, Any]], touched: NDArray[Any],

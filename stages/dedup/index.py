@@ -3,7 +3,7 @@ with it (`against: old`) without reading the old documents again.
 
 Old documents come before all new ones, as the datasets before them in `priority:` would. So an old document never goes
 for a new one, and what became of it never changes. A new document goes exactly if one run over all documents, with the
-old datasets first in `priority:`, removed it. For this, an index needs only documents that its deduplication kept:
+old datasets first in `priority:`, would remove it. For this, an index needs only documents that its deduplication kept:
 
   * `exact` removes a document if one that *stays* by the same property has its hash. Of every hash, one document stays.
     (It may go by a later property, or by a later step. The hash then still removes others, as in one run over all.)
@@ -69,9 +69,10 @@ class DedupIndex:
     """An index: what a deduplication kept of a dataset.
 
     `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
-    priorities of its documents. `keys` has for each property (of minhash: `bands`) the files of keys, one for each
-    range, and the number of buckets in each. `groups` has for each group of documents its priority and its files (of
-    `exact`: none). `documents` counts keys of the first property, or documents.
+    priorities of its documents, which are numbered from 0. `keys` has for each property (of minhash: `bands`) the files
+    of keys, one for each range, and the number of buckets in each. `groups` has for each group of documents its
+    priority and its files; it is empty for `exact`. `documents` is the number of documents of `minhash` that have band
+    keys, or of hashes of the first property of `exact`.
     """
 
     step: str
@@ -86,12 +87,13 @@ class DedupIndex:
 
 
 def as_list(given: Any) -> Any:
-    """Return a list of one name for the name."""
+    """Return [name] for a single name, and everything else as it is."""
     return [given] if isinstance(given, str) else given
 
 
 def check_preference(against: Sequence[str], prefer: Sequence[str]) -> None:
-    """Raise ValueError if a document could be preferred to one of an index, which may be published long since."""
+    """Raise ValueError if `against` is given and the first of `prefer` is not `priority`: a new document could then be
+    preferred to one of an index, which may be published long since."""
     if against and prefer[:1] != ("priority",):
         raise ValueError("against: old documents stay, whatever the new ones are; begin prefer with priority, or "
                          "leave against out and deduplicate all documents in one dataset")
@@ -144,7 +146,7 @@ def differing(index: dict[str, Any], step: dict[str, Any]) -> str:
 
 # -- making ----------------------------------------------------------------------------------------------------------
 def fine_buckets(rows: int, dtype: np.dtype[Any], ranges: int) -> int:
-    """Return the number of buckets in each of `ranges` files of keys that hold `rows` records in all."""
+    """Return the number of buckets, at least 1, in each of `ranges` files of keys that hold `rows` records in all."""
     return max(1, -(-rows * dtype.itemsize // (ranges * BUCKET_BYTES)))
 
 

@@ -183,8 +183,9 @@ class OldSets:
         self.read = 0                              # texts
 
     def get(self, ref: Mapping[str, Any], document: Any) -> NDArray[np.uint64]:
-        """Return the shingle set of a text in the file `ref`. `document` is the DOCUMENT record that names its
-        place."""
+        """Return the shingle set of a text in the file `ref`. `document` is the DOCUMENT record that names its place.
+        Raises an error about a damaged file when the block of the text is not what its checksum says, or is no block
+        of texts."""
         place = ref["content"], int(document["offset"]), int(document["number"])
         if place in self._sets:
             self._sets.move_to_end(place)

@@ -62,8 +62,8 @@ class ShingleSetWriter:
         self._roots, self._pending, self._bytes = [], [], 0
 
     def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
-        """Return for each set, in the order in which they were added, (number of values, number of values in the file
-        before it, checksum)."""
+        """Close the file. Returns three lists with an entry for each set, in the order in which the sets were added:
+        (the number of its values, the number of values in the file before it, its checksum)."""
         self._flush()
         self._file.close()
         return self._counts, np.concatenate(self._offsets), self._sums

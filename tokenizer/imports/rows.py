@@ -3,8 +3,9 @@ shard set and into packed rows of it (`tokenizer.shards.packed`).
 
 A row has L + 1 tokens: pieces of documents, back to back, and perhaps padding. Each piece becomes a document. In a
 shard set every document ends in EOS, so a piece that ends elsewhere, because its row cut it, gets an EOS behind it.
-This EOS is no target and belongs to no row. Padding becomes no document: a packed row that has fewer tokens is padded
-when it is read. So the packed rows of the set are the rows of the files, token by token.
+This EOS is no target and belongs to no row. Padding, which only a loss mask tells from documents, becomes no document:
+a packed row that has fewer tokens is padded when it is read. So the packed rows of the set are the rows of the files,
+token by token.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> Row
 
 def padding_in(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> np.ndarray:
     """Return for each piece whether it is padding: the last of several pieces of a row, with nothing but EOS tokens
-    that are no targets."""
+    that are no targets. Without a loss mask, no piece is padding."""
     is_padding = np.zeros(len(pieces.lengths), bool)
     if pieces.targets is not None:
         is_padding[(np.cumsum(counts) - 1)[counts > 1]] = True

@@ -1,13 +1,14 @@
 """`tokenmill train ablate`: which setting, or which data, is better?
 
-Variations of a training (arms) are compared by their held-out losses. All arms read the same number of tokens. A seed
+Variations of a training (arms) are compared by their held-out losses. All arms read the same number of tokens, or of
+bytes if their tokenizers differ. A seed
 changes the initial values and the order of the data in all arms alike, so that neither affects the differences between
 arms of one seed.
 
 * `ablate RUN --arm NAME KEY=VALUE …`: an arm is the training of the run with some settings under `train:` changed. The
   first arm, `base`, is the unchanged run, with which the other arms are compared.
 * `ablate RUN RUN …`: an arm is a run, with its own curriculum and shards. All are trained with the settings of the
-  first run. If their tokenizers differ, the arms read equal numbers of bytes instead of tokens.
+  first run.
 * `ablate --data RECIPE …`: as before, after the runs have been made as variants of recipes. This needs the pipeline,
   and is done by `pipeline.study`.
 """
@@ -103,7 +104,8 @@ def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
 
 
 def names_of(runs: Sequence[str]) -> list[str]:
-    """Return the names of runs as arms: of the variants of one study, STUDY@NAME, only what follows the @."""
+    """Return the names of runs as arms: of the variants of one study, STUDY@NAME, only what follows the @. Raises
+    ConfigError when two are equal."""
     from trainer.base.config import ConfigError
 
     names = [run.rstrip("/").rpartition("/")[2] for run in runs]
@@ -115,8 +117,8 @@ def names_of(runs: Sequence[str]) -> list[str]:
 
 
 def tokens_of(bases: Sequence[Run], most: int | None) -> list[int]:
-    """Return how many tokens each arm reads: all the same number, at most `most`. If the arms have different
-    tokenizers, they read the same number of bytes, and `most` counts tokens of the first arm."""
+    """Return how many tokens each arm reads: all as many as the run with the fewest, or `most` if that is less. If the
+    arms have different tokenizers, they read the same number of bytes, and `most` counts tokens of the first arm."""
     if len({base.curriculum.tokenizer.sha256 for base in bases}) == 1:
         return [min([base.curriculum.tokens for base in bases] + ([most] if most else []))] * len(bases)
     sizes = [bytes_per_token(base) for base in bases]
@@ -155,7 +157,7 @@ def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str,
     """Return the settings of a model like that of `settings`, with another width. Heads keep their width, and their
     number and that of hidden units scale with the width of the model. The learning rates are meant for the width
     `narrowest`; muP makes them fit. Raises ConfigError when muP has no rule for the optimiser, or when the width is no
-    multiple of that of a head."""
+    multiple of that of all heads together that share keys and values."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
@@ -174,7 +176,8 @@ def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str,
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:
     """Return a changed copy of the curriculum `old`, for a short training. It ends at the last step that ends within
-    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the data is read in another order."""
+    `tokens` tokens (None: it is not shortened). If `seed` is not 0, the data is read in another order. Raises
+    ConfigError when the first step alone has more tokens."""
     from tokenizer.mixture.curriculum import cut
     from tokenizer.mixture.order import Order
     from trainer.base.config import ConfigError

@@ -88,8 +88,9 @@ def run(options: argparse.Namespace) -> int:
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
     """Return the mixtures that are compared with `--candidates`: that of the run just before sample number `sample`,
-    called `base`, and for each candidate one in which it has the share `share` and `base` the rest. With a candidate,
-    streams may be read more often than the run allows."""
+    called `base`, and for each candidate one in which it has the share `share` and `base` the rest. In a mixture with a
+    candidate, streams may be read more often than the run allows. Raises ConfigError when a share or a name cannot be
+    used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 
@@ -115,8 +116,8 @@ def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: st
 
 
 def candidate(word: str) -> tuple[str, dict[str, float]]:
-    """Parse a candidate of `--candidates`, `[NAME=]STREAM[:WEIGHT],…`. Returns its name and the weights of its
-    streams."""
+    """Parse a candidate of `--candidates`, `[NAME=]STREAM[:WEIGHT],…`. Returns its name (without NAME, all of the word)
+    and the weights of its streams. Raises ConfigError when a stream has no name or a weight is not above 0."""
     from trainer.base.config import ConfigError
 
     name, _, listed = word.rpartition("=")
@@ -159,7 +160,8 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
         seed: int, settings: Mapping[str, Any], folder: Path) -> Arm:
     """Return a short training that continues the run `base` from `checkpoint`. It trains on the mixture `name` of
     `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data. The
-    seed of the settings stays, because it belongs to the initial values."""
+    seed of the settings stays, because it belongs to the initial values. Raises ConfigError when the learning rate at
+    the checkpoint is 0, or when the curriculum cannot be made."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
 
@@ -178,7 +180,8 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
     """Return the curriculum of the run `base`, changed from sample number `sample` on: the data mixture is `name`, and
-    the learning rate decays from `rate` to 0 within `tokens` tokens. The curriculum has the streams (data sources) of
+    within `tokens` tokens the learning rate decays linearly from `rate` to 0, after `seed` steps in which it stays
+    `rate`. The curriculum has the streams (data sources) of
     all of `mixes`, so that trainings with different mixtures are evaluated on the same held-out data."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import resolve_phases, stream_sizes

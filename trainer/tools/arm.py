@@ -28,14 +28,14 @@ class Arm:
     before: int = 0
 
     def rung(self, share: float) -> int:
-        """Return the number of the step that ends the given share of its steps."""
+        """Return the number of the first step at which at least the given share of the arm's steps is done."""
         return max(1, math.ceil(share * self.run.curriculum.steps))
 
 
 def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,
            width: int | None = None) -> Arm:
     """Return the arm `name` of a study with the seed `seed`: the run `base` with other settings and another curriculum.
-    Its files are in a folder of its own below `folder`."""
+    Its files are in a folder of its own below `folder`. Raises ConfigError when the settings are wrong."""
     from trainer.base.config import build
     from trainer.loop.config import TrainConfig
 
@@ -58,7 +58,7 @@ def settings_of(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def check(arm: Arm) -> None:
-    """Raise ConfigError when the folder of `arm` already holds a different training with the same name."""
+    """Raise ConfigError when the folder of `arm` already holds a checkpoint of a different training."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences
@@ -80,8 +80,8 @@ def write(arm: Arm) -> None:
 
 
 def finished(arm: Arm, share: float = 1.0) -> bool:
-    """Whether an arm has been trained to the end of its curriculum, or to that of a share of its steps. Of a finished
-    arm, only the last checkpoint is kept."""
+    """Whether an arm has been trained to the end of its curriculum or, if `share` is below 1, to the end of this share
+    of its steps. At the end of the curriculum, this also deletes all checkpoints of the arm but the last."""
     from trainer.checkpoint import checkpoints as ckpt
 
     checkpoints = ckpt.complete(arm.run.out / "checkpoints")

@@ -21,7 +21,7 @@ ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], source: str,
                 unit: str) -> None:
     """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
-    arm's trainings, one for each seed. `source` is the stream by which arms are judged."""
+    arm's trainings, one for each seed. `source` is the stream by which arms are judged, or ALL."""
     replace(folder / "intervals.svg", intervals(result, source))
     replace(folder / "curves.svg", curves({name: history(of, source, unit) for name, of in outs.items()}, source, unit))
 
@@ -57,7 +57,8 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
 
 
 def history(outs: Sequence[Path], source: str, unit: str) -> list[tuple[float, float]]:
-    """Return the held-out losses of an arm over tokens, (tokens, mean over the seeds), from its metrics."""
+    """Return the held-out losses of an arm over tokens, (tokens, mean over the seeds), from its metrics. Points at
+    which a seed has no evaluation are left out."""
     sums: dict[int, list[float]] = {}
     for out in outs:
         for line in read(out / "metrics.jsonl"):
@@ -69,7 +70,7 @@ def history(outs: Sequence[Path], source: str, unit: str) -> list[tuple[float, f
 
 
 def curves(points: Mapping[str, Sequence[tuple[float, float]]], source: str, unit: str) -> str:
-    """Draw the held-out losses of up to STREAMS arms over tokens, without those before the first step."""
+    """Draw the held-out losses of the first STREAMS arms over tokens, without those before the first step."""
     drawn = {name: [(t, v) for t, v in of if t] for name, of in list(points.items())[:STREAMS]}
     values = [v for of in drawn.values() for _, v in of] or [0.0, 1.0]
     air = max(max(values) - min(values), 1e-3) * 0.06

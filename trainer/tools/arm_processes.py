@@ -84,8 +84,9 @@ def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
 
 
 def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
-    """Start the training of an arm. The number of its CPU threads depends on its model and `--jobs`, and not on the
-    load of the machine, because it may change the last digits of losses."""
+    """Start the training of an arm. The number of its CPU threads is that of OMP_NUM_THREADS, if this is set. Else it
+    depends on the model, the machine's cores, `--jobs` and `--ranks`, and not on the load of the machine, because it
+    may change the last digits of losses."""
     count = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
     env = {"OMP_NUM_THREADS": str(count), **os.environ}
     here = options.jobs > 1 and not options.ranks and not options.address and options.device != "cpu"
@@ -97,7 +98,8 @@ def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> sub
 
 
 def visible_gpus() -> list[str]:
-    """Return the names by which the GPUs that this process may use are listed in CUDA_VISIBLE_DEVICES."""
+    """Return the names by which the GPUs that this process may use are listed in CUDA_VISIBLE_DEVICES; [] without
+    GPUs."""
     import torch
 
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -105,8 +107,8 @@ def visible_gpus() -> list[str]:
 
 
 def wait_for_earlier(folder: Path, clock: Clock) -> None:
-    """Wait until no process trains in `folder`. A study that was killed may have left one that still writes its
-    checkpoint."""
+    """Wait until no process of this machine trains in `folder`. A study that was killed may have left one that still
+    writes its checkpoint. Raises TrainingError when it has not ended after STOPPED_S seconds."""
     deadline = clock.now() + STOPPED_S
     while (pid := training_process(folder)) is not None:
         if clock.now() > deadline:
@@ -117,8 +119,8 @@ def wait_for_earlier(folder: Path, clock: Clock) -> None:
 
 @contextmanager
 def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
-    """Within this context, signals that ask for an end are passed on to the arms that are `running`. Yields the list of
-    the signals that have arrived."""
+    """Within this context, signals that ask for an end are passed on, as SIGTERM, to the arms that are `running`.
+    Yields the list of the signals that have arrived. On leaving the context, arms that still run are killed."""
     caught: list[int] = []
 
     def note(number: int, _frame: Any) -> None:

@@ -25,9 +25,10 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Contrasts:
-    """How arms differ from the first arm. `half` is half the width of the 95 % interval of a single difference, and
-    `sd` the standard deviation of a difference within one seed; both are None with one seed or one arm, because they
-    are then unknown. `p` has the p-value of each other arm after Holm's correction; it is empty if `sd` is None."""
+    """How arms differ from the first arm. `deltas` has the mean difference of each arm (of the first: 0). `half` is
+    half the width of the 95 % interval of a single difference, and `sd` the standard deviation of a difference within
+    one seed; both are None with one seed or one arm, because they are then unknown. `p` has the p-value of each other
+    arm after Holm's correction; it is empty if `sd` is None."""
 
     deltas: list[float]
     half: float | None

@@ -36,9 +36,10 @@ def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
     {source: {"noise", "seeds_needed": {difference: seeds}, "arms": {name: {"loss", "delta", "p", "beyond_noise",
     "seeds_needed"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
     negative is better. `noise` is half the width of the 95 % interval of a difference, and `p` is corrected for the
-    number of arms (Holm); both are None if there is one seed. `beyond_noise` is whether `p` is below 5 %.
+    number of arms (Holm); both are None if there is one seed or one arm. `beyond_noise` is whether `p` is below 5 %.
     `seeds_needed` says how many seeds a study of these arms needs to show the difference; None if that is more than
-    MOST_SEEDS, or unknown."""
+    MOST_SEEDS, or unknown, or if there is no difference. Of the first arm, `p`, `beyond_noise` and `seeds_needed` are
+    None."""
     first, *others = losses
     seeds, sources = len(losses[first]), {}
     for source in losses[first][0]:
@@ -62,8 +63,8 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
-    the other arms to it. A star marks differences that are larger than the noise. Verdicts in words follow, unless
-    there is one seed."""
+    the other arms to it. A star marks differences whose corrected p-value is below 5 %. Verdicts in words follow,
+    unless there is one seed."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -103,7 +104,7 @@ def verdicts(result: Mapping[str, Any]) -> list[str]:
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format what the arms have cost, with how often the data of each was read."""
+    """Format what the arms have cost, all seeds together, and how often a training of each reads its data."""
     width = max(len(name) for name in costs) + 2
     out = [f"{'arm':<{width}}{'tokens':>10}{'parameters':>12}{'PFLOP':>10}{'wall time':>12}{'epochs':>8}"]
     for name, cost in costs.items():

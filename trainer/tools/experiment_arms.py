@@ -1,10 +1,11 @@
 """Runs the arms of a study, which are short trainings that are compared, each with several seeds, and prints a table of
 their held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
 
-Each pair of arm and seed is a training of its own. Its folder, OUT/NAME-seedN, has everything that `tokenmill train
-run` needs: a curriculum.json and a recipe.yaml with the section `train:`. Such trainings run as processes of their own,
-`--jobs` at a time (`trainer.tools.arm_processes`). A study that is run again continues where it was stopped, and does
-not repeat finished trainings. Only the last checkpoint of each training is kept. The folder OUT also gets the results:
+Each pair of arm and seed is a training of its own. Its folder, OUT/NAME-seedN (with `--widths`: OUT/NAME-widthW-seedN),
+has everything that `tokenmill train run` needs: a curriculum.json and a recipe.yaml with the section `train:`. Such
+trainings run as processes of their own, `--jobs` at a time (`trainer.tools.arm_processes`). A study that is run again
+continues where it was stopped, and does not repeat finished trainings. Of a finished training, only the last checkpoint
+is kept. The folder OUT also gets the results:
 table.json, table.txt, and the plots intervals.svg and curves.svg.
 """
 
@@ -112,7 +113,7 @@ def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
     """Return the streams by whose held-out data arms are compared. Unless `on` names one, these are the streams whose
     held-out data is the same in all arms: the loss on other data would differ because the data does. If that is all
     streams, and losses are in nats per token, the first of the list stands for all of them together. Raises ConfigError
-    when there is none."""
+    when there is no such stream, or when an arm has no held-out data of the stream `on`."""
     from trainer.base.config import ConfigError
 
     held_out = [{s.name: s.val_sha256 for s in arm.run.curriculum.streams if s.val and s.val_tokens > 1}
@@ -149,7 +150,8 @@ def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
 
 def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
-    widths, of the widest models), `costs` by arm, and, with several widths, `widths`: {width: table}."""
+    widths, of the widest models), `costs` by arm (sums over its seeds), and, with several widths, `widths`: {width:
+    table}."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:

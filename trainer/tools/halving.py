@@ -1,6 +1,6 @@
 """Successive halving (`--halving`): ends the arms of a study early that are far behind.
 
-After a quarter and after half of the tokens, all arms are compared by their mean held-out loss over the seeds, and only
+After a quarter and after half of the steps, all arms are compared by their mean held-out loss over the seeds, and only
 the better half goes on (rounded up, but at least two arms; the first arm always does). So a study with many arms costs
 less. An arm that is slow at the beginning may be ended although it would have won, and the p-values of the table do not
 account for the selection. What was ended, when and why is therefore part of the results.
