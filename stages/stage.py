@@ -192,7 +192,8 @@ class Stage:
     cost_ms: ClassVar[float | None] = None
     #: bytes of text that the stage keeps per byte of its input, for a usual crawl
     leaves: ClassVar[float] = 1.0
-    #: True when the stage drops documents, which saves later steps work
+    #: True when the stage drops documents, which saves later steps work; False also when it drops only a few, such as
+    #: those whose text it empties
     drops: ClassVar[bool] = False
     #: True when the stage changes the text of documents that it keeps, so that later steps see another text
     edits: ClassVar[bool] = False

@@ -188,9 +188,9 @@ def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> I
 
 
 def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
-    """Apply the override `until: NAMES`: keep only the datasets NAMES, and the datasets and sources they are made from.
-    What makes tokens of datasets is removed: `tokenizer`, `shards`, `curriculum` and `train`. `fed` tells whether
-    `--input` was given."""
+    """Apply the override `until: NAMES`: keep only the datasets NAMES, and the datasets and sources that they are made
+    from or compared with (`against`). What makes tokens of datasets is removed: `tokenizer`, `shards`, `curriculum` and
+    `train`. `fed` tells whether `--input` was given."""
     last, datasets, sources = data.pop("until", None), data.get("datasets"), data.get("sources")
     if last is None or not isinstance(datasets, dict) or not isinstance(sources, dict):
         return                                                      # wrong types: pydantic reports them
@@ -206,6 +206,7 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
             dataset = datasets.get(name)
             inputs = dataset.get("from") if isinstance(dataset, dict) else None
             waiting += [str(i) for i in (inputs if isinstance(inputs, list) else [inputs])]
+            waiting += [name for name in _against(dataset) if name in datasets]
     data["datasets"] = {name: dataset for name, dataset in datasets.items() if name in needed}
     data["sources"] = {name: source for name, source in sources.items() if name in needed}
     if (feeds := data.get("input")) in list(sources) and feeds not in needed:
@@ -218,6 +219,16 @@ def _prune(data: dict[str, Any], marks: Marks, fed: bool) -> None:
     if isinstance(data.get("wants"), dict):
         data["wants"] = {key: how for key, how in data["wants"].items() if str(key).split(".")[1:2] in
                          ([name] for name in needed)}
+
+
+def _against(dataset: Any) -> list[str]:
+    """Return the values of `against` in the steps of a dataset, as the recipe writes them: names of datasets, or
+    folders of indexes."""
+    steps = dataset.get("steps") if isinstance(dataset, dict) else None
+    settings = [config for step in (steps if isinstance(steps, list) else []) if isinstance(step, dict)
+                for config in step.values() if isinstance(config, dict)]
+    values = [config.get("against") for config in settings]
+    return [str(name) for value in values for name in (value if isinstance(value, list) else [value])]
 
 
 def _missing_values(data: dict[str, Any], marks: Marks) -> Iterator[Problem]:

@@ -2,10 +2,11 @@
 licence, or a licence's notice.
 
 Identifiers are those of SPDX (https://spdx.org/licenses). The result "" means that the head names no known licence; the
-file may still have one. A permissive licence is reported only if its whole text is in the head, unchanged
-(`licence_texts`), or if a sentence puts the file under the licence and no other terms stand beside that sentence. The
-rules are strict, because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that must
-not have it.
+file may still have one. Without an SPDX tag, a permissive licence is reported only in three cases: its whole text, its
+terms or its notice begins in the head, unchanged (`licence_texts`); a sentence puts the file under the licence, and no
+other terms stand beside that sentence; or the comments at the beginning of the file say nothing but the licence's name.
+The rules are strict, because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that
+must not have it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in complian
 
 def licence(text: str) -> str:
     """Return the SPDX expression of the licence that the head of a source file names, or "" if the head names no known
-    licence. `text` is the content of the file."""
+    licence, changes its terms or sets other terms beside it. `text` is the content of the file."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag
@@ -118,7 +119,8 @@ def _tags(head: str) -> str | None:
 
 
 def _lead(text: str) -> str:
-    """Return the comments at the beginning of a source file; the whole text if they have fewer than `_LINES` lines."""
+    """Return the comments at the beginning of a source file, of any length if one is a block comment; the whole text if
+    they are fewer than `_LINES` comments of one line."""
     out: list[str] = []
     close, marked = "", 0
     for line in text.split("\n"):
@@ -166,8 +168,8 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file; "" if
-    there is no such licence, more than one, or other terms."""
+    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file, or whose
+    name is the whole text; "" if there is no such licence, more than one, or other terms."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

@@ -239,7 +239,8 @@ def fits_form(match: LicenceMatch, words: list[str]) -> bool:
 
 def stands_alone(match: LicenceMatch, words: list[str]) -> bool:
     """Return whether a document holds a licence text and little else: only few words are around the match, and none of
-    them speak of other terms. `words` are the words of the document."""
+    them speak of other terms. Words before a form of `_LONG` words or more do not count. `words` are the words of the
+    document."""
     before, after = words[:match.start], words[match.stop:]
     if match.form.size >= _LONG:
         before = []

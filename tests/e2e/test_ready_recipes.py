@@ -385,6 +385,18 @@ shards: {s: {from: all, longest: 64}}
     assert set(load_recipe(tmp_path / "r.yaml", ["until=all"]).sources) == {"a", "b"}
 
 
+def test_until_keeps_the_datasets_that_a_kept_one_is_compared_with(tmp_path):
+    (tmp_path / "r.yaml").write_text("""version: 1
+sources: {a: {read: text, path: a}, b: {read: text, path: b}, c: {read: text, path: c}}
+datasets:
+  old: {from: a, steps: [exact]}
+  new: {from: b, steps: [{exact: {against: old}}]}
+  other: {from: c}
+""")
+    left = load_recipe(tmp_path / "r.yaml", ["until=new"])
+    assert (set(left.datasets), set(left.sources)) == ({"old", "new"}, {"a", "b"})
+
+
 def test_a_copy_with_two_inputs_stops_and_wants(tmp_path):
     text = """version: 1
 input: web

@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from trainer.base.config import ConfigError
     from trainer.data.remote import fetch_shards, is_url
     from trainer.loop.run import open_run
+    from trainer.loop.task_watcher import check_tasks
     from trainer.parallel.world import check_device
 
     if (options.gpus or options.least or options.ship_code or options.insecure_local) and not options.address:
@@ -64,9 +65,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--least {options.least} is more than the {options.gpus or options.ranks} ranks asked for")
     if options.address:
         return on_cluster(options, training)
-    if os.environ.get("RANK", "0") == "0" and training.config.evaluate.tasks is not None:
-        from trainer.loop.task_watcher import check_tasks
-
+    first = os.environ.get("RANK", "0") == "0"
+    if first and not training.source:
         check_tasks(training)
     if options.ranks and options.ranks > 1 and "RANK" not in os.environ:
         from trainer.launch.local import launch as launch_local
@@ -83,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     announce = (lambda _text: None) if options.quiet or options.json else say
     if training.source:                   # before the ranks connect: no rank may wait in a collective for a download
         fetch_shards(training.source, training.curriculum, announce, training.config.fetch)
+        if first:
+            check_tasks(training)         # needs the tokenizer, which was fetched, too
     settle(training, watch, options.device)
     with world(options.device) as here:
         if here.size == 1 and here.device.type == "cuda" and (gpus := torch.cuda.device_count()) > 1:

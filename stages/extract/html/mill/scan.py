@@ -60,9 +60,9 @@ def words_of(page, start, stop, kind, hashes, count):
     """Append the hashes of the words in an attribute's value, page[start:stop], to `hashes`, of which `count` are set.
     Return the new number of hashes.
 
-    A word is a run of at least two ASCII letters, and camelCase is cut into words. The hash is FNV-1a of the lower-case
-    letters, combined with `kind` (the kind of attribute), so that a class and a role with the same name have different
-    hashes. When `hashes` is full, further words are ignored.
+    A word is a run of 2 to `LONGEST_TOKEN` ASCII letters, and camelCase is cut into words. The hash is FNV-1a of the
+    lower-case letters, combined with `kind` (the kind of attribute), so that a class and a role with the same name have
+    different hashes. When `hashes` is full, further words are ignored.
     """
     h = np.uint32(FNV)
     size = 0
