@@ -1,11 +1,12 @@
-"""Writes numbers for people, with three significant digits. The notation of numbers in recipes is in
+"""Writes numbers for people, most of them with three significant digits. The notation of numbers in recipes is in
 `pipeline.base.quantities`."""
 
 from __future__ import annotations
 
 
 def digits(value: float) -> str:
-    """Writes a number with three significant digits and without an exponent: 0.012, 1.23, 45.6, 789, 1,234."""
+    """Writes a number with at most three significant digits (0.012, 1.23, 45.6), and as a whole number from 99.95 on
+    (789, 1,234). A number below 0.0001 gets an exponent (1e-05)."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 

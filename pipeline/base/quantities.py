@@ -1,9 +1,9 @@
 """Parses numbers as people write them: 20B, 0.5M, 32MB, 0.5%. The recipe, the curriculum and the trainer use the same
 notation.
 
-A number has digits, with `_` or commas between thousands (1_000, 1,000,000), and optionally a fraction and an exponent.
-A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is 2010000, and a result that is not whole is
-refused, not rounded.
+A number has digits, with `_` between any of them or commas between thousands (1_000, 1,000,000), and optionally a
+fraction and an exponent, but no sign. A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is
+2010000. A count or size that is not whole is refused, not rounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
     """Returns the exact number in `value` and its unit in lower case; None when `value` is neither a number nor a text
-    that denotes one."""
+    that denotes one, when it is a bool, negative or not finite, and when it has more than LONGEST characters."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)
@@ -61,7 +61,7 @@ def parse_bytes(value: Any) -> int:
 
 def parse_share(value: Any) -> float:
     """Parses a share: '0.5%' → 0.005. A number without a percent sign is refused, because 0.5 could mean a half or half
-    a percent. Only 0 needs no percent sign."""
+    a percent. Only 0 needs no percent sign. Raises ValueError for this, and for more than 100%."""
     if not isinstance(value, bool) and value in (0, "0"):
         return 0.0
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None
@@ -74,7 +74,8 @@ def parse_share(value: Any) -> float:
 
 
 def parse_weight(value: Any) -> int | float:
-    """Parses a weight in a mixture: any non-negative number. A percent sign is ignored ('85%' is 85)."""
+    """Parses a weight in a mixture: any non-negative number. A percent sign is ignored ('85%' is 85).
+    Raises ValueError for anything else, such as a number with a unit."""
     number = parse_number(value.strip().removesuffix("%") if isinstance(value, str) else value)
     if number is None or number[1]:
         raise ValueError(f"{value!r} is not a weight; write a number, e.g. 85")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """An estimate `value` with its bounds `low` and `high`."""
+    """An estimate `value` with its bounds `low` and `high`. Multiplication needs all three to be
+    non-negative."""
 
     value: float
     low: float
@@ -26,7 +27,8 @@ def exactly(value: float) -> Range:
 
 def total(ranges: Iterable[Range]) -> Range:
     """Return the sum of estimates with independent errors. For each side, the squares of the distances from the
-    estimates to their bounds are added up. The square root of this total is the distance from the sum to its bound."""
+    estimates to their bounds are added up. The square root of this total is the distance from the sum to its bound. The
+    lower bound is at least 0."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

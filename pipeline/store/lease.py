@@ -16,7 +16,8 @@ from pipeline.base.clock import Clock
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 
-#: four heartbeats: a counter that stands still for this many seconds means a dead or cut-off driver
+#: four heartbeats: if a driver's process cannot be checked, and its heartbeat stays the same for this many seconds, the
+#: driver is considered dead
 PATIENCE_S = 20.0
 
 log = logging.getLogger("tokenmill")
@@ -73,7 +74,7 @@ def _started(pid: int) -> str:
 
 def alive(holder: Mapping[str, object]) -> bool | None:
     """Whether the process that `holder` describes is alive. None when this process cannot check, because the holder ran
-    on another machine, in another boot or in another pid namespace."""
+    on another machine, in another boot or in another pid namespace, or because this machine tells no boot id."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):
@@ -100,7 +101,8 @@ def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> N
     """Return once the driver (process that schedules a run) whose term in the log is `epoch` has closed the log or is
     dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on another
     machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds. If the heartbeat
-    does not change in this time, the driver is considered dead."""
+    does not change in this time, the driver is considered dead. If it changes, other than by closing the log,
+    LeaseHeld is raised at once."""
     first = heartbeat(store, epoch)
     if first.get("closed") or alive(holder) is False:
         return

@@ -42,8 +42,9 @@ class DataVariant:
 
 def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[DataVariant]:
     """Return the variants that `--data` and `--vary` name: each file (`--data [NAME=]RECIPE`), and the first file with
-    changes. A file without a name is called by its own. Without a name, a variant of `--vary` is called by the last
-    word of its first key and the value: `min=0.8` is `min-0.8`."""
+    changes. A file without NAME is called by its file name without folder and ending. Without a name, a variant of
+    `--vary` is called by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if
+    there is no file, a name cannot be used or is given twice, or a change is none or one of `train:`."""
     if not files:
         raise StudyError("--vary changes a recipe: name it with --data RECIPE")
     variants = []
@@ -98,7 +99,8 @@ def _mark(mark: Mark, variant: DataVariant) -> Mark:
 
 def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
     """Return the assignments that add the stream `held-out` to a recipe. `words` are those of `--held-out`: the name of
-    a dataset of the recipe, or files. Raises StudyError if they are neither."""
+    one dataset of the recipe, or files or glob patterns. Raises StudyError if they are neither, if no reader of
+    READERS reads all the files, or if the recipe has an entry with one of the names that are added."""
     for kind, names in (("sources", recipe.sources), ("datasets", recipe.datasets), ("shards", recipe.shards)):
         if taken := {HELD_OUT, HELD_OUT_FILES} & set(names):
             raise StudyError(f"{kind}.{min(taken)}: a study adds an entry of this name; rename it in the recipe")

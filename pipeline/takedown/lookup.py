@@ -33,7 +33,9 @@ def key_without(key: str, rows: Sequence[int]) -> str:
 
 def renumber(store: Store, parts: Sequence[Mapping[str, Any]], check_lease: Callable[[], None]) -> None:
     """Write the new row numbers of `parts` into the document tables of all shard sets of a store. Each of `parts` is
-    {path, key, rows}, where `rows` are the removed rows. A set that has the new numbers already is left as it is."""
+    {path, key, rows}: `key` is the part's key before the removal, and `rows` are the removed rows, in ascending order.
+    Parts whose path is not in `datasets/` are passed over. A removed row gets the number GONE_ROW. The old tables are
+    deleted. A set that has the new numbers already is left as it is."""
     removed = {part["key"]: np.array(part["rows"], np.int64) for part in parts if part["path"].startswith("datasets/")}
     replaced: set[str] = set()
     for folder, manifest in list(stored_sets(store)):
