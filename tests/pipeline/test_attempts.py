@@ -262,7 +262,7 @@ def test_a_driver_that_was_taken_over_leaves_the_progress_of_its_successor_alone
         note_attempt(store, "r", 2, "job")
         progress(store, "r", attempt=2, state="done")
 
-    monkeypatch.setattr(module, "drive", taken_over)
+    monkeypatch.setattr(module, "drive_all", taken_over)
     with pytest.raises(Fenced):
         module.run_recipe(load_recipe(tmp_path / "recipe.yaml"), str(tmp_path / "store"), run="r",
                           make_backend=module.make_backend("inline", 1, None))

@@ -87,8 +87,8 @@ def test_an_error_nobody_expected_is_one_line_that_names_debug(site, capfd, monk
 
 
 @pytest.mark.parametrize("place", ["pipeline.store.disk.put_absent", "pipeline.store.disk.replace",
-                                   "pipeline.store.disk.move", "pipeline.run.write_report", "pipeline.run.publish",
-                                   "tempfile.mkdtemp"])
+                                   "pipeline.store.disk.move", "pipeline.run.write_report",
+                                   "pipeline.publication.publish", "tempfile.mkdtemp"])
 def test_a_disk_that_is_full_is_one_line_wherever_it_is_met(site, capfd, monkeypatch, place):
     """In the log, in progress, in a part, in the report, in a publication, in scratch."""
     from pipeline.store.errors import cannot_write

@@ -150,7 +150,7 @@ def test_no_secret_gets_into_what_a_failed_run_leaves(tmp_path, recipe, tokenmil
         raise PermissionError(f"GET https://b/x?X-Amz-Signature=5ecret01 with {os.environ['AWS_SECRET_ACCESS_KEY']}")
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI+K7MDENG")
-    monkeypatch.setattr("pipeline.run.drive", fail)
+    monkeypatch.setattr("pipeline.run.drive_all", fail)
     from pipeline.cli.app import run_command
 
     assert run_command(["run", str(recipe), "--store", str(tmp_path / "store"), "--name", "r", "--json"]) == 1

@@ -217,8 +217,10 @@ def test_a_port_in_use_is_named(tmp_path):
 
 
 def test_without_the_extra_the_command_names_it(tmp_path, monkeypatch, capsys):
+    import pipeline.service
     from pipeline.cli.app import run_command
 
+    monkeypatch.setattr(pipeline, "service", pipeline.service)     # later tests patch modules of the package of before
     for name in [name for name in sys.modules if name.startswith("pipeline.service")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

@@ -212,6 +212,12 @@ def test_a_study_inside_torchrun_is_refused(tmp_path, capsys, monkeypatch):
     assert main(["ablate", str(run), "--arm", "x", "clip=0.5"]) == 2 and "without torchrun" in capsys.readouterr().err
 
 
+def test_halving_of_models_of_several_widths_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--widths", "64,128", "--halving"]) == 2
+    assert "leave out one of the two options" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
     """Six trainings, two at a time; the study is killed while some are done, some begun and some waiting."""

@@ -78,6 +78,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
                           "with --ranks N or --jobs N")
     if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
         raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.halving and getattr(options, "widths", None):
+        raise ConfigError("--halving compares all arms with each other, and losses of models of different --widths do "
+                          "not compare; leave out one of the two options")
     if options.gpus and options.ranks:
         raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
     sources = judged_by(arms, on, unit)
