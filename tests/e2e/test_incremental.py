@@ -263,6 +263,13 @@ def test_a_manifest_of_another_shape_is_refused_although_its_checksum_is_right(t
         read_index(str(tmp_path), "minhash")
 
 
+def test_an_index_is_not_merged_with_itself(folders, tmp_path):
+    one = str(folders / "one")
+    done = commands.command("pipeline.cli", "dedup", "merge", one, one, "--out", str(tmp_path / "both"))
+    assert done.returncode == 2
+    assert "named twice" in done.stderr and not (tmp_path / "both").exists()
+
+
 def test_explain_and_stats_find_kept_documents_in_old_datasets(grown):
     old = {id for name in ("one", "two") for id in ids(grown, f"datasets/new_{name}")}
     dropped = [row for path in sorted(grown.glob("dropped/new_three/part-*.parquet"))
