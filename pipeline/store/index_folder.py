@@ -74,13 +74,19 @@ def read_index(root: str, step: str) -> DedupIndex:
     if head != hashlib.sha256(body).hexdigest().encode():
         raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} is damaged; make the index again with `tokenmill dedup "
                       f"index`")
-    document = json.loads(body)
-    if document.pop("format", None) != FORMAT:
+    try:
+        document = json.loads(body)
+        written = document.pop("format", None)
+        index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root}) if written == FORMAT else None
+        paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]] if index else []
+        paths += [group[part]["$file"] for group in (index.groups if index else ())
+                  for part in ("documents", "texts", "ids")]
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} does not describe an index; make the index again with "
+                      f"`tokenmill dedup index`") from e
+    if index is None:
         raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} was written by another version of Tokenmill; make the index "
                       f"again with `tokenmill dedup index`")
-    index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root})
-    paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]]
-    paths += [group[part]["$file"] for group in index.groups for part in ("documents", "texts", "ids")]
     for path in paths:
         if not re.fullmatch(rf"{re.escape(step)}/\d+\.[\w.]+", path):
             raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} names {path!r}, which is no file of this index; make the "

@@ -3,6 +3,7 @@ cuts it or kills it; old datasets stay as they are."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from pipeline.recipe.errors import RecipeError
 from pipeline.run import RunSummary, make_backend, run_recipe
 from pipeline.store.dataset import dataset_hash
 from pipeline.store.fs import Store
+from pipeline.store.index_folder import NoIndex, read_index
 from pipeline.store.log import Log
 from tests import commands
 from tests.chaos.processes import descendants, named
@@ -249,6 +251,23 @@ def test_a_damaged_index_is_refused(site, folders, tmp_path):
     manifest.write_bytes(manifest.read_bytes().replace(b'"rank": 0', b'"rank": 7'))
     with pytest.raises(RecipeError, match="damaged"):
         load_recipe(site / "damaged.yaml")
+
+
+@pytest.mark.parametrize("body", [
+    b"[]", b"{", b'{"format": 1, "x": 1}',
+    b'{"format": 1, "step": "minhash", "settings": {}, "ranks": 0, "keys": {"a": 1}, "groups": [], "documents": 1}'])
+def test_a_manifest_of_another_shape_is_refused_although_its_checksum_is_right(tmp_path, body):
+    (tmp_path / "minhash").mkdir()
+    (tmp_path / "minhash" / "index.json").write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    with pytest.raises(NoIndex, match=r"index\.json does not describe an index; make .* again"):
+        read_index(str(tmp_path), "minhash")
+
+
+def test_an_index_is_not_merged_with_itself(folders, tmp_path):
+    one = str(folders / "one")
+    done = commands.command("pipeline.cli", "dedup", "merge", one, one, "--out", str(tmp_path / "both"))
+    assert done.returncode == 2
+    assert "named twice" in done.stderr and not (tmp_path / "both").exists()
 
 
 def test_explain_and_stats_find_kept_documents_in_old_datasets(grown):
