@@ -214,7 +214,7 @@ def test_a_study_inside_torchrun_is_refused(tmp_path, capsys, monkeypatch):
 
 def test_halving_of_models_of_several_widths_is_refused(tmp_path, capsys):
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
-    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--widths", "64,128", "--halving"]) == 2
+    assert main(["ablate", str(run), "--arm", "x", "clip=0.5", "--widths", "36,72", "--halving"]) == 2
     assert "leave out one of the two options" in capsys.readouterr().err
 
 
