@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.base.files import file_sha256
 from pipeline.base.scratch import Scratch
 from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
 from pipeline.store.fs import Store
-from pipeline.store.index_folder import NoIndex, file_ref, read_index, steps_in, with_files, write_index
+from pipeline.store.index_folder import NoIndex, file_ref, overlap, read_index, steps_in, with_files, write_index
 from stages.dedup.fragment import SIZES, bucket_of
 from stages.dedup.index import HASH, KEY, DedupIndex, differing, fine_buckets
 
@@ -48,8 +49,8 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     """Write indexes into a folder that hold the documents of all indexes in the folders `roots`, the first of which
-    comes first in priority. Returns the new indexes. Raises NoIndex if a folder has no index, or if the folders differ
-    in their steps or settings."""
+    comes first in priority. Returns the new indexes. Raises NoIndex if a folder has no index, if the folders differ in
+    their steps or settings, or if two of them hold the same documents."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:
@@ -61,6 +62,9 @@ def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
             if other := differing(index.settings, indexes[0].settings):
                 raise NoIndex(f"{root}/{step} was made with {other} (in {roots[0]}/{step}); merge indexes of equal "
                               f"settings")
+        for (first, one), (second, two) in combinations(zip(roots, indexes), 2):
+            if overlap(one, two):
+                raise NoIndex(f"{second}/{step} holds documents that {first}/{step} holds, too; name one of the two")
     merged = [_merge(indexes, folder) for indexes in by_step.values()]
     for index in merged:
         write_index(folder, index)

@@ -291,9 +291,6 @@ def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help
 
     if len(folders) < 2:
         raise BadUsage("merging needs at least two folders; name the second one, too")
-    for i, folder in enumerate(folders):
-        if folder in folders[:i]:
-            raise BadUsage(f"'{folder}' is named twice; remove one")
     check_root(out, "--out")
     _tell(out, merge_folders(folders, new_folder(out)), quiet)
 

@@ -34,9 +34,9 @@ def ablate_data(options: Namespace) -> list[str]:
                        "with --out")
     study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
                        tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
-    made = made_runs(study, root, options)
-    return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in made), "--on", HELD_OUT,
-            "--out", options.out or f"{made[0].store}/studies/{study.name}",
+    summaries = made_runs(study, root, options)
+    return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in summaries), "--on", HELD_OUT,
+            "--out", options.out or f"{summaries[0].store}/studies/{study.name}",
             *passed_on(options, ("tokens", "widths"))]
 
 
@@ -51,9 +51,9 @@ def anneal_data(options: Namespace) -> list[str]:
                        f"object storage")
     study = candidate_data(named_variants(options.data or [], options.vary), tokenizer_of(store, store.local, name),
                            name=options.name, allow_custom=options.allow_custom_stages)
-    made = made_runs(study, store.root, options)
+    summaries = made_runs(study, store.root, options)
     candidates = []
-    for variant, summary in zip(study.variants, made):
+    for variant, summary in zip(study.variants, summaries):
         streams = {f"{stream}@{variant.name}": tokens for stream, tokens in summary.shards.items() if tokens}
         if not streams:
             raise BadUsage(f"{variant.file}: the variant '{variant.name}' has no tokens to train on; see "
@@ -79,15 +79,15 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
     if options.json:
         logging.getLogger("tokenmill").setLevel(logging.ERROR)
     with stoppable():
-        made = make_data(study, root, show="quiet" if options.json else "rich",
+        summaries = make_data(study, root, show="quiet" if options.json else "rich",
                          make_backend=make_backend("process", options.workers or default_workers(), None))
     if not options.json:
-        for warning in dict.fromkeys(warning for summary in made for warning in summary.warnings):
+        for warning in dict.fromkeys(warning for summary in summaries for warning in summary.warnings):
             print(visible(f"warning: {warning}"), file=sys.stderr)
-        for variant, summary in zip(study.variants, made):
+        for variant, summary in zip(study.variants, summaries):
             shards = ", ".join(f"{stream} {n:,} tokens" for stream, n in summary.shards.items() if n)
             print(visible(f"{variant.name}: {shards}; {summary.run}"), flush=True)
-    return made
+    return summaries
 
 
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:

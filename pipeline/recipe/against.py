@@ -8,9 +8,9 @@ import os
 from pipeline.recipe.errors import KeyPath, nearest
 from pipeline.recipe.model import Dataset, Recipe, Step
 from pipeline.recipe.problems import Checker
-from pipeline.store.index_folder import NoIndex, read_index
+from pipeline.store.index_folder import NoIndex, overlap, read_index
 from stages.catalog import stage_class
-from stages.dedup.index import IndexedBarrier, differing
+from stages.dedup.index import DedupIndex, IndexedBarrier, differing
 
 
 def check_against(recipe: Recipe, checker: Checker) -> None:
@@ -19,7 +19,7 @@ def check_against(recipe: Recipe, checker: Checker) -> None:
         for number, step in enumerate(dataset.steps):
             if not issubclass(stage_class(step.name), IndexedBarrier):
                 continue
-            entries = step.config["against"]
+            entries, indexes = step.config["against"], dict[str, DedupIndex]()
             for i, entry in enumerate(entries):
                 at: KeyPath = ("datasets", name, "steps", number, step.name, "against", i)
                 if entry in entries[:i]:
@@ -27,7 +27,7 @@ def check_against(recipe: Recipe, checker: Checker) -> None:
                 elif entry in recipe.datasets:
                     _check_dataset(recipe, checker, name, step, entry, at)
                 else:
-                    entries[i] = _check_folder(recipe, checker, step, entry, at)
+                    entries[i] = _check_folder(recipe, checker, step, entry, indexes, at)
 
 
 def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old: str, at: KeyPath) -> None:
@@ -50,8 +50,10 @@ def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old:
         checker.fail(at, f"the step '{step.name}' of '{old}' has {other}; give both steps the same settings")
 
 
-def _check_folder(recipe: Recipe, checker: Checker, step: Step, entry: str, at: KeyPath) -> str:
-    """Check that a folder has an index that a step can read. Returns its full path."""
+def _check_folder(recipe: Recipe, checker: Checker, step: Step, entry: str, indexes: dict[str, DedupIndex],
+                  at: KeyPath) -> str:
+    """Check that a folder has an index that a step can read, and add the index to `indexes`, which holds those of the
+    entries before. Returns the full path of the folder."""
     path = entry if "://" in entry else os.path.join(checker.base, os.path.expanduser(entry))
     if entry in recipe.sources:
         checker.fail(at, f"'{entry}' is a source; name a dataset that is made from it")
@@ -60,9 +62,14 @@ def _check_folder(recipe: Recipe, checker: Checker, step: Step, entry: str, at: 
                          f"{nearest(entry, recipe.datasets)}")
     else:
         try:
-            if other := differing(read_index(path, step.name).settings, _barrier(step).index_settings()):
+            index = read_index(path, step.name)
+            if other := differing(index.settings, _barrier(step).index_settings()):
                 checker.fail(at, f"the index was made with {other}; give the step the same settings, or make the index "
                                  f"again with `tokenmill dedup index`")
+            for before, earlier in indexes.items():
+                if overlap(index, earlier):
+                    checker.fail(at, f"'{entry}' holds documents that '{before}' holds, too; name one of the two")
+            indexes[entry] = index
         except NoIndex as e:
             checker.fail(at, str(e))
     return path

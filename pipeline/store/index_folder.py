@@ -53,10 +53,33 @@ def steps_in(folder: Store) -> list[str]:
                   and path.endswith(f"/{MANIFEST}"))
 
 
+def overlap(a: DedupIndex, b: DedupIndex) -> bool:
+    """Return whether two indexes of one step have a file in common, and so the documents in it: they are the same
+    index, or one was merged from the other. (Merged indexes of `exact` have new files, so only equal ones are
+    recognised.)"""
+    def files(index: DedupIndex) -> set[str]:
+        refs = [group["documents"] for group in index.groups] or [
+            ref for keys in index.keys.values() for ref in keys["files"]]
+        return {ref["content"] for ref in refs if ref["rows"]}
+
+    return not files(a).isdisjoint(files(b))
+
+
 def write_index(folder: Store, index: DedupIndex) -> None:
     """Write the file index.json of an index whose files lie in the folder."""
     body = json.dumps({"format": FORMAT, **index.to_json()}, sort_keys=True, indent=1).encode()
     folder.write(f"{index.step}/{MANIFEST}", hashlib.sha256(body).hexdigest().encode() + b"\n" + body, durable=True)
+
+
+def _check_numbers(index: DedupIndex) -> None:
+    """Raise ValueError if a number in an index is none, or below its least value."""
+    refs = [ref for keys in index.keys.values() for ref in keys["files"]]
+    refs += [group[part] for group in index.groups for part in ("documents", "texts", "ids")]
+    at_least = [(index.ranks, 0), (index.documents, 0), *((keys["buckets"], 1) for keys in index.keys.values()),
+                *((group["rank"], 0) for group in index.groups), *((ref[name], 0) for ref in refs
+                                                                   for name in ("size", "bytes", "rows"))]
+    if any(type(number) is not int or number < least for number, least in at_least):
+        raise ValueError("a number is none, or too small")
 
 
 def read_index(root: str, step: str) -> DedupIndex:
@@ -78,6 +101,8 @@ def read_index(root: str, step: str) -> DedupIndex:
         document = json.loads(body)
         written = document.pop("format", None)
         index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root}) if written == FORMAT else None
+        if index is not None:
+            _check_numbers(index)
         paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]] if index else []
         paths += [group[part]["$file"] for group in (index.groups if index else ())
                   for part in ("documents", "texts", "ids")]

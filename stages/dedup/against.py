@@ -190,13 +190,13 @@ class OldDocuments:
         which = np.stack([each["index"], group, bucket], axis=1)[order]
         edges = (np.flatnonzero((which[1:] != which[:-1]).any(axis=1)) + 1).tolist()
         for start, stop in zip([0, *edges], [*edges, len(each)]) if len(each) else ():
-            mine = order[start:stop]
+            numbers = order[start:stop]                            # of documents in one bucket of one file
             index = indexes[int(which[start][0])]
             about = index["groups"][int(which[start][1])]
             records = inputs.segment(about["documents"], int(which[start][2]))
-            self.documents[mine] = records[row[mine] % ROWS]
-            self.rank[mine] = index["rank"] + about["rank"]
-            for number in mine.tolist():
+            self.documents[numbers] = records[row[numbers] % ROWS]
+            self.rank[numbers] = index["rank"] + about["rank"]
+            for number in numbers.tolist():
                 self.file[number] = about["texts"]
 
     def candidates(self, dtype: np.dtype[Any]) -> NDArray[Any]:

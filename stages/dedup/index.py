@@ -170,9 +170,9 @@ def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[N
     for start, stop in zip([0, *edges], [*edges, len(places)]):
         file, bucket = divmod(int(places[start]), buckets)
         stored = inputs.segment(files[file], bucket)
-        ordered, mine = (stored[field], wanted[field][start:stop]) if not rest else (
+        ordered, keys_wanted = (stored[field], wanted[field][start:stop]) if not rest else (
             joined(stored), joined(wanted[start:stop]))
-        first, last = np.searchsorted(ordered, mine), np.searchsorted(ordered, mine, side="right")
+        first, last = np.searchsorted(ordered, keys_wanted), np.searchsorted(ordered, keys_wanted, side="right")
         lengths = last - first
         # the positions first[i], first[i] + 1 … last[i] - 1 of every key
         positions = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))

@@ -255,7 +255,10 @@ def test_a_damaged_index_is_refused(site, folders, tmp_path):
 
 @pytest.mark.parametrize("body", [
     b"[]", b"{", b'{"format": 1, "x": 1}',
-    b'{"format": 1, "step": "minhash", "settings": {}, "ranks": 0, "keys": {"a": 1}, "groups": [], "documents": 1}'])
+    b'{"format": 1, "step": "minhash", "settings": {}, "ranks": 0, "keys": {"a": 1}, "groups": [], "documents": 1}',
+    b'{"format": 1, "step": "minhash", "settings": {}, "ranks": 1, "keys": {"a": {"files": [], "buckets": 0}}, '
+    b'"groups": [], "documents": 1}',
+    b'{"format": 1, "step": "minhash", "settings": {}, "ranks": "1", "keys": {}, "groups": [], "documents": 1}'])
 def test_a_manifest_of_another_shape_is_refused_although_its_checksum_is_right(tmp_path, body):
     (tmp_path / "minhash").mkdir()
     (tmp_path / "minhash" / "index.json").write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
@@ -263,11 +266,41 @@ def test_a_manifest_of_another_shape_is_refused_although_its_checksum_is_right(t
         read_index(str(tmp_path), "minhash")
 
 
-def test_an_index_is_not_merged_with_itself(folders, tmp_path):
+def test_an_index_is_not_merged_with_one_that_holds_its_documents(folders, tmp_path):
     one = str(folders / "one")
-    done = commands.command("pipeline.cli", "dedup", "merge", one, one, "--out", str(tmp_path / "both"))
-    assert done.returncode == 2
-    assert "named twice" in done.stderr and not (tmp_path / "both").exists()
+    for again in (one, f"{folders}/./one", str(folders / "both")):
+        done = commands.command("pipeline.cli", "dedup", "merge", one, again, "--out", str(tmp_path / "both"))
+        assert (done.returncode, again in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+        assert "name one of the two" in done.stderr and not (tmp_path / "both").exists()
+
+
+def test_a_folder_that_is_named_in_two_ways_is_refused(site, folders):
+    text = recipe({"new_three": f"{{from: three, steps: [{{exact: {{by: both, against: [{folders}/one, "
+                                f"{folders}/./one]}}}}]}}"}, ("three",))
+    (site / "twice.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"holds documents that .* holds, too; name one of the two"):
+        load_recipe(site / "twice.yaml")
+
+
+def test_a_copy_of_a_document_that_a_takedown_removed_alone_is_kept_as_by_one_run(tmp_path):
+    """The index of `exact` holds no ids, and still forgets the document."""
+    for name, texts in (("one", range(8)), ("two", range(5, 12))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jsonl").write_text("".join(json.dumps({"text": f"text {number} of ours"}) + "\n"
+                                                         for number in texts))
+    store, gone = tmp_path / "store", tmp_path / "ids.txt"
+    (tmp_path / "r.yaml").write_text(recipe({"old": "{from: one, steps: [exact]}", "new": "{from: two, steps: "
+                                             "[{exact: {against: old}}]}"}, ("one", "two")).split("tokenizer:")[0])
+    run(tmp_path / "r.yaml", store)
+    dropped = next(row for part in sorted(store.glob("dropped/new/part-*.parquet"))
+                   for row in pq.read_table(part).to_pylist())
+    gone.write_text(json.loads(dropped["meta"])["exact"]["kept"])
+    done = commands.command("pipeline.cli", "takedown", "--ids", str(gone), "--only", "--reason", "test",
+                            "--store", str(store))
+    assert done.returncode == 0, done.stderr
+    run(tmp_path / "r.yaml", store)
+    assert gone.read_text() not in ids(store, "datasets/old")
+    assert dropped["id"] in ids(store, "datasets/new")
 
 
 def test_explain_and_stats_find_kept_documents_in_old_datasets(grown):
