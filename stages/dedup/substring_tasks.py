@@ -263,7 +263,8 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 
 
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield only as many of the runs as are needed to cover all bytes that the runs cover together."""
+    """Leave out runs (stretches of repeated windows, as `_runs` yields them) whose bytes other runs cover. `blocks` are
+    arrays of runs, sorted by text and position. The runs that are yielded cover the same bytes as all runs together."""
     held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
     for block in blocks:
         runs = np.concatenate([held, block])

@@ -57,8 +57,9 @@ def _packings(shards: ShardSet) -> list[str]:
 
 
 def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
-    """Return what is wrong with the packed rows of shard number `number`, or None: their pieces must be exactly the
-    pieces into which the documents of the shard are cut. Raises ShardError for other faults."""
+    """Return a message if the packed rows of shard number `number` do not consist of exactly the pieces into which the
+    documents of the shard are cut, and None if they do. Pieces that no packing can have (empty, outside the shard, or
+    more tokens in a row than fit) are not returned; for these, ShardError is raised."""
     file, info = packed.packing.files[number], shards.manifest.shards[number]
     ends = np.fromfile(shards.folder / info.ends, ENDS).astype(np.int64)
     begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)

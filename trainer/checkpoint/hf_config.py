@@ -101,8 +101,9 @@ def read_config(folder: Path) -> tuple[ModelConfig, int]:
 
 
 def settings_in(document: Mapping[str, Any], path: Path) -> ModelConfig:
-    """Return the settings of the model that `document` describes, the contents of a config.json at `path`. Raises
-    ConfigError as `read_config` does, but another error for a document that is damaged."""
+    """Return the settings of the model that a config.json describes. `document` is its contents; messages name `path`.
+    Raises ConfigError if the model has a feature that this trainer lacks. A damaged `document` may also raise one of
+    the errors that `read_config` turns into ConfigError."""
     kinds = {kind for _, kind in ARCHITECTURES.values()}
     kind = document.get("model_type")
     if kind not in kinds:
