@@ -219,11 +219,11 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
                  name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new stream.")],
                  val: Annotated[float, typer.Option(
                      "--val", min=0, max=0.5, metavar="SHARE", help="Share of documents held out for validation, in "
-                                                                    "the set split=val.")] = 0,
+                                                                    "the set split=val; not with --sequence.")] = 0,
                  sequence: Annotated[int, typer.Option(
                      "--sequence", min=0, metavar="L", help="The files have rows of L + 1 tokens (training samples), "
-                                                            "as `shards export --order` writes them, instead of "
-                                                            "documents.")] = 0,
+                                                            "as `shards export --order` and `--rows` write them, "
+                                                            "instead of documents.")] = 0,
                  quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Turn token files of another project into a shard set.
 

@@ -8,8 +8,8 @@ punctuation or accents. There are three dialects, which differ in how they find 
                 spaces (Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer) are a word each, so that such texts have shingles
                 at all. A shingle of n words is hashed word by word (FNV-1a, then MurmurHash3's 64-bit finaliser). The
                 permutations are x -> a x + b modulo 2**64 with odd a (Dietzfelbinger et al. 1997). They are bijections
-                of the 64-bit integers. The low bits of a result depend only on the low bits of x, so x must be well mixed;
-                the finaliser does that.
+                of the 64-bit integers. The low bits of a result depend only on the low bits of x, so x must be well
+                mixed; the finaliser does that.
 ``datatrove``   Bit-equal to datatrove 0.10.1. Words are spaCy's English words of the simplified text. A shingle is its
                 words joined by a space, hashed by sha1 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams).
                 The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.

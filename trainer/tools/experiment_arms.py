@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
-                        help="end the worse half of the arms after a quarter and after half of the tokens")
+                        help="end the worse half of the arms after a quarter and after half of the steps")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--address", help="train the arms on this Ray cluster (host:port, or auto on one of "

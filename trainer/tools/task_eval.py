@@ -41,7 +41,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--data", metavar="FOLDER", help="folder with the data of the tasks")
     evaluate.add_argument("--tasks", metavar="T,…", help="names of tasks, or task files (.yaml), with commas between "
                                                          "(default: all tasks whose data is in --data)")
-    evaluate.add_argument("--list", action="store_true", help="only list the tasks, and the files that they read")
+    evaluate.add_argument("--list", action="store_true", help="only list the tasks, and with --data where their "
+                                                                 "data is")
     evaluate.add_argument("--steps", type=steps_named, metavar="all|N,…",
                           help="which checkpoints of RUN (default: the latest)")
     evaluate.add_argument("--store", help="the store of RUN and its tokenizer (default: two folders above RUN)")
