@@ -30,16 +30,16 @@ def main(model: str, folder: str, out: str, batch: str, dtype: str) -> None:
     for name in ("loglikelihood", "generate_until"):
         setattr(lm, name, timed(getattr(lm, name), spent))
     manager = TaskManager(include_path=folder, include_defaults=False)
-    found = {}
+    tasks = {}
     for path in sorted(Path(folder).glob("*.yaml")):
         spent.clear()
         result = simple_evaluate(model=lm, tasks=[path.stem], task_manager=manager, log_samples=True, bootstrap_iters=0,
                                  random_seed=None, numpy_random_seed=None, torch_random_seed=None)
         samples = sorted(result["samples"][path.stem], key=lambda sample: sample["doc_id"])
-        found[path.stem] = {"seconds": sum(spent), "metrics": result["results"][path.stem],
+        tasks[path.stem] = {"seconds": sum(spent), "metrics": result["results"][path.stem],
                             "items": [sample["filtered_resps"] for sample in samples]}
         print(path.stem, f"{sum(spent):.1f} s", flush=True)
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(tasks))
 
 
 def timed(whole: Any, spent: list[float]) -> Any:

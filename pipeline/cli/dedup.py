@@ -298,8 +298,8 @@ def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help
 def _tell(root: str, indexes: list[DedupIndex], quiet: bool) -> None:
     """Say what a folder of indexes holds."""
     if not quiet:
-        typer.echo(visible(f"{root}: " + "; ".join(f"index of {made.step} with {plural(made.documents, 'document')}"
-                                                   for made in indexes)))
+        typer.echo(visible(f"{root}: " + "; ".join(f"index of {index.step} with {plural(index.documents, 'document')}"
+                                                   for index in indexes)))
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

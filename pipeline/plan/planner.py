@@ -340,8 +340,8 @@ class Planner:
         done = yield from self._waves(plan.barrier, waves)
         slices, index = _spilled_refs(barrier.slices(parts, done)), None
         if plan.barrier in self.indexes.made and isinstance(barrier, IndexedBarrier):
-            made = yield from self._waves(plan.barrier, barrier.index_waves(parts, slices, done))
-            index = barrier.index(parts, made, len(ranks))
+            index_results = yield from self._waves(plan.barrier, barrier.index_waves(parts, slices, done))
+            index = barrier.index(parts, index_results, len(ranks))
         if not plan.counting or COUNT not in barrier.signals:
             return BarrierResult(parts, slices, index=index)
         stored = any(COUNT in before.signals for plans in self.passes.values() for before in plans

@@ -71,10 +71,10 @@ def run(path: Path, store: Path | str, backend: str = "inline", workers: int = 1
 
 
 def ids(store: Path, folder: str) -> list[str]:
-    found = []
+    listed = []
     for path in sorted(store.glob(f"{folder}/part-*.parquet")):
-        found += pq.read_table(path, columns=["id"])["id"].to_pylist()
-    return found
+        listed += pq.read_table(path, columns=["id"])["id"].to_pylist()
+    return listed
 
 
 def files(store: Path, *datasets: str) -> dict[str, tuple[int, bytes]]:

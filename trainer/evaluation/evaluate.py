@@ -215,14 +215,14 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
     `progress` is called with the number of rows of tokens, or of generated answers, of every finished batch. Raises
     NotFinite when a log-likelihood is NaN or infinite."""
     task, config = prepared.task, prepared.task.file.generate
-    found: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
+    likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
     for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
-        found[number].setdefault(kind, {}).update(part)
+        likelihoods_of[number].setdefault(kind, {}).update(part)
     texts: list[str] = []
     if prepared.prompts and config is not None:
         texts = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
     results = []
-    for item, sizes, parts, text in itertools.zip_longest(prepared.items, prepared.sizes, found, texts):
+    for item, sizes, parts, text in itertools.zip_longest(prepared.items, prepared.sizes, likelihoods_of, texts):
         lists = {kind: [part[i] for i in range(len(part))] for kind, part in parts.items()}
         results.append(ItemResult(
             item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),

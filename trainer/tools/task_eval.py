@@ -127,11 +127,11 @@ def present(tasks: Sequence[EvalTask], data: Path) -> list[EvalTask]:
     from trainer.base.config import ConfigError
     from trainer.evaluation.rows import find_files
 
-    found = [task for task in tasks if find_files(data, task.name, task.file.files)]
-    if not found:
+    scorable = [task for task in tasks if find_files(data, task.name, task.file.files)]
+    if not scorable:
         raise ConfigError(f"--data {data}: has the data of no task; `tokenmill train eval --list` names the files that "
                           f"the tasks read")
-    return found
+    return scorable
 
 
 def open_models(options: argparse.Namespace) -> tuple[Path, list[StoredModel]]:
