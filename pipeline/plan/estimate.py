@@ -73,7 +73,7 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
     """Compute speeds from the records of finished tasks in a store. Stages are measured by the CPU time that they
     recorded themselves. Barriers, shards and the tokenizer are measured by the CPU time of whole tasks."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
-    nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
+    nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # bytes of text, CPU seconds
     docs = text = stored = stored_text = 0.0
     pass_name = load(DOCUMENTS).name
     for record in records:
