@@ -5,10 +5,10 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
     to drop). If two barriers follow each other without a step between them, the pass between them writes no text. It
     writes only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads
     the files that the pass before the first one wrote, and drops the rows that either barrier removed.
-  * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them. *
-  Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does not
-  wait for one. * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the
-  barrier. It stands
+  * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
+  * Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does
+    not wait for one.
+  * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
     barrier runs in the last pass of each input dataset, and in a pass of its own for each input source. If the dataset
