@@ -144,7 +144,7 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
     """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
     evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
-    done (Graham 1966). On one core no node waits."""
+    done (Graham 1966), and all takes a quarter longer. On one core no node waits. START_S is added to both."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -154,8 +154,8 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
     The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task that loads a model or
-    compiles code. Neither value is negative. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole
-    cost counts as cost per byte."""
+    compiles code. Neither value is negative. A line that does not rise is given a quarter of the mean cost per byte.
+    With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole cost counts as cost per byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -385,7 +385,8 @@ class Extrapolation:
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
         """Return the 95 % error of the weighted sum of `values`, which has one value per task. The error is computed
         from the spread of the ratio of values to bytes, because a mere difference in the sizes of tasks adds no
-        uncertainty. A single task shows no spread, so its whole value counts as error."""
+        uncertainty. A single task shows no spread, so its whole value counts as error. If the whole input was read (no
+        weight is above 1), there is no error."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0
