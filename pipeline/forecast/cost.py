@@ -253,7 +253,7 @@ class Extrapolation:
         text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
-        more = min(trained.sample / trained_bytes, self.largest) if trained and trained_bytes else 1.0
+        more = min(trained.sample_bytes / trained_bytes, self.largest) if trained and trained_bytes else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:

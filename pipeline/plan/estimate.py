@@ -256,8 +256,7 @@ class Flow:
             return size / self.speeds.of(node.steps[0], self.barriers[node.name])[0], size * BARRIER_BYTES, size
         if node.kind == "tokenizer":
             trained = self.recipe.tokenizer.train if self.recipe.tokenizer else None
-            sample = trained.sample if trained else 0
-            size = min(size, sample if isinstance(sample, int) else sample.bytes)
+            size = min(size, trained.sample_bytes if trained else 0)
             return size / self.speeds.stages.get("tokenizer", TOKENIZER_SPEED), 0.0, size
         return size / self.speeds.stages.get("shards", SHARD_SPEED), size * SHARD_BYTES, size
 
