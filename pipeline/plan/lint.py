@@ -1,4 +1,5 @@
-"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and, unless it is about
+an entry that nothing uses, a remedy.
 
 A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
 the recipes that come with Tokenmill and the demo.
