@@ -45,6 +45,7 @@ def top(tmp_path_factory) -> Path:
     return top
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["repeats", "substring"])
 def test_a_worker_killed_within_each_wave_changes_no_byte(top, tmp_path, step, monkeypatch):
     (top / f"{step}.yaml").write_text(RECIPE.format(step=step, settings=STEPS[step]))

@@ -106,6 +106,7 @@ def deaths(path: Path) -> Counter:
 
 
 # -- a driver is killed ----------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_killed_driver_does_not_cost_another_child(tmp_path):
     """Killed once the verdict is durable, the next driver's children do not meet that document; killed before, they do
     (that is what the entry is worth). Either way the result is that of a run nobody disturbed."""
@@ -191,6 +192,7 @@ def encoded(store: Path) -> list[PartRecord]:
     return [r for r in Log.read(Store(store)).records() if r.node == "shards:web/encode"]
 
 
+@pytest.mark.slow
 def test_texts_a_tokenizer_dies_of_or_fails_on_are_quarantined_once_and_for_all(stream, tmp_path):
     stream("well", hooked=False)
     whole = tokens(tmp_path / "well")

@@ -139,6 +139,7 @@ def test_another_limit_runs_only_the_cutting_pass_and_replays_it(top, finished, 
     assert dataset_hash(Store(tmp_path / "store"), "deduped") != dataset_hash(Store(finished), "deduped")
 
 
+@pytest.mark.slow
 def test_children_and_other_partitions_give_the_same(top, finished, tmp_path):
     run(top, tmp_path / "store", "paragraph", 60, make_backend("process", 2, None), "run.partition=60KB")
     for name in ("deduped", "talk"):

@@ -340,6 +340,7 @@ def test_how_rows_are_batched_is_not_to_be_seen_in_a_row_set(top, tmp_path):
         assert some[0] == some[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2])
 def test_children_give_the_same(top, finished, tmp_path, workers):
     run(top, tmp_path / "store", CHAINS["two and a filter"], report=True,

@@ -251,6 +251,7 @@ KILLER = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [0, 1], ids=["first", "replacement"])
 def test_sigkill_at_every_point_of_a_publication(tmp_path, again):
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path), str(again)], cwd=ROOT,

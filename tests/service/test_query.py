@@ -160,7 +160,7 @@ def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
     if by == "id":
         known.sort(key=lambda r: r["id"], reverse=descending)
     wanted = [r["id"] for r in known] + sorted(r["id"] for r in KEPT if value(r) is None)
-    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 11)) == wanted
+    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 23)) == wanted
 
 
 def test_the_columns_asked_for_come_back_as_they_were(store, queries):

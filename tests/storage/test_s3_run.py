@@ -121,6 +121,7 @@ datasets: {{clean: {{from: docs, steps: [gopher_quality, pii]}}}}
     assert "see that the bucket exists" in nothing.stderr
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_bad_day(s3_server, bucket, tmp_path, monkeypatch):
     """Every seventh request fails, each in another way; the run does not notice."""
     monkeypatch.setattr(S3, "clock", HurriedClock())
