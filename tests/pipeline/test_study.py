@@ -258,7 +258,7 @@ def assert_one_line(err, said):
 
 def test_an_error_in_a_recipe_is_one_line_without_a_traceback(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.yaml").write_text("version: 1\nsources: {a: {read: jsonl, path: a.jsonl}}\ndatasets: {b: {from: a}}\n"
-                                     "store: x\n")
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {a: {read: jsonl, path: a.jsonl}}\ndatasets: {b: {from: a}}"
+                                     "\nstore: x\n")
     assert forward(["ablate", "--data", "r.yaml", "a=r.yaml", "--held-out", "a.jsonl"]) == 2
     assert_one_line(capfd.readouterr().err, "r.yaml:4:1: store: unknown key")
