@@ -21,7 +21,7 @@ NAME = "tasks.jsonl"
 FOLDER = "evaluation"
 #: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
 #: noise
-MAIN = ("bpb", "pairs", "word", "mcf", "fg")
+MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
 def step_folder(out: Path, step: int) -> Path:
