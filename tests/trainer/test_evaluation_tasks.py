@@ -73,7 +73,7 @@ def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path):
     ("a.jsonl", b'{"q": 1}\nnot json\n'), ("a.jsonl", b"[1]\n"), ("a.jsonl", b'{"q": "' + b"x" * (17 << 20) + b'"}'),
     ("a.jsonl.gz", gzip.compress(b'{"q": 1}\n', mtime=0)[:-9]), ("a.jsonl.gz", b"no gzip"), ("a.parquet", b"PAR1"),
     ("a.arrow", b"\xff" * 64), ("a.jsonl", b'{"q": "\xff\xfe"}'), ("a.jsonl", b"[" * 100_000),
-    ("a.jsonl", b'{"q": "\\ud800"}')])
+    ("a.jsonl", b'{"q": "\\ud800"}'), ("a.jsonl", b'{"q": "\xed\xa0\x80"}')])
 def test_damaged_files_are_named(tmp_path: Path, name: str, data: bytes):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=name) as error:
@@ -192,7 +192,9 @@ def test_empty_answers_are_named(tmp_path: Path):
     ({"choices": ["a"]}, "choices"), ({"lettered": None}, "lettered"), ({"forms": ["bbp"]}, "forms"),
     ({"files": ["../x"]}, "files|data folder"), ({"files": ["/etc/*"]}, "data folder"),
     ({"norm": "prior", "prior": None}, "prior"),
-    ({"context": None}, "context"), ({"forms": ["fg"]}, "generate"), ({"shots": -1}, "shots"), ({"shot": 1}, "shots")])
+    ({"context": None}, "context"), ({"forms": ["fg"]}, "generate"), ({"files": [""]}, "data folder"),
+    ({"files": ["a**/b"]}, r"\*\*"), ({"generate": {"tokens": 0}}, "tokens"), ({"generate": {"stop": [""]}}, "stop"),
+    ({"shots": -1}, "shots"), ({"shot": 1}, "shots")])
 def test_task_files_that_do_not_hold_together(tmp_path: Path, settings: dict, key: str):
     with pytest.raises(ConfigError, match=key):
         write_task(tmp_path, quiz(2), **settings)
@@ -204,6 +206,22 @@ def test_hostile_task_files_are_refused(tmp_path: Path):
         with pytest.raises(ConfigError, match=r"t\.yaml") as error:
             read_task(tmp_path / "t.yaml")
         assert "\n" not in str(error.value)
+
+
+def test_task_files_cannot_fill_the_memory(tmp_path: Path):
+    """Fields that insert each other ten times, and YAML aliases that name each other ten times."""
+    fields = {"f0": "x" * 10, **{f"f{i}": f"{{f{i - 1}}}" * 10 for i in range(1, 12)}}
+    write_task(tmp_path, quiz(2))                      # the fields must stay in this order
+    (tmp_path / "quiz.yaml").write_text((tmp_path / "quiz.yaml").read_text() + f"fields: {json.dumps(fields)}\n")
+    task = read_task(tmp_path / "quiz.yaml")
+    with pytest.raises(ConfigError, match="characters"):
+        prepare(task, tmp_path / "data", 0, 0, reader())
+    nested = ", ".join(f"&a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30))
+    for key in ("version", "forms", "generate"):
+        (tmp_path / "bomb.yaml").write_text(f"{key}: [&a0 [x], {nested}]")
+        with pytest.raises(ConfigError) as error:
+            read_task(tmp_path / "bomb.yaml")
+        assert len(str(error.value)) < 500
 
 
 def test_an_unknown_task_is_named_with_the_likely_one():
